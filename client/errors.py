@@ -1,0 +1,54 @@
+"""How a stream ends when it does not end well."""
+
+import re
+from enum import IntEnum
+
+import grpc
+
+# `unavailable` is the server's own refusal (full, shutting down); `disconnected` is a server that cannot be reached.
+OUTCOMES = ("ok", "invalid", "unavailable", "cancelled", "error", "timeout", "disconnected")
+
+_RPC_OUTCOMES = {
+    grpc.StatusCode.CANCELLED: "cancelled",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "timeout",
+    grpc.StatusCode.INVALID_ARGUMENT: "invalid",
+    grpc.StatusCode.UNAVAILABLE: "disconnected",
+}
+# Triton carries only the text of a model's error in a stream's error_message, so the model puts its code in front.
+# (The metadata `triton_grpc_error: true` would carry the code, but several errors at once crash Triton 2.51.)
+_MESSAGE_OUTCOMES = {"INVALID_ARG": "invalid", "UNAVAILABLE": "unavailable", "CANCELLED": "cancelled"}
+_CODE = re.compile(r"\b(INVALID_ARG|UNAVAILABLE|CANCELLED)\b: ")
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    USAGE = 2  # bad flag, prompt file, record; argparse uses the same
+    SERVER = 3  # not there, not ready, without the model
+    REQUEST = 4  # refused or failed
+    TIMEOUT = 5
+    INTERRUPTED = 130
+
+
+class ClientError(Exception):
+    """Ends a command with a message and an exit code."""
+
+    def __init__(self, message: str, code: ExitCode = ExitCode.USAGE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SpeechError(Exception):
+    """A stream that failed; `outcome` is one of OUTCOMES."""
+
+    def __init__(self, outcome: str, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+def from_rpc(error: grpc.RpcError) -> SpeechError:
+    return SpeechError(_RPC_OUTCOMES.get(error.code(), "error"), f"{error.code().name}: {error.details()}")
+
+
+def from_message(message: str) -> SpeechError:
+    code = _CODE.search(message)
+    return SpeechError(_MESSAGE_OUTCOMES[code[1]] if code else "error", message)

@@ -1,0 +1,64 @@
+"""Command line options that several commands share. Flags of the request are named like its tensors."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from client.errors import ClientError
+from client.protocol import MODEL_NAME, SpeechRequest, encode
+from client.stream import Timeouts
+from client.wav import read_wav
+
+_STRINGS = ("language", "speaker", "instruct", "voice", "ref_text")
+_FLOATS = ("temperature", "top_p", "repetition_penalty")
+_INTEGERS = ("top_k", "max_frames", "seed")
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-u", "--url", help="gRPC endpoint, host:port (default localhost:8001)")
+    add_model_options(parser)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("-m", "--model-name", default=MODEL_NAME)
+    group.add_argument("--stream-timeout", type=float, default=Timeouts.stream_s, metavar="S", help="whole stream")
+    group.add_argument("--chunk-timeout", type=float, default=Timeouts.chunk_s, metavar="S", help="between responses")
+
+
+def add_request_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("request", "named like the model's tensors; the server's defaults otherwise")
+    for name in _STRINGS:
+        group.add_argument(_flag(name))
+    group.add_argument("--ref-audio", type=Path, metavar="FILE.wav", help="voice to clone")
+    for name in _FLOATS:
+        group.add_argument(_flag(name), type=float, metavar="X")
+    for name in _INTEGERS:
+        group.add_argument(_flag(name), type=int, metavar="N")
+
+
+def add_playback_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prebuffer-ms", type=float, default=0.0, metavar="MS", help="the player waits so long after the first chunk"
+    )
+
+
+def timeouts(args: argparse.Namespace) -> Timeouts:
+    return Timeouts(args.stream_timeout, args.chunk_timeout)
+
+
+def speech_request(args: argparse.Namespace, text: str) -> SpeechRequest:
+    """Raises ClientError for a reference that cannot be read and for what does not fit its tensor."""
+    fields: dict[str, Any] = {name: getattr(args, name) for name in (*_STRINGS, *_FLOATS, *_INTEGERS)}
+    if args.ref_audio:
+        fields["ref_audio"], fields["ref_sample_rate"] = read_wav(args.ref_audio)
+    request = SpeechRequest(text, **fields)
+    try:
+        encode(request)
+    except ValueError as error:
+        raise ClientError(str(error)) from None
+    return request
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

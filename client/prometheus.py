@@ -1,0 +1,64 @@
+"""A server's Prometheus metrics: scraped, and what its histograms say of the time between two scrapes."""
+
+import re
+import urllib.request
+from collections import defaultdict
+from collections.abc import Mapping
+
+SCRAPE_TIMEOUT_S = 5.0
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*(?:\{.*\})?)\s+(\S+)")
+_TYPE = re.compile(r"^# TYPE (\S+) (\S+)")
+_BOUND = re.compile(r'\ble="([^"]+)"')
+
+
+def scrape(url: str) -> str | None:
+    """The text of a metrics endpoint, None where there is none."""
+    try:
+        with urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_S) as response:
+            return str(response.read().decode())
+    except (OSError, ValueError):
+        return None
+
+
+def parse(text: str, kind: str | None = None) -> dict[str, float]:
+    """Sample name with labels to value; `kind` ("gauge") leaves out metrics of another type."""
+    samples, current = {}, None
+    for line in text.splitlines():
+        if declared := _TYPE.match(line):
+            current = declared[2]
+        elif (sample := _SAMPLE.match(line)) and kind in (None, current):
+            samples[sample[1]] = float(sample[2])
+    return samples
+
+
+def total(samples: Mapping[str, float], name: str) -> float | None:
+    """The sum of a metric over its labels, None where it is not there."""
+    values = [value for sample, value in samples.items() if sample.partition("{")[0] == name]
+    return sum(values) if values else None
+
+
+def bucket_counts(samples: Mapping[str, float], name: str) -> dict[float, float]:
+    """Upper bound to cumulative count of a histogram, added up over its labels."""
+    counts: dict[float, float] = defaultdict(float)
+    for sample, value in samples.items():
+        if sample.startswith(f"{name}_bucket{{") and (bound := _BOUND.search(sample)):
+            counts[float(bound[1])] += value
+    return dict(counts)
+
+
+def quantile_between(before: Mapping[str, float], after: Mapping[str, float], name: str, q: float) -> float | None:
+    """The q-quantile of what a histogram observed between two scrapes, linear within a bucket as in PromQL.
+
+    None where nothing was observed; the last finite bound where the quantile lies beyond it.
+    """
+    then = bucket_counts(before, name)
+    counts = {bound: count - then.get(bound, 0.0) for bound, count in sorted(bucket_counts(after, name).items())}
+    total = max(counts.values(), default=0.0)
+    if total <= 0:
+        return None
+    low, below = 0.0, 0.0
+    for bound, count in counts.items():
+        if count >= q * total:
+            return low if bound == float("inf") else low + (bound - low) * (q * total - below) / (count - below)
+        low, below = bound, count
+    return None

@@ -1,0 +1,67 @@
+"""Triton's entry to the engine: one instance is one talker."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton_python_backend_utils as pb_utils
+
+import triton_io
+from qwen3_tts_engine import startup
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.engine import CodecClient, Runner
+from qwen3_tts_engine.prompt import PromptBuilder
+
+log = logging.getLogger("qwen3_tts")
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load everything and start the engine; whatever is wrong fails the load with a message that names it."""
+        triton_io.log_through_triton()
+        self._args = args
+        self._name = args["model_name"]
+        parameters = json.loads(args["model_config"])["parameters"]
+        config = EngineConfig.from_parameters({name: value["string_value"] for name, value in parameters.items()})
+        device = startup.choose_device(config, _assigned_device(args))
+        checkpoint = Checkpoint.open(config.checkpoint, config.revision)
+        codec = self.make_codec(checkpoint, config, device)
+        runner = self.make_runner(checkpoint, config, device)
+        self._engine = startup.build_engine(config, PromptBuilder(checkpoint, config), runner, codec)
+        if config.unload_when_dead:
+            self._engine.on_death = self._unload
+        self._watcher = triton_io.CancelWatcher(self._engine.cancel)
+        labels = {"model": self._name, "version": args["model_version"]}
+        self._reporter = triton_io.MetricsReporter(self._engine.recorder, labels)
+        self._engine.start()
+
+    def make_runner(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> Runner:
+        return startup.load_runner(checkpoint, config, device)
+
+    def make_codec(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> CodecClient:
+        repository = Path(self._args["model_repository"]).parent
+        return triton_io.BlsCodec(startup.open_codec(checkpoint, config, repository, device))
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            triton_io.accept(request, self._engine, self._watcher)
+
+    def is_ready(self) -> bool:
+        """Asked by Triton releases in which a model may speak for itself (python_backend pull request 430)."""
+        return self._engine.is_alive
+
+    def finalize(self) -> None:
+        self._engine.close()
+        self._watcher.close()
+        self._reporter.close()
+
+    def _unload(self, error: BaseException) -> None:
+        log.error("unloading %s: its engine died: %s", self._name, error)
+        pb_utils.unload_model(self._name)
+
+
+def _assigned_device(args: dict[str, str]) -> str:
+    return f"cuda:{args['model_instance_device_id']}" if args["model_instance_kind"] == "GPU" else "cpu"

@@ -1,0 +1,275 @@
+"""A released Qwen3-TTS checkpoint: its files, its configuration, its tensors."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from safetensors import SafetensorError, safe_open
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = "model.safetensors"
+SPEECH_TOKENIZER = "speech_tokenizer"
+TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used; the message names the file and what is wrong with it."""
+
+
+class ReleasedConfig(BaseModel):
+    """Part of a released config.json; keys that inference does not use are passed over."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+
+class TransformerConfig(ReleasedConfig):
+    hidden_size: int = Field(gt=0)
+    intermediate_size: int = Field(gt=0)
+    num_hidden_layers: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0)
+    num_key_value_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int = Field(gt=0)
+    attention_bias: Literal[False] = False
+    hidden_act: Literal["silu"] = "silu"
+
+    @property
+    def query_size(self) -> int:
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_value_size(self) -> int:
+        return self.num_key_value_heads * self.head_dim
+
+
+class CodePredictorConfig(TransformerConfig):
+    vocab_size: int
+
+
+class TalkerConfig(TransformerConfig):
+    code_predictor_config: CodePredictorConfig
+    vocab_size: int
+    text_vocab_size: int
+    text_hidden_size: int
+    num_code_groups: int = Field(gt=1)
+    codec_pad_id: int
+    codec_bos_id: int
+    codec_eos_token_id: int
+    codec_think_id: int
+    codec_nothink_id: int
+    codec_think_bos_id: int
+    codec_think_eos_id: int
+    codec_language_id: dict[str, int]
+    spk_id: dict[str, int]
+    spk_is_dialect: dict[str, str | Literal[False]]
+
+    @property
+    def num_suppressed(self) -> int:
+        """How many ids at the top of the vocabulary are never sampled, the end of speech excepted (spec §3.2)."""
+        return 1024
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "TalkerConfig":
+        predictor = self.code_predictor_config
+        if predictor.vocab_size != self.vocab_size - self.num_suppressed:
+            raise ValueError(f"code_predictor_config.vocab_size {predictor.vocab_size}, vocab_size {self.vocab_size}")
+        missing = {d for d in self.spk_is_dialect.values() if d} - self.codec_language_id.keys()
+        if missing:
+            raise ValueError(f"spk_is_dialect names {sorted(missing)}, which codec_language_id does not have")
+        return self
+
+
+class SpeakerEncoderConfig(ReleasedConfig):
+    """Defaults are those of the released class; the files name only enc_dim and sample_rate (spec §1.2)."""
+
+    enc_dim: int = 1024
+    sample_rate: int = 24000
+    mel_dim: int = 128
+    enc_channels: tuple[int, ...] = (512, 512, 512, 512, 1536)
+    enc_kernel_sizes: tuple[int, ...] = (5, 3, 3, 3, 1)
+    enc_dilations: tuple[int, ...] = (1, 2, 3, 4, 1)
+    enc_attention_channels: int = 128
+    enc_res2net_scale: int = 8
+    enc_se_channels: int = 128
+
+
+class ModelConfig(ReleasedConfig):
+    tts_model_type: Literal["base", "custom_voice", "voice_design"]
+    tts_model_size: str
+    talker_config: TalkerConfig
+    speaker_encoder_config: SpeakerEncoderConfig = SpeakerEncoderConfig()
+    im_start_token_id: int
+    im_end_token_id: int
+    assistant_token_id: int
+    tts_pad_token_id: int
+    tts_bos_token_id: int
+    tts_eos_token_id: int
+
+
+class GenerationConfig(ReleasedConfig):
+    """generation_config.json; a missing key has the reference's hard default (spec §1.2)."""
+
+    do_sample: bool = True
+    temperature: float = 0.9
+    top_k: int = 50
+    top_p: float = 1.0
+    repetition_penalty: float = 1.05
+    subtalker_dosample: bool = True
+    subtalker_temperature: float = 0.9
+    subtalker_top_k: int = 50
+    subtalker_top_p: float = 1.0
+    max_new_tokens: int = 2048
+
+
+class CodecDecoderConfig(ReleasedConfig):
+    codebook_size: int
+    codebook_dim: int
+    latent_dim: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    sliding_window: int
+    rope_theta: float
+    rms_norm_eps: float
+    num_quantizers: int
+    upsample_rates: tuple[int, ...]
+    upsampling_ratios: tuple[int, ...]
+    decoder_dim: int
+    attention_bias: Literal[False] = False
+    hidden_act: Literal["silu"] = "silu"
+
+
+class CodecEncoderConfig(ReleasedConfig):
+    """The MimiConfig of the released file (spec §1.3)."""
+
+    num_filters: int
+    kernel_size: int
+    last_kernel_size: int
+    residual_kernel_size: int
+    num_residual_layers: int
+    compress: int
+    upsampling_ratios: tuple[int, ...]
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    norm_eps: float
+    rope_theta: float
+    sliding_window: int
+    num_quantizers: int
+    num_semantic_quantizers: int
+    codebook_size: int
+    codebook_dim: int
+    vector_quantization_hidden_dimension: int
+
+
+class SpeechTokenizerConfig(ReleasedConfig):
+    decoder_config: CodecDecoderConfig
+    encoder_config: CodecEncoderConfig
+    encoder_valid_num_quantizers: int
+    output_sample_rate: int
+    decode_upsample_rate: int
+
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint folder in the released layout (spec §1.1)."""
+
+    folder: Path
+
+    @classmethod
+    def open(cls, name: str, revision: str | None = None) -> "Checkpoint":
+        """Open a folder, or download a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice (kept in the hub's cache).
+
+        Raises CheckpointError when the folder or the hub id cannot be had, or when a file of it is missing or wrong.
+        """
+        folder = Path(name) if Path(name).is_dir() else _download(name, revision)
+        checkpoint = cls(folder)
+        for relative in (*TOKENIZER_FILES, WEIGHTS, f"{SPEECH_TOKENIZER}/{WEIGHTS}"):
+            checkpoint.path(relative)
+        _ = checkpoint.config, checkpoint.generation, checkpoint.speech_tokenizer
+        return checkpoint
+
+    def path(self, relative: str) -> Path:
+        """The file at `relative`; raises CheckpointError when it is not there."""
+        path = self.folder / relative
+        if not path.is_file():
+            raise CheckpointError(f"{path}: missing from the checkpoint")
+        return path
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        return read_config(self.path(CONFIG), ModelConfig)
+
+    @cached_property
+    def generation(self) -> GenerationConfig:
+        return read_config(self.path(GENERATION_CONFIG), GenerationConfig)
+
+    @cached_property
+    def speech_tokenizer(self) -> SpeechTokenizerConfig:
+        return read_config(self.path(f"{SPEECH_TOKENIZER}/{CONFIG}"), SpeechTokenizerConfig)
+
+    @cached_property
+    def codec_digest(self) -> str:
+        """SHA-256 of the speech tokenizer's weights: what an exported codec was made from."""
+        with self.path(f"{SPEECH_TOKENIZER}/{WEIGHTS}").open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_config(path: Path, schema: type[ConfigT]) -> ConfigT:
+    """Parse one JSON file; raises CheckpointError naming the file and every wrong field."""
+    try:
+        return schema.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors())
+        raise CheckpointError(f"{path}: {wrong}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON: {error}") from None
+
+
+def load_tensors(path: Path, shapes: Shapes) -> dict[str, torch.Tensor]:
+    """Load the named tensors in their stored dtype.
+
+    Raises CheckpointError naming the file, the tensor, and the expected and found shapes; checked before any is read.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            present = set(file.keys())
+            for name, shape in shapes.items():
+                if name not in present:
+                    raise CheckpointError(f"{path}: tensor {name} is missing (expected shape {list(shape)})")
+                found = file.get_slice(name).get_shape()
+                if list(found) != list(shape):
+                    raise CheckpointError(
+                        f"{path}: tensor {name} has shape {list(found)}, config.json says {list(shape)}"
+                    )
+            return {name: file.get_tensor(name) for name in shapes}
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: not a readable safetensors file: {error}") from None
+
+
+def _download(name: str, revision: str | None) -> Path:
+    try:
+        return Path(snapshot_download(name, revision=revision))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(f"checkpoint {name!r}: not a folder, and the hub did not give it: {error}") from None

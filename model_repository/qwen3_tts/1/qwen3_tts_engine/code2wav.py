@@ -1,0 +1,69 @@
+"""The contract of the code2wav model: tensor names, limits, and what one stream's state vector holds.
+
+Export, the Triton configurations, the talker's codec client and the tests all take these from here.
+"""
+
+import math
+from dataclasses import dataclass
+
+from qwen3_tts_engine.checkpoint import CodecDecoderConfig
+
+MODEL_NAME = "code2wav"
+CODES, STATE, HISTORY = "codes", "state", "history"
+WAVEFORM, STATE_OUT = "waveform", "state_out"
+
+SAMPLE_RATE = 24000
+SAMPLES_PER_FRAME = 1920
+FRAME_SECONDS = SAMPLES_PER_FRAME / SAMPLE_RATE
+MAX_FRAMES = 32
+MAX_BATCH = 64
+
+# Kernel sizes and dilations that the released class fixes in code (spec §4.1).
+PRE_CONV_KERNEL = 3
+CONV_KERNEL = 7
+RESIDUAL_DILATIONS = (1, 3, 9)
+
+
+@dataclass(frozen=True)
+class StatePiece:
+    """A named part of the state vector, stored flat in this shape; convolution histories are [channels, samples]."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def max_history(config: CodecDecoderConfig) -> int:
+    """How many past frames the transformer sees: the largest value of the `history` input."""
+    return config.sliding_window - 1
+
+
+def state_layout(config: CodecDecoderConfig) -> tuple[StatePiece, ...]:
+    """The pieces of one stream's state, in order (spec §4.3)."""
+    past = CONV_KERNEL - 1
+    window = (config.num_hidden_layers, max_history(config), config.num_key_value_heads, config.head_dim)
+    pieces = [
+        StatePiece("keys", window),
+        StatePiece("values", window),
+        StatePiece("pre_conv", (config.codebook_dim, PRE_CONV_KERNEL - 1)),
+    ]
+    pieces += [StatePiece(f"upsample.{i}", (config.latent_dim, past)) for i in range(len(config.upsampling_ratios))]
+    pieces.append(StatePiece("decoder.0", (config.latent_dim, past)))
+    channels = config.decoder_dim
+    for block in range(1, len(config.upsample_rates) + 1):
+        pieces.append(StatePiece(f"decoder.{block}.transposed", (channels, 1)))
+        channels //= 2
+        pieces += [
+            StatePiece(f"decoder.{block}.residual.{i}", (channels, past * dilation))
+            for i, dilation in enumerate(RESIDUAL_DILATIONS)
+        ]
+    pieces.append(StatePiece("decoder.final", (channels, past)))
+    return tuple(pieces)
+
+
+def state_size(config: CodecDecoderConfig) -> int:
+    """Elements of one stream's state: 1 298 496 for the released codec."""
+    return sum(piece.size for piece in state_layout(config))

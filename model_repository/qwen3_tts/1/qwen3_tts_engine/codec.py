@@ -1,0 +1,63 @@
+"""What the codec client keeps for each stream, and what becomes of the waveform."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen3_tts_engine.chunker import Chunks
+from qwen3_tts_engine.request import RequestError
+
+PCM_SCALE = 32767
+
+
+class CodecStates:
+    """The codec state of every slot, where the codec runs. Codes and history come with the chunks."""
+
+    def __init__(self, num_slots: int, state_size: int, max_history: int, dtype: torch.dtype, device: torch.device):
+        self._states = torch.zeros(num_slots, state_size, dtype=dtype, device=device)
+        self._max_history = max_history
+        # Its own, so that the codec's copies do not queue behind the talker's next tick.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @property
+    def device(self) -> torch.device:
+        return self._states.device
+
+    def on_stream(self) -> AbstractContextManager[object]:
+        """What is called within runs on the codec's stream."""
+        return torch.cuda.stream(self._stream) if self._stream else nullcontext()
+
+    def inputs(self, chunks: Chunks) -> tuple[Tensor, Tensor, Tensor]:
+        """codes int32 [chunks, frames, codebooks], state [chunks, S], history int32 [chunks, 1]."""
+        slots = self._slots(chunks)
+        # A slot's last stream left its state behind; a new stream starts from zeros.
+        fresh = chunks.history == 0
+        if fresh.any():
+            self._states.index_fill_(0, slots[self._to_device(np.flatnonzero(fresh))], 0)
+        history = np.minimum(chunks.history, self._max_history).astype(np.int32)
+        return torch.from_numpy(chunks.codes), self._states[slots], torch.from_numpy(history)[:, None]
+
+    def store(self, chunks: Chunks, states: Tensor) -> None:
+        """Keep the states [chunks, S] for the next chunk of each stream."""
+        self._states.index_copy_(0, self._slots(chunks), states)
+
+    def _slots(self, chunks: Chunks) -> Tensor:
+        return self._to_device(chunks.slots)
+
+    def _to_device(self, indices: np.ndarray) -> Tensor:
+        return torch.from_numpy(indices).to(self._states.device)
+
+
+def to_pcm(waveform: Tensor) -> tuple[np.ndarray, dict[int, RequestError]]:
+    """float32 [chunks, samples] → int16 of the same shape, and the rows that hold no audio because they overflowed.
+
+    The exported codec leaves the clamp to ±1 to its reader.
+    """
+    finite = torch.isfinite(waveform.sum(-1)).cpu()
+    pcm = (waveform.clamp(-1, 1) * PCM_SCALE).round().to(torch.int16)
+    failed: dict[int, RequestError] = {
+        int(row): RequestError("the codec gave no finite audio") for row in torch.nonzero(~finite)
+    }
+    return pcm.cpu().numpy(), failed

@@ -1,0 +1,263 @@
+"""The engine: streams go in, frames are made tick by tick, chunks of audio come out of each stream's sink."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from qwen3_tts_engine import metrics
+from qwen3_tts_engine.chunker import Chunker, Chunks
+from qwen3_tts_engine.code2wav import FRAME_SECONDS, SAMPLES_PER_FRAME
+from qwen3_tts_engine.limits import RunnerLimits
+from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.request import Cancelled, Outcome, RequestError, SynthesisRequest, Unavailable
+from qwen3_tts_engine.scheduler import Batch, Frames, Newcomer, Scheduler
+from qwen3_tts_engine.stream import Sink, Stream
+
+log = logging.getLogger(__name__)
+
+
+class Tick(Protocol):
+    """A launched batch whose frames are not read yet."""
+
+
+class Runner(Protocol):
+    """Makes frames. Only the talker thread calls it."""
+
+    limits: RunnerLimits
+    lookahead: int
+    """Ticks that are launched before the first is read: 1 hides the host behind the GPU, 0 on the CPU."""
+
+    def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
+        """Load prompts into their slots; returns those that failed, with the reason."""
+
+    def launch(self, slots: np.ndarray) -> Tick:
+        """Start one frame for each of `slots`, int64 [rows]."""
+
+    def collect(self, tick: Tick) -> Frames:
+        """Wait for a tick's frames; ticks are collected in the order of their launch."""
+
+
+class CodecClient(Protocol):
+    """Turns chunks into audio. Only the codec thread calls it."""
+
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        """Returns int16 [chunks, samples], and the rows that have no audio with the reason."""
+
+
+class Engine:
+    def __init__(
+        self, prompts: PromptBuilder, scheduler: Scheduler, chunker: Chunker, runner: Runner, codec: CodecClient
+    ) -> None:
+        self.scheduler = scheduler
+        self.recorder = metrics.Recorder()
+        self.on_death: Callable[[BaseException], None] = lambda error: None
+        self._prompts = prompts
+        self._chunker = chunker
+        self._runner = runner
+        self._codec = codec
+        # One lock for all bookkeeping. The conditions say who is to look at it again.
+        self._lock = threading.Lock()
+        self._talker_work = threading.Condition(self._lock)
+        self._codec_work = threading.Condition(self._lock)
+        self._closed: RequestError | None = None
+        self._threads = [
+            threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
+            for name, loop in (("talker", self._talk), ("codec", self._decode))
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._closed is None
+
+    def submit(self, request: SynthesisRequest, sink: Sink, key: str) -> None:
+        """Queue an utterance under a key of its own; from now on its sink is called.
+
+        Raises InvalidRequest when the checkpoint cannot speak it, Unavailable when the engine is full or closed.
+        """
+        stream = self._prompts.stream(request, sink, key)
+        with self._lock:
+            if self._closed:
+                raise self._closed
+            self.scheduler.submit(stream)
+            self._talker_work.notify()
+
+    def refuse(self, sink: Sink, error: RequestError) -> None:
+        """End a request that was never queued."""
+        self._finish(sink, error)
+
+    def cancel(self, key: str) -> None:
+        """End a stream at its caller's wish; its slot and pages are free at the next tick. Safe for one that ended."""
+        with self._lock:
+            stream = self.scheduler.live.get(key)
+        if stream:
+            self._end(stream, Cancelled("cancelled by the client"))
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End every stream with UNAVAILABLE and stop both threads; safe to call twice."""
+        self._shut(Unavailable("the server is shutting down"))
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(timeout)
+
+    def _talk(self) -> None:
+        """The step loop: launch a tick, then read the one before it."""
+        launched: deque[tuple[Batch, Tick, float]] = deque()
+        while (batch := self._next_batch(idle=not launched)) is not None:
+            batch = self._prefill(batch)
+            if len(batch):
+                now = time.perf_counter()
+                launched.append((batch, self._runner.launch(batch.slots), now))
+            while len(launched) > (self._runner.lookahead if len(batch) else 0):
+                self._collect(*launched.popleft())
+
+    def _decode(self) -> None:
+        """The codec loop: all chunks of one length in one call, the most urgent first."""
+        while (chunks := self._next_chunks()) is not None:
+            called = time.perf_counter()
+            self.recorder.observe(metrics.CHUNK_WAIT, called - float(chunks.ready_at.min()))
+            pcm, failed = self._call_codec(chunks)
+            decoded = time.perf_counter()
+            self.recorder.observe(metrics.CODEC, decoded - called)
+            self._deliver(chunks, pcm, failed)
+            self.recorder.observe(metrics.SEND, time.perf_counter() - decoded)
+
+    def _call_codec(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        """The codec client's answer; a call that fails ends the streams that were in it and no other."""
+        try:
+            return self._codec.decode(chunks)
+        except RequestError as error:
+            reason = error
+        except Exception as error:
+            log.exception("the codec failed for %d chunks", len(chunks))
+            reason = RequestError(f"the codec failed: {error}")
+        return np.empty((len(chunks), 0), np.int16), dict.fromkeys(range(len(chunks)), reason)
+
+    def _next_batch(self, idle: bool) -> Batch | None:
+        with self._lock:
+            while idle and not self._closed and not self.scheduler.has_work:
+                self._talker_work.wait()
+            if self._closed:
+                return None
+            batch = self.scheduler.next_batch()
+            if batch.newcomers:
+                self._gauge()
+            return batch
+
+    def _next_chunks(self) -> Chunks | None:
+        with self._lock:
+            while not self._closed:
+                if chunks := self._chunker.next_chunks():
+                    return chunks
+                self._codec_work.wait()
+            return None
+
+    def _prefill(self, batch: Batch) -> Batch:
+        """Load the newcomers; returns the batch without those that failed."""
+        if not batch.newcomers:
+            return batch
+        now = time.perf_counter()
+        for newcomer in batch.newcomers:
+            newcomer.stream.admitted = now
+            self.recorder.observe(metrics.ADMISSION, now - newcomer.stream.arrived)
+        failed = self._runner.prefill(batch.newcomers)
+        for newcomer, error in failed:
+            log.error("prefill of %s failed: %s", newcomer.stream.key, error)
+            self._end(newcomer.stream, RequestError(f"prefill failed: {error}"))
+        return batch.without([newcomer for newcomer, _ in failed])
+
+    def _collect(self, batch: Batch, tick: Tick, launched_at: float) -> None:
+        frames = self._runner.collect(tick)
+        now = time.perf_counter()
+        self.recorder.observe(metrics.STEP, now - launched_at)
+        self.recorder.count(metrics.FRAMES, len(batch))
+        for newcomer in batch.newcomers:
+            self.recorder.observe(metrics.PREFILL, now - newcomer.stream.admitted)
+        with self._lock:
+            drained = self.scheduler.collect(batch, frames, now)
+            if self._chunker.has_chunks:
+                self._codec_work.notify()
+        for stream in drained:
+            self._finish(stream.sink, None)
+
+    def _deliver(self, chunks: Chunks, pcm: np.ndarray, failed: dict[int, RequestError]) -> None:
+        for row, stream in enumerate(chunks.streams):
+            if row in failed:
+                self._end(stream, failed[row])
+            else:
+                self._send(stream, pcm[row, : chunks.counts[row] * SAMPLES_PER_FRAME], first=chunks.history[row] == 0)
+        ended = self._settle(chunks)
+        for stream in ended:
+            self._finish(stream.sink, None)
+
+    def _settle(self, chunks: Chunks) -> list[Stream]:
+        """Mark chunks as decoded, give back slots of streams that ended; returns those that end with this chunk."""
+        with self._lock:
+            drained = self._chunker.done(chunks, time.perf_counter())
+            ended = [stream for stream in drained if self.scheduler.end(stream)]
+            for stream in drained:
+                if stream not in ended:
+                    self.scheduler.release(stream)
+            self._talker_work.notify()
+            self._gauge()
+            return ended
+
+    def _send(self, stream: Stream, samples: np.ndarray, first: bool) -> None:
+        try:
+            stream.sink.send(samples)
+        except Exception as error:
+            log.warning("sending to %s failed: %s", stream.key, error)
+            self._end(stream, RequestError(f"the response could not be sent: {error}"))
+            return
+        self.recorder.count(metrics.AUDIO, len(samples) / SAMPLES_PER_FRAME * FRAME_SECONDS)
+        if first:
+            self.recorder.observe(metrics.TTFA, time.perf_counter() - stream.arrived)
+
+    def _end(self, stream: Stream, error: RequestError) -> None:
+        with self._lock:
+            ended = self.scheduler.end(stream)
+            self._talker_work.notify()
+            self._gauge()
+        if ended:
+            self._finish(stream.sink, error)
+
+    def _finish(self, sink: Sink, error: RequestError | None) -> None:
+        """Tell the caller; the scheduler has let go of its stream, so this happens once."""
+        self.recorder.count(metrics.REQUESTS, label=(error.outcome if error else Outcome.OK).value)
+        try:
+            sink.finish(error)
+        except Exception:
+            log.exception("a stream's end could not be sent")
+
+    def _gauge(self) -> None:
+        scheduler = self.scheduler
+        self.recorder.set(metrics.RUNNING, scheduler.slots.num_used)
+        self.recorder.set(metrics.WAITING, len(scheduler.waiting))
+        self.recorder.set(metrics.PAGES_USED, scheduler.pages.num_used / scheduler.pages.size)
+
+    def _guard(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except BaseException as error:
+            log.exception("the %s thread died", threading.current_thread().name)
+            self._shut(RequestError(f"the engine died: {error}"))
+            self.on_death(error)
+
+    def _shut(self, reason: RequestError) -> None:
+        with self._lock:
+            if self._closed is None:
+                # Whoever comes after a crash is told to try elsewhere, not that its own request failed.
+                self._closed = Unavailable(str(reason))
+            ended = [stream for stream in list(self.scheduler.live.values()) if self.scheduler.end(stream)]
+            self._talker_work.notify_all()
+            self._codec_work.notify_all()
+        for stream in ended:
+            self._finish(stream.sink, reason)

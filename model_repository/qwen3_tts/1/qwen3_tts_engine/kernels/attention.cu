@@ -1,0 +1,387 @@
+// Attention of the new positions of each row: norm and rotate queries and keys, store keys and values, attend.
+//
+// Compiled with these macros:
+//   GROUP, KV_HEADS, D   query heads of a key head, key heads, width of a head (64 or 128)
+//   COUNT                new positions of a row; COUNT * (GROUP + 1) may be 8 at most
+//   WARPS                warps of a block
+//   PAGE                 positions of a page (paged_attention, store_keys)
+//   STORED               1: a prefill; the rows' own keys are in the cache already (paged_attention)
+//   POSITIONS            positions of a row in the cache, 16 (frame_attention)
+//
+// A warp takes 16 keys at a time through the matrix units: scores are queries times keys, sums are values, transposed, times
+// weights. A lane (group = lane / 4, quarter = lane % 4) holds 16-byte pieces of what belongs to its group: a query, a new
+// key, a cached key. Products do not mind in which order they take their terms, so the pieces are fed as they lie in memory.
+
+#include "bfloat16.cuh"
+
+constexpr int PIECES = D / 32;
+constexpr int HALVES = D / 64;
+constexpr int QUERIES = COUNT * GROUP;
+constexpr int KEYS = 16;
+constexpr int WIDTH = (GROUP + 2) * KV_HEADS * D;
+constexpr float NOTHING = -1e30f;
+constexpr float LOG2_E = 1.4426950408889634f;
+
+struct Vector {
+    uint4 piece[PIECES];
+};
+
+// Keys of two tiles of 8, and values of 16 keys: rows 2 q, 2 q + 1, 2 q + 8, 2 q + 9 of quarter q.
+struct Block {
+    Vector key[2];
+    uint4 value[4][HALVES];
+};
+
+// top and total of the query of this lane's group. sum[i] are the numbers 8 group + i of the first half of a head (0, 1)
+// and of the second (2, 3), for the queries 2 quarter (0, 2) and 2 quarter + 1 (1, 3).
+struct Softmax {
+    float top, total, sum[8][4];
+};
+
+__device__ __forceinline__ Vector load_vector(const bf16* source, int quarter) {
+    Vector v;
+    #pragma unroll
+    for (int c = 0; c < PIECES; c++) v.piece[c] = *(const uint4*)(source + (4 * c + quarter) * 8);
+    return v;
+}
+
+__device__ __forceinline__ void store_vector(bf16* target, int quarter, const Vector& v) {
+    #pragma unroll
+    for (int c = 0; c < PIECES; c++) *(uint4*)(target + (4 * c + quarter) * 8) = v.piece[c];
+}
+
+__device__ __forceinline__ float over_quarters(float value) {
+    value += __shfl_xor_sync(ALL, value, 1);
+    return value + __shfl_xor_sync(ALL, value, 2);
+}
+
+// RMSNorm and rotary embedding of a head that four lanes hold, with the reference's roundings.
+__device__ __forceinline__ Vector prepare(const Vector& raw, const Vector& norm, const Vector& angles, float eps) {
+    float x[PIECES][8], weight[8], squares = 0.0f;
+    #pragma unroll
+    for (int c = 0; c < PIECES; c++) {
+        unpack(raw.piece[c], x[c]);
+        #pragma unroll
+        for (int i = 0; i < 8; i++) squares += x[c][i] * x[c][i];
+    }
+    const float inverse = rsqrtf(over_quarters(squares) / D + eps);
+    #pragma unroll
+    for (int c = 0; c < PIECES; c++) {
+        unpack(norm.piece[c], weight);
+        #pragma unroll
+        for (int i = 0; i < 8; i++) x[c][i] = rounded(rounded(x[c][i] * inverse) * weight[i]);
+    }
+    Vector out;
+    #pragma unroll
+    for (int c = 0; c < PIECES / 2; c++) {
+        float cos[8], sin[8], first[8], second[8];
+        unpack(angles.piece[c], cos);
+        unpack(angles.piece[c + PIECES / 2], sin);
+        #pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float a = x[c][i], b = x[c + PIECES / 2][i];
+            first[i] = rounded(a * cos[i]) - rounded(b * sin[i]);
+            second[i] = rounded(b * cos[i]) + rounded(a * sin[i]);
+        }
+        out.piece[c] = pack(first);
+        out.piece[c + PIECES / 2] = pack(second);
+    }
+    return out;
+}
+
+// Cosines in the first half of the pieces, sines in the second.
+__device__ __forceinline__ Vector load_angles(const bf16* cos, const bf16* sin, int position, int quarter) {
+    Vector v;
+    #pragma unroll
+    for (int c = 0; c < PIECES / 2; c++) {
+        v.piece[c] = *(const uint4*)(cos + position * (D / 2) + (4 * c + quarter) * 8);
+        v.piece[c + PIECES / 2] = *(const uint4*)(sin + position * (D / 2) + (4 * c + quarter) * 8);
+    }
+    return v;
+}
+
+// What a group of lanes prepares: groups below QUERIES a query, the next COUNT a new key, the rest repeat the first query.
+struct Role {
+    bool is_key;
+    int fresh, head;
+
+    __device__ __forceinline__ Role(int group) {
+        is_key = group >= QUERIES && group < QUERIES + COUNT;
+        fresh = is_key ? group - QUERIES : group < QUERIES ? group / GROUP : 0;
+        head = group < QUERIES ? group % GROUP : 0;
+    }
+
+    __device__ __forceinline__ int offset(int key_head) const {
+        return (is_key ? GROUP * KV_HEADS + key_head : key_head * GROUP + head) * D;
+    }
+};
+
+template <typename Source>
+__device__ __forceinline__ void load_keys(Block& block, int first, int end, int group, int quarter, Source source) {
+    #pragma unroll
+    for (int tile = 0; tile < 2; tile++) {
+        const int at = first + tile * 8 + group;
+        if (at < end) block.key[tile] = load_vector(source(at), quarter);
+        else block.key[tile] = {};
+    }
+}
+
+template <typename Source>
+__device__ __forceinline__ void load_values(Block& block, int first, int end, int group, int quarter, Source source) {
+    #pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int at = first + 2 * quarter + i % 2 + 8 * (i / 2);
+        #pragma unroll
+        for (int half = 0; half < HALVES; half++)
+            block.value[i][half] = at < end ? *(const uint4*)(source(at) + half * 64 + 8 * group) : make_uint4(0, 0, 0, 0);
+    }
+}
+
+__device__ __forceinline__ void clear(Softmax& softmax) {
+    softmax.top = NOTHING;
+    softmax.total = 0.0f;
+    #pragma unroll
+    for (int i = 0; i < 8 * 4; i++) (&softmax.sum[0][0])[i] = 0.0f;
+}
+
+__device__ __forceinline__ unsigned word(uint4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+// 16 keys into the running softmax of every query; `last` is the last position that this lane's query may see.
+__device__ __forceinline__ void attend(Softmax& softmax, const Vector& query, const Block& block, int first, int last, int quarter, float scale) {
+    float scores[2][4] = {};
+    #pragma unroll
+    for (int tile = 0; tile < 2; tile++)
+        #pragma unroll
+        for (int c = 0; c < PIECES; c++) {
+            const uint4 q = query.piece[c], k = block.key[tile].piece[c];
+            multiply(scores[tile], q.x, 0, q.y, 0, k.x, k.y);
+            multiply(scores[tile], q.z, 0, q.w, 0, k.z, k.w);
+        }
+    float top = softmax.top;
+    bool seen[2][2];
+    #pragma unroll
+    for (int tile = 0; tile < 2; tile++)
+        #pragma unroll
+        for (int i = 0; i < 2; i++) {
+            seen[tile][i] = first + tile * 8 + 2 * quarter + i <= last;
+            scores[tile][i] *= scale * LOG2_E;
+            if (seen[tile][i]) top = fmaxf(top, scores[tile][i]);
+        }
+    top = fmaxf(top, __shfl_xor_sync(ALL, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(ALL, top, 2));
+    const float shrink = exp2f(softmax.top - top);
+    softmax.top = top;
+    float weight[2][2], total = 0.0f;
+    #pragma unroll
+    for (int tile = 0; tile < 2; tile++)
+        #pragma unroll
+        for (int i = 0; i < 2; i++) {
+            weight[tile][i] = seen[tile][i] ? exp2f(scores[tile][i] - top) : 0.0f;
+            total += weight[tile][i];
+        }
+    softmax.total = softmax.total * shrink + over_quarters(total);
+    const unsigned near = pack(weight[0][0], weight[0][1]), far = pack(weight[1][0], weight[1][1]);
+    const float even = __shfl_sync(ALL, shrink, 8 * quarter), odd = __shfl_sync(ALL, shrink, 8 * quarter + 4);
+    #pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float* sum = softmax.sum[i];
+        unsigned pairs[2][2] = {};
+        #pragma unroll
+        for (int half = 0; half < HALVES; half++)
+            #pragma unroll
+            for (int j = 0; j < 2; j++)
+                // The same number of two neighbouring keys.
+                pairs[half][j] = __byte_perm(word(block.value[2 * j][half], i / 2), word(block.value[2 * j + 1][half], i / 2),
+                                             i % 2 ? 0x7632 : 0x5410);
+        sum[0] *= even;
+        sum[1] *= odd;
+        sum[2] *= even;
+        sum[3] *= odd;
+        multiply(sum, pairs[0][0], pairs[1][0], pairs[0][1], pairs[1][1], near, far);
+    }
+}
+
+// The 8 numbers of one half that this lane holds for query 2 quarter + odd.
+__device__ __forceinline__ void gather(const Softmax& softmax, int half, int odd, float* out) {
+    #pragma unroll
+    for (int i = 0; i < 8; i++) out[i] = softmax.sum[i][2 * half + odd];
+}
+
+// New keys, from the groups that prepared them to the groups that hold their place in the block.
+__device__ __forceinline__ Vector from_group(const Vector& v, int group, int quarter) {
+    Vector out;
+    #pragma unroll
+    for (int c = 0; c < PIECES; c++) {
+        out.piece[c].x = __shfl_sync(ALL, v.piece[c].x, group * 4 + quarter);
+        out.piece[c].y = __shfl_sync(ALL, v.piece[c].y, group * 4 + quarter);
+        out.piece[c].z = __shfl_sync(ALL, v.piece[c].z, group * 4 + quarter);
+        out.piece[c].w = __shfl_sync(ALL, v.piece[c].w, group * 4 + quarter);
+    }
+    return out;
+}
+
+__device__ __forceinline__ void insert_keys(Block& block, const Vector (&fresh)[COUNT], int first, int start, int group) {
+    #pragma unroll
+    for (int tile = 0; tile < 2; tile++)
+        #pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            if (first + tile * 8 + group == start + i) block.key[tile] = fresh[i];
+}
+
+#ifdef PAGE
+
+// Four warps: registers for three blocks of a multiprocessor, so that many rows hide each other's loads.
+extern "C" __global__ void __launch_bounds__(WARPS * LANES, WARPS == 4 ? 3 : 1)
+paged_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __restrict__ k_norm,
+                const bf16* __restrict__ cos, const bf16* __restrict__ sin, bf16* keys, bf16* values,
+                const long long* __restrict__ page_table, const long long* __restrict__ slots,
+                const long long* __restrict__ positions, bf16* out, int stride_page_table, float eps, float scale) {
+    __shared__ float tops[WARPS][QUERIES], totals[WARPS][QUERIES], sums[WARPS][QUERIES][D];
+
+    const int row = blockIdx.x, head = blockIdx.y;
+    const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, group = lane / 4, quarter = lane % 4;
+    const int position = (int)positions[row], cached = STORED ? position + 1 : position;
+    const long long* pages = page_table + slots[row] * stride_page_table;
+    const bf16* own = qkv + (size_t)row * WIDTH;
+    const Role role(group);
+    auto offset = [&](int at) { return ((pages[at / PAGE] * PAGE + at % PAGE) * KV_HEADS + head) * D; };
+    auto key_at = [&](int at) { return keys + offset(at); };
+    auto value_at = [&](int at) { return values + offset(at); };
+
+    let_next_start();
+    if (STORED) wait_for_previous();
+    // No kernel of this tick writes the positions before this one, so these need not wait for the kernel before.
+    Block block;
+    load_keys(block, warp * KEYS, cached, group, quarter, key_at);
+    load_values(block, warp * KEYS, cached, group, quarter, value_at);
+    const Vector norm = load_vector(role.is_key ? k_norm : q_norm, quarter);
+    const Vector angles = load_angles(cos, sin, position, quarter);
+    if (!STORED) wait_for_previous();
+
+    Vector query = prepare(load_vector(own + role.offset(head), quarter), norm, angles, eps);
+    const Vector fresh[1] = {from_group(query, QUERIES, quarter)};
+    const bf16* own_value = own + ((GROUP + 1) * KV_HEADS + head) * D;
+    if (!STORED && warp == 0 && role.is_key) {
+        store_vector(keys + offset(position), quarter, query);
+        store_vector(values + offset(position), quarter, load_vector(own_value, quarter));
+    }
+    if (group >= QUERIES) query = {};
+
+    Softmax softmax;
+    clear(softmax);
+    for (int first = warp * KEYS; first <= position; first += WARPS * KEYS) {
+        if (first >= WARPS * KEYS) {
+            load_keys(block, first, cached, group, quarter, key_at);
+            load_values(block, first, cached, group, quarter, value_at);
+        }
+        if (!STORED && position - first < KEYS) {
+            insert_keys(block, fresh, first, position, group);
+            #pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (first + 2 * quarter + i % 2 + 8 * (i / 2) == position)
+                    #pragma unroll
+                    for (int half = 0; half < HALVES; half++)
+                        block.value[i][half] = *(const uint4*)(own_value + half * 64 + 8 * group);
+        }
+        attend(softmax, query, block, first, position, quarter, scale);
+    }
+
+    if (group < QUERIES) {
+        tops[warp][group] = softmax.top;
+        totals[warp][group] = softmax.total;
+    }
+    #pragma unroll
+    for (int odd = 0; odd < 2; odd++)
+        if (2 * quarter + odd < QUERIES)
+            #pragma unroll
+            for (int half = 0; half < HALVES; half++) gather(softmax, half, odd, &sums[warp][2 * quarter + odd][half * 64 + 8 * group]);
+    __syncthreads();
+    for (int i = threadIdx.x; i < GROUP * D; i += WARPS * LANES) {
+        const int g = i / D, d = i % D;
+        float top = NOTHING, total = 0.0f, sum = 0.0f;
+        #pragma unroll
+        for (int other = 0; other < WARPS; other++) top = fmaxf(top, tops[other][g]);
+        #pragma unroll
+        for (int other = 0; other < WARPS; other++) {
+            const float weight = exp2f(tops[other][g] - top);
+            total += totals[other][g] * weight;
+            sum += sums[other][g][d] * weight;
+        }
+        out[(size_t)row * GROUP * KV_HEADS * D + (head * GROUP + g) * D + d] = (bf16)pack(sum / total, 0.0f);
+    }
+}
+
+// Keys and values of one row of a prefill; four lanes a key head, lanes to spare repeat a head.
+extern "C" __global__ void
+store_keys(const bf16* qkv, const bf16* __restrict__ k_norm, const bf16* __restrict__ cos,
+           const bf16* __restrict__ sin, bf16* keys, bf16* values, const long long* __restrict__ page_table,
+           const long long* __restrict__ slots, const long long* __restrict__ positions, int stride_page_table, float eps) {
+    const int row = blockIdx.x, head = threadIdx.x / 4 % KV_HEADS, quarter = threadIdx.x % 4;
+    const int position = (int)positions[row];
+    const long long page = page_table[slots[row] * stride_page_table + position / PAGE];
+    const size_t at = ((page * PAGE + position % PAGE) * KV_HEADS + head) * D;
+    const Vector norm = load_vector(k_norm, quarter), angles = load_angles(cos, sin, position, quarter);
+    let_next_start();
+    wait_for_previous();
+    const bf16* own = qkv + (size_t)row * WIDTH + (GROUP * KV_HEADS + head) * D;
+    store_vector(keys + at, quarter, prepare(load_vector(own, quarter), norm, angles, eps));
+    store_vector(values + at, quarter, load_vector(own + KV_HEADS * D, quarter));
+}
+
+#else
+
+// One warp a row and key head: a frame's positions are one block of keys.
+extern "C" __global__ void __launch_bounds__(WARPS * LANES)
+frame_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __restrict__ k_norm,
+                const bf16* __restrict__ cos, const bf16* __restrict__ sin, bf16* keys, bf16* values,
+                bf16* out, int rows, int start, float eps, float scale) {
+    static_assert(POSITIONS == KEYS, "a frame is one block");
+    const int index = blockIdx.x * WARPS + threadIdx.x / LANES;
+    const int row = index / KV_HEADS, head = index % KV_HEADS;
+    const int lane = threadIdx.x % LANES, group = lane / 4, quarter = lane % 4;
+    const Role role(group);
+    const Vector norm = load_vector(role.is_key ? k_norm : q_norm, quarter);
+    const Vector angles = load_angles(cos, sin, start + role.fresh, quarter);
+    auto offset = [&](int at) { return (((size_t)row * POSITIONS + at) * KV_HEADS + head) * D; };
+    let_next_start();
+    wait_for_previous();
+    if (row >= rows) return;
+
+    const bf16* own = qkv + (size_t)row * COUNT * WIDTH;
+    auto own_value = [&](int i) { return own + i * WIDTH + ((GROUP + 1) * KV_HEADS + head) * D; };
+    const Vector raw = load_vector(own + role.fresh * WIDTH + role.offset(head), quarter);
+    Block block;
+    load_keys(block, 0, start, group, quarter, [&](int at) { return keys + offset(at); });
+    load_values(block, 0, start + COUNT, group, quarter, [&](int at) { return at < start ? values + offset(at) : own_value(at - start); });
+    Vector query = prepare(raw, norm, angles, eps);
+    if (role.is_key) {
+        store_vector(keys + offset(start + role.fresh), quarter, query);
+        store_vector(values + offset(start + role.fresh), quarter, load_vector(own_value(role.fresh), quarter));
+    }
+    Vector fresh[COUNT];
+    #pragma unroll
+    for (int i = 0; i < COUNT; i++) fresh[i] = from_group(query, QUERIES + i, quarter);
+    insert_keys(block, fresh, 0, start, group);
+    if (group >= QUERIES) query = {};
+
+    Softmax softmax;
+    clear(softmax);
+    attend(softmax, query, block, 0, start + role.fresh, quarter, scale);
+    #pragma unroll
+    for (int odd = 0; odd < 2; odd++) {
+        const int asked = 2 * quarter + odd;
+        const float total = __shfl_sync(ALL, softmax.total, 4 * asked);
+        if (asked >= QUERIES) continue;
+        bf16* target = out + ((size_t)(row * COUNT + asked / GROUP) * GROUP * KV_HEADS + head * GROUP + asked % GROUP) * D;
+        #pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            float result[8];
+            gather(softmax, half, odd, result);
+            #pragma unroll
+            for (int i = 0; i < 8; i++) result[i] /= total;
+            *(uint4*)(target + half * 64 + 8 * group) = pack(result);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,53 @@
+// bfloat16 as its bits: two in an unsigned, eight in a uint4. CUDA's own header is not there where kernels are built.
+#pragma once
+
+typedef unsigned short bf16;
+
+constexpr int LANES = 32;
+constexpr unsigned ALL = 0xffffffffu;
+
+__device__ __forceinline__ float low(unsigned pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ float widen(bf16 value) { return low(value); }
+
+__device__ __forceinline__ unsigned pack(float first, float second) {
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
+__device__ __forceinline__ float rounded(float value) { return low(pack(value, 0.0f)); }
+
+__device__ __forceinline__ void unpack(uint4 packed, float* out) {
+    const unsigned pairs[4] = {packed.x, packed.y, packed.z, packed.w};
+    #pragma unroll
+    for (int i = 0; i < 4; i++) {
+        out[2 * i] = low(pairs[i]);
+        out[2 * i + 1] = high(pairs[i]);
+    }
+}
+
+__device__ __forceinline__ uint4 pack(const float* in) {
+    return make_uint4(pack(in[0], in[1]), pack(in[2], in[3]), pack(in[4], in[5]), pack(in[6], in[7]));
+}
+
+// sums[16 rows, 8 columns] += a[16, 16] b[16, 8] of one warp, in the layout of the instruction.
+__device__ __forceinline__ void multiply(float* sums, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Programmatic dependent launch: the next kernel may start now; what the kernel before wrote is there after the wait.
+// Such memory must not be __restrict__ const: the compiler takes that for memory that never changes and loads it early.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}

@@ -1,0 +1,97 @@
+"""CUDA sources beside this file, compiled for their macros when they are first used and kept on disk."""
+
+import ctypes
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from cuda.bindings import driver, nvrtc
+from torch import Tensor
+
+FOLDER = Path(__file__).parent
+HEADER = "bfloat16.cuh"
+# Hopper and later start a kernel while the one before it ends; the sources wait for what they read from it.
+OVERLAP_CAPABILITY = 9
+
+
+class KernelError(RuntimeError):
+    """A kernel could not be built or launched; the message holds the compiler's or the driver's words."""
+
+
+class CudaKernel:
+    """One function of one source. Launches on the current stream, whatever it captures."""
+
+    def __init__(
+        self, source: str, function: str, macros: Mapping[str, int], threads: int, shared_bytes: int = 0
+    ) -> None:
+        major, minor = torch.cuda.get_device_capability()
+        architecture = f"sm_{major}{minor}{'a' if major == 9 else ''}"
+        self._module = _check(driver.cuModuleLoadData(_compiled(source, macros, architecture)))
+        self._function = _check(driver.cuModuleGetFunction(self._module, function.encode()))
+        self._launch = driver.CUlaunchConfig()
+        self._launch.blockDimX, self._launch.blockDimY, self._launch.blockDimZ = threads, 1, 1
+        self._launch.gridDimZ, self._launch.sharedMemBytes = 1, shared_bytes
+        if shared_bytes:
+            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _check(driver.cuFuncSetAttribute(self._function, limit, shared_bytes))
+        if major >= OVERLAP_CAPABILITY:
+            overlap = driver.CUlaunchAttribute()
+            overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            overlap.value.programmaticStreamSerializationAllowed = 1
+            self._launch.attrs, self._launch.numAttrs = [overlap], 1
+
+    def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | float | None) -> None:
+        """Tensors go as pointers (None as null), int as 32-bit integers, float as 32-bit floats."""
+        values, types = zip(*(_argument(argument) for argument in arguments), strict=True)
+        self._launch.gridDimX, self._launch.gridDimY = grid
+        self._launch.hStream = torch.cuda.current_stream().cuda_stream
+        _check(driver.cuLaunchKernelEx(self._launch, self._function, (values, types), 0))
+
+
+def _argument(value: Tensor | int | float | None) -> tuple[int | float, type]:
+    if value is None or isinstance(value, Tensor):
+        return 0 if value is None else value.data_ptr(), ctypes.c_void_p
+    return value, ctypes.c_int if isinstance(value, int) else ctypes.c_float
+
+
+def _compiled(name: str, macros: Mapping[str, int], architecture: str) -> bytes:
+    source = (FOLDER / name).read_bytes()
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", "--use_fast_math"]
+    options += [f"-D{macro}={value}" for macro, value in macros.items()]
+    digest = hashlib.sha256(source + (FOLDER / HEADER).read_bytes() + " ".join(options).encode()).hexdigest()
+    path = _cache_folder() / f"{Path(name).stem}-{digest[:24]}.cubin"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Written aside and renamed: another process may be reading.
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_bytes(_compile(name, source, options))
+        part.replace(path)
+    return path.read_bytes()
+
+
+def _compile(name: str, source: bytes, options: Sequence[str]) -> bytes:
+    header = (FOLDER / HEADER).read_bytes()
+    program = _check(nvrtc.nvrtcCreateProgram(source, name.encode(), 1, [header], [HEADER.encode()]))
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
+        _check(nvrtc.nvrtcGetProgramLog(program, log))
+        raise KernelError(f"{name} does not compile with {' '.join(options)}: {log.decode()}")
+    binary = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
+    _check(nvrtc.nvrtcGetCUBIN(program, binary))
+    return binary
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "qwen3_tts" / "kernels"
+
+
+def _check(result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if int(status) != 0:
+        raise KernelError(f"CUDA: {status}")
+    return values[0] if values else None

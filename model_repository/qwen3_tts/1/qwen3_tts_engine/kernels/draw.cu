@@ -1,0 +1,182 @@
+// Drawing one code a row from its logits, as sampling.py does; one block a row.
+//
+// Compiled with these macros:
+//   VOCABULARY, CODES    logits of a row; ids below CODES are codes, of the rest only `eos` may be drawn
+//   CODEBOOKS            codes of a frame
+//   WIDTH                width of the embedding that is looked up for the drawn code
+//   FIRST                1: codebook 0, with repetition penalty and suppressed ids
+//   THREADS              threads of a block; each takes VOCABULARY / THREADS neighbouring logits
+
+#include "bfloat16.cuh"
+
+constexpr int EACH = VOCABULARY / THREADS;
+constexpr int WARPS = THREADS / LANES;
+constexpr float NEVER = -1e30f;
+
+__shared__ float shared_floats[WARPS];
+__shared__ int shared_ints[WARPS];
+
+template <typename Value, typename Combine>
+__device__ __forceinline__ Value over_block(Value value, Value* scratch, Combine combine) {
+    #pragma unroll
+    for (int other = 1; other < LANES; other *= 2) value = combine(value, __shfl_xor_sync(ALL, value, other));
+    if (threadIdx.x % LANES == 0) scratch[threadIdx.x / LANES] = value;
+    __syncthreads();
+    value = scratch[0];
+    #pragma unroll
+    for (int warp = 1; warp < WARPS; warp++) value = combine(value, scratch[warp]);
+    __syncthreads();
+    return value;
+}
+
+__device__ __forceinline__ int count(int value) {
+    value = __reduce_add_sync(ALL, value);
+    if (threadIdx.x % LANES == 0) shared_ints[threadIdx.x / LANES] = value;
+    __syncthreads();
+    value = 0;
+    #pragma unroll
+    for (int warp = 0; warp < WARPS; warp++) value += shared_ints[warp];
+    __syncthreads();
+    return value;
+}
+
+__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ float smaller(float a, float b) { return fminf(a, b); }
+__device__ __forceinline__ float sum(float a, float b) { return a + b; }
+
+// SplitMix64 of (seed, frame, codebook); see sampling.uniforms.
+__device__ __forceinline__ float uniform(unsigned long long seed, unsigned long long counter) {
+    unsigned long long x = seed + counter * 0x9E3779B97F4A7C15ull;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    x ^= x >> 31;
+    return (float)(x >> 40) * (1.0f / 16777216.0f);
+}
+
+// The largest threshold that `enough` holds for, by bisection between `low`, for which it holds, and `high`.
+template <typename Enough>
+__device__ __forceinline__ float largest(float low, float high, Enough enough) {
+    if (enough(high) >= 0) return high;
+    while (true) {
+        const float middle = 0.5f * (low + high);
+        if (middle <= low || middle >= high) return low;
+        const int verdict = enough(middle);
+        if (verdict == 0) return middle;
+        if (verdict > 0) low = middle;
+        else high = middle;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+draw(const float* logits, const long long* __restrict__ slots, const long long* __restrict__ seeds,
+     const long long* __restrict__ frames, const double* __restrict__ wanted, unsigned char* seen,
+     long long* codes, const bf16* __restrict__ inputs, bf16* out,
+     int codebook, int stride_fields, int stride_out, int eos) {
+    __shared__ float warp_sums[WARPS];
+    __shared__ int drawn;
+
+    const int row = blockIdx.x, thread = threadIdx.x, warp = thread / LANES, lane = thread % LANES, base = thread * EACH;
+    const long long slot = slots[row], frame = frames[slot * stride_fields];
+    const double* own = wanted + slot * stride_fields + (FIRST ? 0 : 4);
+    const float temperature = (float)own[0], top_p = (float)own[2], penalty = FIRST ? (float)own[3] : 1.0f;
+    const int top_k = (int)own[1];
+    const float number = uniform(seeds[slot * stride_fields], frame * CODEBOOKS + codebook + 1);
+    bool drawn_before[EACH];
+    #pragma unroll
+    for (int i = 0; i < EACH; i++) drawn_before[i] = FIRST && base + i < CODES && seen[slot * CODES + base + i];
+    let_next_start();
+    wait_for_previous();
+
+    float x[EACH];
+    #pragma unroll
+    for (int i = 0; i < EACH; i += 4) *(float4*)(x + i) = *(const float4*)(logits + (size_t)row * VOCABULARY + base + i);
+    #pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int id = base + i;
+        if (drawn_before[i]) x[i] = x[i] > 0 ? x[i] / penalty : x[i] * penalty;
+        if (FIRST && id >= CODES && !(id == eos && frame >= 2)) x[i] = NEVER;
+        if (temperature > 0 && x[i] > NEVER) x[i] /= temperature;
+    }
+    float mine = NEVER, least = -NEVER;
+    #pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        mine = fmaxf(mine, x[i]);
+        if (x[i] > NEVER) least = fminf(least, x[i]);
+    }
+    const float top = over_block(mine, shared_floats, larger);
+    if (thread == 0) drawn = VOCABULARY;
+    __syncthreads();
+
+    if (temperature > 0) {
+        float threshold = NEVER;
+        if (top_k > 0 && top_k < VOCABULARY) {
+            const float bottom = over_block(least, shared_floats, smaller);
+            threshold = largest(bottom, top, [&](float middle) {
+                int reached = 0;
+                #pragma unroll
+                for (int i = 0; i < EACH; i++) reached += x[i] >= middle;
+                return count(reached) - top_k;
+            });
+        }
+        float mass[EACH], before[EACH], total = 0.0f;
+        #pragma unroll
+        for (int i = 0; i < EACH; i++) mass[i] = x[i] >= threshold && x[i] > NEVER ? __expf(x[i] - top) : 0.0f;
+        if (top_p < 1.0f) {
+            float part = 0.0f;
+            #pragma unroll
+            for (int i = 0; i < EACH; i++) part += mass[i];
+            const float needed = top_p * over_block(part, shared_floats, sum);
+            const float heavy = largest(0.0f, 1.0f, [&](float middle) {
+                float reached = 0.0f;
+                #pragma unroll
+                for (int i = 0; i < EACH; i++) reached += mass[i] >= middle ? mass[i] : 0.0f;
+                return over_block(reached, shared_floats, sum) >= needed ? 1 : -1;
+            });
+            #pragma unroll
+            for (int i = 0; i < EACH; i++) mass[i] = mass[i] >= heavy ? mass[i] : 0.0f;
+        }
+        // Inverse transform in the order of the ids.
+        #pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            before[i] = total;
+            total += mass[i];
+        }
+        float prefix = total;
+        #pragma unroll
+        for (int other = 1; other < LANES; other *= 2) {
+            const float left = __shfl_up_sync(ALL, prefix, other);
+            if (lane >= other) prefix += left;
+        }
+        if (lane == LANES - 1) warp_sums[warp] = prefix;
+        __syncthreads();
+        float offset = prefix - total, everything = 0.0f;
+        #pragma unroll
+        for (int other = 0; other < WARPS; other++) {
+            if (other < warp) offset += warp_sums[other];
+            everything += warp_sums[other];
+        }
+        const float target = number * everything;
+        #pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (mass[i] > 0.0f && offset + before[i] + mass[i] > target) {
+                atomicMin(&drawn, base + i);
+                break;
+            }
+        __syncthreads();
+    }
+    // Greedy, or a target that rounding put behind the last code.
+    if (drawn == VOCABULARY && mine == top) {
+        #pragma unroll
+        for (int i = EACH - 1; i >= 0; i--)
+            if (x[i] == top) atomicMin(&drawn, base + i);
+    }
+    __syncthreads();
+
+    if (thread == 0) {
+        codes[row * CODEBOOKS + codebook] = drawn;
+        if (FIRST && drawn < CODES) seen[slot * CODES + drawn] = 1;
+    }
+    const bf16* source = inputs + (size_t)drawn * WIDTH;
+    for (int i = 8 * thread; i < WIDTH; i += 8 * THREADS)
+        *(uint4*)(out + (size_t)row * stride_out + i) = *(const uint4*)(source + i);
+}

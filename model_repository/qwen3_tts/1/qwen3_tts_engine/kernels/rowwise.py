@@ -1,0 +1,77 @@
+"""Operations that touch each row once: norm, gate, embedding sum, and what a drawn frame feeds back."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def rms_norm_kernel(
+    x, norm, out, stride_x, stride_out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    weight = tl.load(norm + column, mask=inside, other=0.0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    value = tl.load(x + row * stride_x + column, mask=inside, other=0.0)
+    value32 = value.to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(value32 * value32, axis=0) / WIDTH + eps)
+    normed = (value32 * inverse).to(value.dtype).to(tl.float32) * weight.to(tl.float32)
+    tl.store(out + row * stride_out + column, normed.to(value.dtype), mask=inside)
+
+
+@triton.jit
+def gate_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """SiLU(gate) · up; gate_up [rows, 2 WIDTH] → out [rows, WIDTH]."""
+    row, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    gate = tl.load(gate_up + row * 2 * WIDTH + column, mask=inside, other=0.0)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + column, mask=inside, other=0.0)
+    gate32 = gate.to(tl.float32)
+    opened = (gate32 / (1.0 + tl.exp(-gate32))).to(gate.dtype).to(tl.float32)
+    tl.store(out + row * WIDTH + column, (opened * up.to(tl.float32)).to(gate.dtype), mask=inside)
+
+
+@triton.jit
+def embed_kernel(table, indices, out, last, TERMS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of TERMS rows of the table; index -1 is row `last`."""
+    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    total = tl.zeros([BLOCK], tl.float32)
+    for term in tl.static_range(TERMS):
+        index = tl.load(indices + row * TERMS + term)
+        index = tl.where(index < 0, last, index)
+        total += tl.load(table + index * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + column, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def advance_kernel(
+    slots, codes, offsets, code_table, text_table, trailing, num_trailing, frames, positions, inputs, pad_text_id,
+    stride_fields, max_trailing, CODEBOOKS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """torch_ops.TorchRows.advance, one row a program."""
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    field = slot * stride_fields
+    frame, position = tl.load(frames + field), tl.load(positions + field)
+    fed = tl.load(trailing + field + tl.minimum(frame, max_trailing - 1))
+    text = tl.where(frame < tl.load(num_trailing + field), fed, pad_text_id)
+    column = tl.arange(0, WIDTH)
+    added = tl.load(text_table + text * WIDTH + column)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = tl.zeros([WIDTH], tl.float32)
+    for codebook in tl.static_range(CODEBOOKS):
+        line = tl.load(codes + row * CODEBOOKS + codebook) + tl.load(offsets + codebook)
+        total += tl.load(code_table + line * WIDTH + column).to(tl.float32)
+    dtype = inputs.dtype.element_ty
+    tl.store(inputs + slot * WIDTH + column, (total.to(dtype).to(tl.float32) + added.to(tl.float32)).to(dtype))
+    tl.store(frames + field, frame + 1)
+    tl.store(positions + field, position + 1)

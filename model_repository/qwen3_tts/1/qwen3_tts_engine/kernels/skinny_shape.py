@@ -1,0 +1,60 @@
+"""Which form of skinny_linear.cu a product takes."""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+LANES = 32
+# Registers of a thread that may hold weights, by warps of a block: half of what is there for a full multiprocessor.
+WEIGHT_REGISTERS = {4: 128, 8: 128, 16: 64}
+# Fewer blocks than this leave too many multiprocessors idle.
+MIN_BLOCKS = 64
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The macros of the source that say what is computed; see there."""
+
+    N: int
+    K: int
+    HALVES: int
+    NORM: int = 0
+    GATED: int = 0
+    RESIDUAL: int = 0
+    BIAS: int = 0
+    FLOAT_OUT: int = 0
+
+    @property
+    def macros(self) -> dict[str, int]:
+        return asdict(self) | {"WARPS": self.warps, "TILES": self.tiles}
+
+    @property
+    def blocks(self) -> int:
+        return self.N // (8 * self.tiles)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Partial sums, and sums of squares, of every warp in float32."""
+        rows = 8 * self.HALVES
+        return 4 * self.warps * rows * (8 * self.tiles * (1 + self.GATED) + 1)
+
+    @cached_property
+    def warps(self) -> int:
+        """More warps read their weights in fewer steps, fewer leave each the registers that many rows need."""
+        warps = 16 if self.K >= 2048 else 8
+        if self.HALVES == 4:
+            warps = 4 if self.K <= 1024 else 8 if self.N >= 4096 else 16
+        while self.K % (warps * LANES):
+            warps //= 2
+        return warps
+
+    @cached_property
+    def tiles(self) -> int:
+        """As many outputs a block as fit its registers: rows of x are read once a block."""
+        registers = 4 * (1 + self.GATED) * (self.K // self.warps // LANES)
+        tiles = 1
+        while tiles < 4 and registers * tiles * 2 <= WEIGHT_REGISTERS.get(self.warps, 128) and self._divides(tiles * 2):
+            tiles *= 2
+        return tiles
+
+    def _divides(self, tiles: int) -> bool:
+        return self.N % (8 * tiles) == 0 and self.N // (8 * tiles) >= MIN_BLOCKS

@@ -1,0 +1,39 @@
+"""What an exported code2wav was made from: model.json beside its model file."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from qwen3_tts_engine.checkpoint import CheckpointError, read_config
+
+MANIFEST = "model.json"
+FormName = Literal["onnx", "tensorrt"]
+
+
+class CodecManifest(BaseModel):
+    """Written by `python -m export` once the model file is verified, read by the talker when it starts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    form: FormName
+    state_size: int = Field(gt=0)
+    state_dtype: Literal["FP32", "FP16"]
+    codec_digest: str  # Checkpoint.codec_digest
+    max_frames: int = Field(gt=0)
+    sample_rate: int = Field(gt=0)
+    opset: int
+    torch: str
+    onnx: str
+    commit: str | None
+
+    @classmethod
+    def read(cls, folder: Path) -> "CodecManifest":
+        """The manifest in a version folder; raises CheckpointError naming the file, and every wrong field."""
+        path = folder / MANIFEST
+        if not path.is_file():
+            raise CheckpointError(f"{path}: missing; `python -m export` writes it beside the model it exports")
+        return read_config(path, cls)
+
+    def write(self, folder: Path) -> None:
+        (folder / MANIFEST).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")

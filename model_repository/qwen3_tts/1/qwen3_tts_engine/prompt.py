@@ -1,0 +1,129 @@
+"""A request as the rows that the talker reads (spec §2)."""
+
+import numpy as np
+
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.request import InvalidRequest, Sampling, SynthesisRequest
+from qwen3_tts_engine.stream import NONE, Prompt, Sink, Stream
+from qwen3_tts_engine.text import SpokenText, TextTokenizer
+
+AUTO = "auto"
+MODES = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base voice clone"}
+
+
+class PromptBuilder:
+    """Builds prompts for one checkpoint and refuses what the checkpoint cannot speak."""
+
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
+        self._config = config
+        self._defaults = checkpoint.generation
+        self._model = checkpoint.config
+        self._talker = checkpoint.config.talker_config
+        self._tokenizer = TextTokenizer(checkpoint, config.max_text_tokens)
+
+    @property
+    def num_codebooks(self) -> int:
+        return self._talker.num_code_groups
+
+    def stream(self, request: SynthesisRequest, sink: Sink, key: str) -> Stream:
+        """The stream of a request; raises InvalidRequest naming the field that this checkpoint cannot serve."""
+        prompt = self.build(request)
+        sampling = Sampling.from_defaults(self._defaults, request)
+        return Stream(key, prompt, sampling, self._max_frames(request, prompt), sink)
+
+    def build(self, request: SynthesisRequest) -> Prompt:
+        """Raises InvalidRequest naming the field that this checkpoint cannot serve."""
+        speaker = self._speaker(request)
+        language = self._language(request.language, speaker)
+        spoken = self._tokenizer.spoken(request.text)
+        rows = _Rows(self._talker.num_code_groups)
+        rows.add(self._instruct(request), NONE)
+        rows.add(spoken.role, NONE)
+        self._add_prefix(rows, language, None if speaker is None else self._talker.spk_id[speaker])
+        trailing = self._add_text(rows, spoken)
+        return rows.prompt(trailing, len(spoken.text))
+
+    def _max_frames(self, request: SynthesisRequest, prompt: Prompt) -> int:
+        """The request's cap, or one derived from its text; raises InvalidRequest above the server's limit."""
+        limit = self._config.max_frames_limit
+        if request.max_frames is None:
+            return self._config.default_max_frames(prompt.num_spoken)
+        if request.max_frames > limit:
+            raise InvalidRequest("max_frames", request.max_frames, f"at most {limit}")
+        return request.max_frames
+
+    def _speaker(self, request: SynthesisRequest) -> str | None:
+        speakers = self._talker.spk_id
+        if self._model.tts_model_type != "custom_voice":
+            if request.speaker is not None:
+                raise InvalidRequest("speaker", request.speaker, f"this checkpoint is for {self._mode}: it has none")
+            return None
+        allowed = f"one of {', '.join(sorted(speakers))}"
+        if request.speaker is None:
+            raise InvalidRequest("speaker", None, f"required: {allowed}")
+        if request.speaker.lower() not in speakers:
+            raise InvalidRequest("speaker", request.speaker, allowed)
+        return request.speaker.lower()
+
+    def _language(self, language: str, speaker: str | None) -> int:
+        ids = self._talker.codec_language_id
+        name = language.lower()
+        spoken = [n for n in ids if "dialect" not in n]
+        if name != AUTO and name not in spoken:
+            raise InvalidRequest("language", language, f"one of {', '.join([AUTO, *sorted(spoken)])}")
+        dialect = self._talker.spk_is_dialect.get(speaker, False) if speaker else False
+        # As the reference: a dialect speaker speaks the dialect, also when Chinese is asked for (spec §2.4).
+        if dialect and name in (AUTO, "chinese"):
+            return ids[dialect]
+        return NONE if name == AUTO else ids[name]
+
+    def _instruct(self, request: SynthesisRequest) -> list[int]:
+        # The reference drops instruct on the small model without a word (spec §2.4).
+        if request.instruct is None or self._model.tts_model_size == "0b6":
+            return []
+        return self._tokenizer.instruct(request.instruct)
+
+    def _add_prefix(self, rows: "_Rows", language: int, speaker: int | None) -> None:
+        talker, model = self._talker, self._model
+        codes = [talker.codec_think_id, talker.codec_think_bos_id, language, talker.codec_think_eos_id]
+        if language == NONE:
+            codes = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
+        for code in codes if speaker is None else [*codes, speaker]:
+            rows.add([model.tts_pad_token_id], code)
+        rows.add([model.tts_bos_token_id], talker.codec_pad_id)
+
+    def _add_text(self, rows: "_Rows", spoken: SpokenText) -> list[int]:
+        talker, model = self._talker, self._model
+        text = [*spoken.text, model.tts_eos_token_id]
+        if self._streams_text:
+            rows.add(text[:1], talker.codec_bos_id)
+            return text[1:]
+        rows.add(text, talker.codec_pad_id)
+        rows.add([model.tts_pad_token_id], talker.codec_bos_id)
+        return []
+
+    @property
+    def _streams_text(self) -> bool:
+        layout = self._config.text_layout
+        return self._model.tts_model_type == "base" if layout == "auto" else layout == "streaming"
+
+    @property
+    def _mode(self) -> str:
+        return MODES[self._model.tts_model_type]
+
+
+class _Rows:
+    def __init__(self, num_codebooks: int) -> None:
+        self._num_codebooks = num_codebooks
+        self._text: list[int] = []
+        self._code: list[int] = []
+
+    def add(self, text_ids: list[int], code: int) -> None:
+        self._text += text_ids
+        self._code += [code] * len(text_ids)
+
+    def prompt(self, trailing: list[int], num_spoken: int) -> Prompt:
+        codes = np.full((len(self._text), self._num_codebooks), NONE, np.int32)
+        codes[:, 0] = self._code
+        return Prompt(np.array(self._text, np.int32), codes, trailing, num_spoken)

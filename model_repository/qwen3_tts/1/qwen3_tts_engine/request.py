@@ -1,0 +1,116 @@
+"""What a caller asks for, and how it is told that it cannot have it."""
+
+import math
+import secrets
+from enum import Enum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from qwen3_tts_engine.checkpoint import GenerationConfig
+
+
+class Outcome(Enum):
+    """How a stream ended; the values are the `outcome` label of the request counter."""
+
+    OK = "ok"
+    INVALID = "invalid"
+    UNAVAILABLE = "unavailable"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class RequestError(Exception):
+    """A request that gets no more audio, and why."""
+
+    outcome = Outcome.ERROR
+
+
+class InvalidRequest(RequestError):
+    outcome = Outcome.INVALID
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field}: {_shorten(value)}: {allowed}")
+        self.field = field
+
+
+class Unavailable(RequestError):
+    outcome = Outcome.UNAVAILABLE
+
+
+class Cancelled(RequestError):
+    outcome = Outcome.CANCELLED
+
+
+class Sampling(BaseModel):
+    """How codebook 0 (talker) and codebooks 1..15 (code predictor) are drawn (spec §3.2, §3.3).
+
+    A temperature of 0 takes the most likely code; a top_k of 0 keeps the whole vocabulary.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    temperature: float
+    top_k: int
+    top_p: float
+    repetition_penalty: float
+    predictor_temperature: float
+    predictor_top_k: int
+    predictor_top_p: float
+    seed: int
+
+    @classmethod
+    def from_defaults(cls, defaults: GenerationConfig, options: "SamplingOptions") -> "Sampling":
+        """The request's options over the checkpoint's defaults; temperature 0 makes both stages greedy."""
+        greedy = options.temperature == 0
+        temperature = defaults.temperature if defaults.do_sample else 0.0
+        predictor_temperature = defaults.subtalker_temperature if defaults.subtalker_dosample and not greedy else 0.0
+        return cls(
+            temperature=temperature if options.temperature is None else options.temperature,
+            top_k=defaults.top_k if options.top_k is None else options.top_k,
+            top_p=defaults.top_p if options.top_p is None else options.top_p,
+            repetition_penalty=options.repetition_penalty or defaults.repetition_penalty,
+            predictor_temperature=predictor_temperature,
+            predictor_top_k=defaults.subtalker_top_k,
+            predictor_top_p=defaults.subtalker_top_p,
+            seed=secrets.randbits(63) if options.seed is None else options.seed,
+        )
+
+
+class SamplingOptions(BaseModel):
+    """The sampling fields of a request; None takes the checkpoint's generation_config.json."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    temperature: Annotated[float, Field(ge=0, le=10)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+
+
+class SynthesisRequest(SamplingOptions):
+    """One utterance to speak. `max_frames` caps it (a frame is 80 ms); None derives the cap from the text."""
+
+    text: str
+    language: str = "auto"
+    speaker: str | None = None
+    instruct: str | None = None
+    max_frames: Annotated[int, Field(ge=1)] | None = None
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> "SynthesisRequest":
+        """Build from named fields; raises InvalidRequest for the first one that is out of range."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            value = None if first["type"] == "missing" else first["input"]
+            raise InvalidRequest(str(first["loc"][0]), value, first["msg"]) from None
+
+
+def _shorten(value: object, limit: int = 80) -> str:
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:.7g}"
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 1]}… ({len(text)} characters)"

@@ -1,0 +1,73 @@
+"""One frame for each row of a batch. Holds all device state and no policy."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen3_tts_engine.code_predictor import CodePredictor
+from qwen3_tts_engine.kv_cache import FrameCache, PagedCache
+from qwen3_tts_engine.limits import RunnerLimits
+from qwen3_tts_engine.ops import Ops
+from qwen3_tts_engine.scheduler import Frames, Newcomer
+from qwen3_tts_engine.slot_state import SlotState
+from qwen3_tts_engine.talker import Talker
+
+
+class TalkerRunner:
+    """The engine's runner (engine.Runner) without graphs: a tick is read as soon as it is launched."""
+
+    lookahead = 0
+
+    def __init__(
+        self, talker: Talker, predictor: CodePredictor, limits: RunnerLimits, pad_text_id: int, ops: Ops
+    ) -> None:
+        table = talker.code_table
+        self.limits = limits
+        self._device = table.device
+        self._talker, self._predictor, self._ops = talker, predictor, ops
+        self._pad_text_id = pad_text_id
+        self._state = SlotState(talker, limits)
+        pages = (limits.num_pages + 1, limits.page_size, self._state.page_table)
+        self._cache = PagedCache(talker.config, *pages, table.dtype)
+        positions = talker.config.num_code_groups
+        self._frame_cache = FrameCache(predictor.config, limits.num_slots, positions, table.dtype, table.device)
+
+    @torch.inference_mode()
+    def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
+        failed: list[tuple[Newcomer, Exception]] = []
+        for newcomer in newcomers:
+            try:
+                self._state.open([newcomer])
+                self._prefill(newcomer)
+            except RuntimeError as error:  # out of memory is one of these; the other streams go on
+                failed.append((newcomer, error))
+        return failed
+
+    @torch.inference_mode()
+    def launch(self, slots: np.ndarray) -> Frames:
+        codes = self._frame(torch.from_numpy(slots).to(self._device)).cpu().numpy()
+        return Frames(codes, codes[:, 0] == self._state.eos)
+
+    def collect(self, tick: Frames) -> Frames:
+        return tick
+
+    def _prefill(self, newcomer: Newcomer) -> None:
+        """All rows of the prompt but the last, which the first frame reads like any other."""
+        prompt = newcomer.stream.prompt
+        text, codes = (
+            torch.from_numpy(ids).to(self._device, torch.int64) for ids in (prompt.text_ids, prompt.code_ids)
+        )
+        rows = self._talker.embed(text, codes)
+        positions = torch.arange(len(prompt) - 1, device=self._device)
+        slots = torch.full_like(positions, newcomer.slot)
+        self._state.input[newcomer.slot] = rows[-1]
+        self._talker.forward(rows[:-1], self._ops.paged_attention(self._cache, slots, positions, prefill=True))
+
+    def _frame(self, slots: Tensor) -> Tensor:
+        """Codes int64 [rows, codebooks] of one frame of each slot, whose feedback becomes its next input."""
+        rows = self._ops.rows(self._state, slots)
+        attention = self._ops.paged_attention(self._cache, slots, rows.positions, prefill=False)
+        hidden = self._talker.forward(rows.hidden, attention)
+        self._predictor.predict(hidden, self._talker.logits(hidden), rows, self._frame_cache)
+        rows.advance(self._talker.text_table, self._talker.code_table, self._pad_text_id)
+        return rows.codes

@@ -1,0 +1,65 @@
+"""What the device knows of each slot."""
+
+import numpy as np
+import torch
+
+from qwen3_tts_engine.limits import RunnerLimits
+from qwen3_tts_engine.scheduler import Newcomer
+from qwen3_tts_engine.stream import Stream
+from qwen3_tts_engine.talker import Talker
+
+NUM_OPTIONS = 7
+
+
+class SlotState:
+    """Tensors with one row a slot; one more slot, and one more page, take what padding rows of a graph write.
+
+    `input` [slots, H] is what the talker reads next, at `position`; `frame` counts frames; `trailing` holds the text
+    ids that are fed after each frame, `num_trailing` how many; `seen` marks codes of codebook 0 that were drawn.
+    """
+
+    def __init__(self, talker: Talker, limits: RunnerLimits) -> None:
+        table, config = talker.code_table, talker.config
+        self.num_codebooks = config.num_code_groups
+        self.eos = config.codec_eos_token_id
+        self.code_offsets = talker.code_offsets
+        self.padding_slot = limits.num_slots
+        slots = limits.num_slots + 1
+        self.input = torch.zeros(slots, config.hidden_size, dtype=table.dtype, device=table.device)
+        self.seen = torch.zeros(slots, config.code_predictor_config.vocab_size, dtype=torch.bool, device=table.device)
+        # One matrix, so that a newcomer costs one copy to the device; the fields are its columns.
+        widths = [1, 1, 1, 1, NUM_OPTIONS, limits.max_pages, limits.max_trailing + 1]
+        self._fields = torch.zeros(slots, sum(widths), dtype=torch.int64, device=table.device)
+        self._widths = widths
+        columns = self._fields.split(widths, dim=1)
+        self.position, self.frame, self.num_trailing, self.seed = (column.squeeze(1) for column in columns[:4])
+        self.options = columns[4].view(torch.float64)
+        self.page_table, self.trailing = columns[5:]
+        self.page_table[self.padding_slot] = limits.num_pages
+
+    def open(self, newcomers: list[Newcomer]) -> None:
+        """Set slots up for streams whose prompts are about to be prefilled."""
+        fields = torch.from_numpy(np.stack([self._row(n.stream, n.pages) for n in newcomers]))
+        slots = torch.tensor([n.slot for n in newcomers])
+        if self._fields.is_cuda:
+            # From page-locked memory the copies do not hold up the host.
+            fields, slots = (x.pin_memory().to(self._fields.device, non_blocking=True) for x in (fields, slots))
+        self._fields[slots] = fields
+        self.seen[slots] = False
+
+    def _row(self, stream: Stream, pages: list[int]) -> np.ndarray:
+        prompt = stream.prompt
+        row = np.zeros(sum(self._widths), np.int64)
+        ends = np.cumsum(self._widths)
+        row[:4] = len(prompt) - 1, 0, len(prompt.trailing), stream.sampling.seed
+        row[ends[3] : ends[4]] = _options(stream).view(np.int64)
+        row[ends[4] : ends[4] + len(pages)] = pages
+        row[ends[5] : ends[5] + len(prompt.trailing)] = prompt.trailing
+        return row
+
+
+def _options(stream: Stream) -> np.ndarray:
+    """How a stream is drawn, float64: temperature, top_k, top_p, penalty; then the predictor's first three."""
+    s = stream.sampling
+    others = (s.predictor_temperature, s.predictor_top_k, s.predictor_top_p)
+    return np.array([s.temperature, s.top_k, s.top_p, s.repetition_penalty, *others], np.float64)

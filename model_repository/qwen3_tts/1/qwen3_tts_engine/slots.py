@@ -1,0 +1,87 @@
+"""Slots and pages: what a stream holds while it is in flight."""
+
+import numpy as np
+
+from qwen3_tts_engine.stream import Stream
+
+
+class Pool:
+    """A fixed set of indices, handed out and taken back; the lowest free ones go first, so that memory stays dense."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._free = list(range(size - 1, -1, -1))
+        self._used: set[int] = set()
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return len(self._used)
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` indices; raises IndexError, and takes none, when fewer are free."""
+        if count > len(self._free):
+            raise IndexError(f"{count} wanted, {len(self._free)} free")
+        taken = [self._free.pop() for _ in range(count)]
+        self._used.update(taken)
+        return taken
+
+    def free(self, indices: list[int]) -> None:
+        """Give back indices; raises KeyError for one that is not in use."""
+        for index in indices:
+            self._used.remove(index)
+            self._free.append(index)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every index is either free or in use, once."""
+        assert len(set(self._free)) == len(self._free), "an index is free twice"
+        assert self._used.isdisjoint(self._free), "an index is free and in use"
+        assert len(self._free) + len(self._used) == self.size, "an index is lost"
+
+
+# Puts streams without audio before every other, oldest first.
+FIRST_AUDIO_LEAD = 1e9
+
+
+class SlotTable:
+    """What is known of every slot, one array element a slot, so that a tick touches no stream one by one.
+
+    A slot is *talking* while its talker runs, *decoding* while the codec works on a chunk of it.
+    """
+
+    def __init__(self, num_slots: int, max_frames: int, num_codebooks: int) -> None:
+        self.streams: list[Stream | None] = [None] * num_slots
+        self.life = np.zeros(num_slots, np.int64)
+        """Counts the streams that a slot has had: tells a late frame of the last one from the next one's."""
+        self.talking = np.zeros(num_slots, bool)
+        self.decoding = np.zeros(num_slots, bool)
+        self.limit = np.zeros(num_slots, np.int32)
+        self.launched = np.zeros(num_slots, np.int32)
+        self.written = np.zeros(num_slots, np.int32)
+        self.sent = np.zeros(num_slots, np.int32)
+        self.deadline = np.zeros(num_slots)
+        """When the listener runs dry, perf_counter seconds; until the first audio the arrival, far in the past."""
+        self.codes = np.empty((num_slots, max_frames, num_codebooks), np.int16)
+        self.written_at = np.empty((num_slots, max_frames))
+
+    def open(self, slot: int, stream: Stream) -> None:
+        self.streams[slot] = stream
+        self.talking[slot] = True
+        self.decoding[slot] = False
+        self.limit[slot] = stream.max_frames
+        self.deadline[slot] = stream.arrived - FIRST_AUDIO_LEAD
+        for counter in (self.launched, self.written, self.sent):
+            counter[slot] = 0
+
+    def close(self, slot: int) -> None:
+        self.streams[slot] = None
+        self.talking[slot] = False
+        self.life[slot] += 1
+
+    @property
+    def pending(self) -> np.ndarray:
+        """Frames of each slot that the codec has not had, int32 [slots]."""
+        return self.written - self.sent

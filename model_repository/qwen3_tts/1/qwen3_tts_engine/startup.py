@@ -1,0 +1,155 @@
+"""From a configuration to a running engine."""
+
+import logging
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from qwen3_tts_engine import code2wav
+from qwen3_tts_engine.checkpoint import WEIGHTS, Checkpoint, CheckpointError, load_tensors
+from qwen3_tts_engine.chunker import Chunker
+from qwen3_tts_engine.code_predictor import CodePredictor
+from qwen3_tts_engine.codec import CodecStates
+from qwen3_tts_engine.config import ConfigError, EngineConfig
+from qwen3_tts_engine.engine import CodecClient, Engine, Runner
+from qwen3_tts_engine.limits import RunnerLimits
+from qwen3_tts_engine.manifest import MANIFEST, CodecManifest
+from qwen3_tts_engine.ops import Ops
+from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.runner import TalkerRunner
+from qwen3_tts_engine.scheduler import Scheduler, SchedulerLimits
+from qwen3_tts_engine.slots import SlotTable
+from qwen3_tts_engine.talker import Talker
+from qwen3_tts_engine.torch_ops import TorchOps
+from qwen3_tts_engine.weights import talker_shapes
+
+log = logging.getLogger(__name__)
+RunnerT = TypeVar("RunnerT", bound=TalkerRunner)
+
+MIN_CAPABILITY = (8, 0)
+# Instruction and text take at most max_text_tokens each; the rest of a prompt is less than this (spec §2.3).
+CONTROL_ROWS = 16
+# A stream of ordinary length: 30 s of speech from 100 text tokens.
+COMMON_POSITIONS = 512
+CPU_CACHE_BYTES = 1 << 30
+# Of what is free once the weights are loaded; the codec lives on the same GPU.
+FREE_MEMORY_SHARE = 0.6
+STATE_DTYPES = {"FP32": torch.float32, "FP16": torch.float16}
+PREFILL_ROWS = 512
+
+
+def choose_device(config: EngineConfig, assigned: str) -> torch.device:
+    """The configured device, or with auto the one that Triton assigned ("cpu" or "cuda:N").
+
+    Raises ConfigError when there is no such device or when it is too old.
+    """
+    device = torch.device(assigned if config.device == "auto" else config.device)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"device: {device}: PyTorch sees no CUDA device")
+        capability = torch.cuda.get_device_capability(device)
+        if capability < MIN_CAPABILITY:
+            name, needed = torch.cuda.get_device_name(device), ".".join(map(str, MIN_CAPABILITY))
+            raise ConfigError(f"device: {name} has compute capability {capability}, bfloat16 needs {needed} or later")
+        torch.cuda.set_device(device)
+    # More threads would fight with the codec's for the same cores; on a GPU the host only launches.
+    cores = 1 if device.type == "cuda" else max(1, (os.cpu_count() or 1) // 2)
+    torch.set_num_threads(config.cpu_threads or cores)
+    return device
+
+
+def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
+    """Load the weights and get ready to run; raises CheckpointError for a missing tensor or a wrong shape."""
+    tensors = load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config))
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    tensors = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+    if device.type == "cpu" or config.kernels == "off":
+        return _make_runner(TalkerRunner, TorchOps(), checkpoint, config, tensors)
+    try:
+        return _graph_runner(checkpoint, config, tensors)
+    except (ConfigError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if config.kernels == "required":
+            raise
+        log.warning("the CUDA kernels could not be built; PyTorch operations do the work, slower: %s", error)
+        return _make_runner(TalkerRunner, TorchOps(), checkpoint, config, tensors)
+
+
+def _graph_runner(checkpoint: Checkpoint, config: EngineConfig, tensors: dict[str, torch.Tensor]) -> TalkerRunner:
+    # Triton and CUDA's compiler are there only where they are needed.
+    from qwen3_tts_engine.graph_runner import GraphRunner
+    from qwen3_tts_engine.kernel_ops import KernelOps
+
+    ops = KernelOps(tensors["talker.codec_head.weight"].device)
+    if not config.cuda_graphs:
+        return _make_runner(TalkerRunner, ops, checkpoint, config, tensors)
+    runner = _make_runner(GraphRunner, ops, checkpoint, config, tensors)
+    tensors.clear()
+    runner.capture(lambda done, total: log.info("captured %d of %d CUDA graphs", done, total))
+    return runner
+
+
+def _make_runner(
+    kind: type[RunnerT], ops: Ops, checkpoint: Checkpoint, config: EngineConfig, tensors: dict[str, torch.Tensor]
+) -> RunnerT:
+    talker = Talker(checkpoint.config.talker_config, tensors, ops)
+    predictor = CodePredictor(talker, tensors, ops)
+    limits = plan_limits(config, checkpoint, talker.code_table)
+    return kind(talker, predictor, limits, checkpoint.config.tts_pad_token_id, ops)
+
+
+def plan_limits(config: EngineConfig, checkpoint: Checkpoint, like: torch.Tensor) -> RunnerLimits:
+    """Size the key/value cache for the dtype and the device of `like`.
+
+    Raises ConfigError when it cannot hold one stream of the longest kind.
+    """
+    talker = checkpoint.config.talker_config
+    page = config.page_size * 2 * talker.num_hidden_layers * talker.key_value_size * like.element_size()
+    longest = min(CONTROL_ROWS + 2 * config.max_text_tokens + config.max_frames_limit, talker.max_position_embeddings)
+    wanted = page * -(-max(longest, config.max_streams * COMMON_POSITIONS) // config.page_size)
+    size = int(config.kv_cache_gib * (1 << 30)) or min(wanted, _spare_bytes(like.device))
+    if size // page * config.page_size < longest:
+        raise ConfigError(
+            f"kv_cache_gib: {size / (1 << 30):.2f} GiB hold {size // page * config.page_size} positions, "
+            f"one stream may need {longest}: raise it, or lower max_frames_limit or max_text_tokens"
+        )
+    return RunnerLimits(config.max_streams, size // page, config.page_size, longest, config.max_text_tokens)
+
+
+def _spare_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return CPU_CACHE_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free * FREE_MEMORY_SHARE)
+
+
+def build_engine(config: EngineConfig, prompts: PromptBuilder, runner: Runner, codec: CodecClient) -> Engine:
+    """The engine around a runner; not started yet."""
+    table = SlotTable(config.max_streams, config.max_frames_limit, prompts.num_codebooks)
+    pages = (runner.limits.page_size, runner.limits.num_pages)
+    limits = SchedulerLimits(*pages, config.max_streams, config.max_waiting, PREFILL_ROWS)
+    return Engine(prompts, Scheduler(table, limits), Chunker(table, config.max_chunk_frames), runner, codec)
+
+
+def open_codec(checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device) -> CodecStates:
+    """The codec states, on `device`, for the code2wav model of `repository`.
+
+    Raises CheckpointError, naming file and field, when it was not exported from this checkpoint.
+    """
+    folder = repository / code2wav.MODEL_NAME / "1"
+    manifest = CodecManifest.read(folder)
+    decoder = checkpoint.speech_tokenizer.decoder_config
+    expected = {
+        "state_size": code2wav.state_size(decoder),
+        "sample_rate": checkpoint.speech_tokenizer.output_sample_rate,
+        "codec_digest": checkpoint.codec_digest,
+    }
+    for name, value in expected.items():
+        if (found := getattr(manifest, name)) != value:
+            wrong = f"{name} is {found}, {checkpoint.folder} has {value}"
+            raise CheckpointError(f"{folder / MANIFEST}: {wrong}: export this checkpoint's codec")
+    dtype = STATE_DTYPES[manifest.state_dtype]
+    return CodecStates(config.max_streams, manifest.state_size, code2wav.max_history(decoder), dtype, device)

@@ -1,0 +1,255 @@
+"""Everything that touches Triton: tensors, responses, cancellation, the codec call, metrics, logs."""
+
+import itertools
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+
+from qwen3_tts_engine import code2wav, metrics
+from qwen3_tts_engine.chunker import Chunks
+from qwen3_tts_engine.codec import CodecStates, to_pcm
+from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.request import InvalidRequest, Outcome, RequestError, SynthesisRequest, Unavailable
+
+log = logging.getLogger("qwen3_tts")
+
+TEXT_FIELDS = ("text", "language", "speaker", "instruct")
+NUMBER_FIELDS = ("temperature", "top_p", "repetition_penalty", "top_k", "max_frames", "seed")
+WAVEFORM, SAMPLE_RATE = "waveform", "sample_rate"
+# Names, not values: while Triton completes the configuration, its module has no TritonError yet.
+STATUS = {
+    Outcome.INVALID: "INVALID_ARG",
+    Outcome.UNAVAILABLE: "UNAVAILABLE",
+    Outcome.CANCELLED: "CANCELLED",
+    Outcome.ERROR: "INTERNAL",
+}
+# At most this many cancel checks (a message to Triton and back, 0.1 ms) in each period.
+CANCEL_CHECKS = 16
+CANCEL_PERIOD = 0.004
+METRICS_PERIOD = 0.5
+
+
+def accept(request: Any, engine: Engine, watcher: "CancelWatcher") -> None:
+    """Hand a Triton request to the engine; one that it refuses is answered here."""
+    sink = ResponseSink(request.get_response_sender(), watcher)
+    try:
+        engine.submit(read_request(request), sink, sink.key)
+    except RequestError as error:
+        engine.refuse(sink, error)
+    except Exception as error:
+        log.exception("request %s failed before it was queued", sink.key)
+        engine.refuse(sink, RequestError(f"internal error: {error}"))
+
+
+def read_request(request: Any) -> SynthesisRequest:
+    """Tensors to a validated request; raises InvalidRequest. Triton itself has checked data types and shapes."""
+    fields: dict[str, Any] = {}
+    for tensor in request.inputs():
+        name = tensor.name()
+        value = tensor.as_numpy().reshape(-1)[0]
+        fields[name] = _text(name, value) if name in TEXT_FIELDS else value.item()
+    return SynthesisRequest.of(fields)
+
+
+class ResponseSink:
+    """One request's way back (stream.Sink). FINAL is sent once, whoever comes first; what comes later is dropped."""
+
+    def __init__(self, sender: Any, watcher: "CancelWatcher") -> None:
+        # The client's request id may be empty or used twice; it never becomes a key.
+        self.key = uuid.uuid4().hex
+        self._sender: Any | None = sender
+        self._watcher = watcher
+        self._lock = threading.Lock()
+        self._started = False
+        watcher.watch(self)
+
+    def send(self, pcm: np.ndarray) -> None:
+        with self._lock:
+            if self._sender is None:
+                return
+            outputs = [pb_utils.Tensor(WAVEFORM, pcm)]
+            if not self._started:
+                outputs.append(pb_utils.Tensor(SAMPLE_RATE, np.array([code2wav.SAMPLE_RATE], np.int32)))
+            self._started = True
+            self._sender.send(pb_utils.InferenceResponse(outputs))
+
+    def finish(self, error: RequestError | None) -> None:
+        with self._lock:
+            # Dropped, not only marked: the model cannot be unloaded while anyone holds a response sender.
+            sender, self._sender = self._sender, None
+            if sender is None:
+                return
+            self._watcher.forget(self)
+            final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            if error is None:
+                sender.send(flags=final)
+            else:
+                sender.send(pb_utils.InferenceResponse(error=_triton_error(error)), flags=final)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone. Under the lock: asking about a stream that has ended crashes Triton."""
+        with self._lock:
+            return self._sender is not None and self._sender.is_cancelled()
+
+
+class CancelWatcher:
+    """Asks Triton, stream by stream, whether the client has gone, at a bounded rate and only while streams live."""
+
+    def __init__(self, cancel: Callable[[str], None]) -> None:
+        self._cancel = cancel
+        # Ordered: the stream that was asked about longest ago comes first.
+        self._sinks: dict[ResponseSink, None] = {}
+        self._changed = threading.Condition()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cancel", daemon=True)
+        self._thread.start()
+
+    def watch(self, sink: ResponseSink) -> None:
+        with self._changed:
+            self._sinks[sink] = None
+            self._changed.notify()
+
+    def forget(self, sink: ResponseSink) -> None:
+        with self._changed:
+            self._sinks.pop(sink, None)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed.set()
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(CANCEL_PERIOD):
+            for sink in self._next():
+                if sink.is_cancelled():
+                    self._cancel(sink.key)
+
+    def _next(self) -> list[ResponseSink]:
+        """The streams whose turn it is; waits while there are none."""
+        with self._changed:
+            while not self._sinks and not self._closed.is_set():
+                self._changed.wait()
+            turn = list(itertools.islice(self._sinks, CANCEL_CHECKS))
+            for sink in turn:
+                del self._sinks[sink]
+                self._sinks[sink] = None
+            return turn
+
+
+class BlsCodec:
+    """The codec client (engine.CodecClient): one call to code2wav for a whole group of chunks."""
+
+    def __init__(self, states: CodecStates) -> None:
+        self._states = states
+
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        with self._states.on_stream():
+            codes, state, history = self._states.inputs(chunks)
+            inputs = {code2wav.CODES: codes, code2wav.STATE: state, code2wav.HISTORY: history}
+            response = self._call([pb_utils.Tensor.from_dlpack(name, tensor) for name, tensor in inputs.items()])
+            waveform, state_out = (_tensor(response, name) for name in (code2wav.WAVEFORM, code2wav.STATE_OUT))
+            self._states.store(chunks, state_out)
+            # Brings the samples to the host, and so waits until the states are stored too.
+            return to_pcm(waveform)
+
+    def _call(self, inputs: list[Any]) -> Any:
+        device = self._states.device
+        kind = pb_utils.TRITONSERVER_MEMORY_GPU if device.type == "cuda" else pb_utils.TRITONSERVER_MEMORY_CPU
+        request = pb_utils.InferenceRequest(
+            model_name=code2wav.MODEL_NAME,
+            requested_output_names=[code2wav.WAVEFORM, code2wav.STATE_OUT],
+            inputs=inputs,
+            preferred_memory=pb_utils.PreferredMemory(kind, device.index or 0),
+        )
+        response = request.exec()
+        if response.has_error():
+            raise _codec_error(response.error())
+        return response
+
+
+class MetricsReporter:
+    """Hands the engine's readings to Triton's metrics endpoint twice a second: each one costs a message."""
+
+    def __init__(self, recorder: metrics.Recorder, labels: dict[str, str]) -> None:
+        self._recorder = recorder
+        self._metrics: dict[tuple[str, str], Any] = {}
+        self._families = [self._register(metric, labels) for metric in metrics.METRICS]
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _register(self, metric: metrics.Metric, labels: dict[str, str]) -> Any:
+        kind = getattr(pb_utils.MetricFamily, metric.kind.upper())
+        family = pb_utils.MetricFamily(name=metric.name, description=metric.help, kind=kind)
+        options = {"buckets": list(metric.buckets)} if metric.buckets else {}
+        for extra in metric.labels:
+            self._metrics[metric.name, *extra.values()] = family.Metric(labels=labels | extra, **options)
+        return family
+
+    def _run(self) -> None:
+        while not self._closed.wait(METRICS_PERIOD):
+            try:
+                self._report(self._recorder.take())
+            except Exception:
+                log.exception("metrics were lost")
+
+    def _report(self, readings: metrics.Readings) -> None:
+        for name, values in readings.observed.items():
+            for value in values:
+                self._metrics[(name,)].observe(value)
+        for (name, label), amount in readings.counted.items():
+            self._metrics[(name, label) if label else (name,)].increment(amount)
+        for name, value in readings.gauges.items():
+            self._metrics[(name,)].set(value)
+
+
+class TritonLogHandler(logging.Handler):
+    """Sends the engine's log to Triton's."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        write = pb_utils.Logger.log_error if record.levelno >= logging.ERROR else pb_utils.Logger.log_info
+        if record.levelno == logging.WARNING:
+            write = pb_utils.Logger.log_warn
+        write(self.format(record))
+
+
+def log_through_triton() -> None:
+    for name in ("qwen3_tts", "qwen3_tts_engine"):
+        logger = logging.getLogger(name)
+        logger.handlers = [TritonLogHandler()]
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+
+def _triton_error(error: RequestError) -> Any:
+    # A gRPC stream carries an error's text alone, so the text names the code as well.
+    code = STATUS[error.outcome]
+    return pb_utils.TritonError(f"{code}: {error}", getattr(pb_utils.TritonError, code))
+
+
+def _codec_error(error: Any) -> RequestError:
+    # A server that is going down no longer takes calls from its own models.
+    kind = Unavailable if error.code() == pb_utils.TritonError.UNAVAILABLE else RequestError
+    return kind(f"{code2wav.MODEL_NAME}: {error.message()}")
+
+
+def _text(name: str, value: bytes) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest(name, value, "must be UTF-8") from None
+
+
+def _tensor(response: Any, name: str) -> torch.Tensor:
+    return torch.from_dlpack(pb_utils.get_output_tensor_by_name(response, name).to_dlpack())

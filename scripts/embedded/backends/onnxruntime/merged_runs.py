@@ -1,0 +1,84 @@
+"""One model's answers to the requests of one execution: equal shapes share a run, and none harms its neighbours."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = dict[str, NDArray[Any]]
+Answer = Arrays | Exception
+
+
+class InvalidInputError(ValueError):
+    """A request does not fit the model; the message names the input, what came and what fits."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of the model; `dims` is its whole shape, -1 where any size fits."""
+
+    name: str
+    dtype: np.dtype[Any]
+    dims: tuple[int, ...]
+
+    def check(self, request: Arrays) -> None:
+        expected = f"{self.dtype} {list(self.dims)} expected"
+        array = request.get(self.name)
+        if array is None:
+            raise InvalidInputError(f"{self.name}: missing, {expected}")
+        same_rank = array.ndim == len(self.dims)
+        fits = same_rank and all(dim in (-1, size) for dim, size in zip(self.dims, array.shape, strict=True))
+        if not fits or array.dtype != self.dtype:
+            raise InvalidInputError(f"{self.name}: {array.dtype} {list(array.shape)} given, {expected}")
+
+
+@dataclass(frozen=True)
+class MergingModel:
+    """`run` maps inputs to outputs by name; only where their first dimension is a batch are requests merged."""
+
+    inputs: tuple[Input, ...]
+    batched: bool
+    run: Callable[[Arrays], Arrays]
+
+    def answer(self, requests: Sequence[Arrays]) -> list[Answer]:
+        """The outputs of each request in order, or why it has none."""
+        answers: list[Answer | None] = [self._problem(request) for request in requests]
+        for group in self._groups(requests, [i for i, problem in enumerate(answers) if problem is None]):
+            for i, answer in zip(group, self._run([requests[i] for i in group]), strict=True):
+                answers[i] = answer
+        return [answer for answer in answers if answer is not None]
+
+    def _problem(self, request: Arrays) -> InvalidInputError | None:
+        try:
+            for expected in self.inputs:
+                expected.check(request)
+        except InvalidInputError as error:
+            return error
+        return None
+
+    def _groups(self, requests: Sequence[Arrays], indices: Sequence[int]) -> list[list[int]]:
+        """Indices of the requests of each run. The server sees to it that no execution has more rows than a batch."""
+        if not self.batched:
+            return [[i] for i in indices]
+        groups: dict[object, list[int]] = {}
+        for i in indices:
+            groups.setdefault(tuple(requests[i][x.name].shape[1:] for x in self.inputs), []).append(i)
+        return list(groups.values())
+
+    def _run(self, requests: Sequence[Arrays]) -> list[Answer]:
+        try:
+            return list(self._run_merged(requests))
+        except Exception as error:
+            # One by one, so that only the request that the run fails on goes without.
+            return [error] if len(requests) == 1 else [self._run([request])[0] for request in requests]
+
+    def _run_merged(self, requests: Sequence[Arrays]) -> list[Arrays]:
+        if len(requests) == 1:
+            return [self.run(requests[0])]
+        names = [expected.name for expected in self.inputs]
+        outputs = self.run({name: np.concatenate([request[name] for request in requests]) for name in names})
+        ends = np.cumsum([len(request[names[0]]) for request in requests])[:-1]
+        parts = {name: np.split(array, ends) for name, array in outputs.items()}
+        return [{name: parts[name][i] for name in parts} for i in range(len(requests))]

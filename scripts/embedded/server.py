@@ -1,0 +1,197 @@
+"""tritonserver without a container: the complete server that the wheel nvidia-pytriton carries.
+
+    python -m scripts.embedded.server --model-repository model_repository [any option of tritonserver]
+
+Its ONNX Runtime and TensorRT backends are stand-ins written in Python (the folders beside this file), so that the model
+repository is the same one that the real backends serve in an NGC container.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Annotated
+
+import typer
+
+BACKENDS = Path(__file__).parent / "backends"
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+# The only mode in which a model may leave the ready state, as qwen3_tts does when its engine dies.
+EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
+EXPLICIT_ENVIRONMENT = {"QWEN3_TTS_UNLOAD_WHEN_DEAD": "1"}
+STUB = "triton_python_backend_stub"
+READY_POLL_SECONDS = 0.1
+
+
+class ServerError(RuntimeError):
+    """The server cannot be started, or did not become ready; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    grpc: int = 8001
+    http: int = 8000
+    metrics: int = 8002
+
+    @property
+    def options(self) -> list[str]:
+        return [f"--grpc-port={self.grpc}", f"--http-port={self.http}", f"--metrics-port={self.metrics}"]
+
+
+class TritonServer:
+    """A running tritonserver process; a context manager that starts, waits until ready, and stops it."""
+
+    def __init__(
+        self,
+        repository: Path,
+        *,
+        options: Sequence[str] = (),
+        ports: Ports = Ports(),
+        environment: dict[str, str] | None = None,
+        log: IO[bytes] | None = None,
+        ready_timeout: float = 120.0,
+    ) -> None:
+        self.ports = ports
+        self._command = [str(find_tritonserver()), f"--model-repository={repository}", *ports.options, *options]
+        self._environment = server_environment() | (environment or {})
+        self._log = log
+        self._ready_timeout = ready_timeout
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "TritonServer":
+        self.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        output = subprocess.STDOUT if self._log else None
+        self._process = subprocess.Popen(self._command, env=self._environment, stdout=self._log, stderr=output)
+
+    def wait_ready(self) -> None:
+        """Raises ServerError when the server ends first or takes too long."""
+        deadline = time.monotonic() + self._ready_timeout
+        while not self.is_ready():
+            if (code := self.poll()) is not None:
+                raise ServerError(f"tritonserver ended with exit code {code} before it was ready; its log says why")
+            if time.monotonic() > deadline:
+                raise ServerError(f"tritonserver was not ready after {self._ready_timeout:.0f} s; its log says why")
+            time.sleep(READY_POLL_SECONDS)
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://localhost:{self.ports.http}/v2/health/ready", timeout=2):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def poll(self) -> int | None:
+        """The exit code, None while the server runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def stop(self, timeout: float = 60.0) -> int:
+        """Ask the server to end, as `docker stop` does; returns its exit code."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+def find_tritonserver() -> Path:
+    """The server on PATH, as in an NGC container, else the one of the wheel; raises ServerError without either."""
+    if installed := shutil.which("tritonserver"):
+        return Path(installed)
+    binary = _wheel() / "tritonserver" / "bin" / "tritonserver"
+    if not os.access(binary, os.X_OK):
+        binary.chmod(binary.stat().st_mode | 0o111)
+    return binary
+
+
+def server_environment() -> dict[str, str]:
+    """Environment in which the server finds its libraries, this Python and its packages."""
+    environment = dict(os.environ)
+    if shutil.which("tritonserver"):
+        return environment
+    libraries = [str(_wheel().parent / "nvidia_pytriton.libs"), str(_libpython_folder())]
+    environment["LD_LIBRARY_PATH"] = os.pathsep.join([*libraries, *filter(None, [environment.get("LD_LIBRARY_PATH")])])
+    # The stub takes its packages from whatever python3 comes first.
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
+    return environment
+
+
+def backend_directory(target: Path) -> Path:
+    """Lay out a backend directory in `target`: the Python backend with the stub of this Python, and the stand-ins."""
+    wheel = _wheel() / "tritonserver"
+    stub = wheel / "python_backend_stubs" / PYTHON / STUB
+    if not stub.is_file():
+        raise ServerError(f"nvidia-pytriton has no Python backend for Python {PYTHON}: use 3.9 to 3.13")
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(wheel / "backends" / "python", target / "python")
+    shutil.copy(stub, target / "python" / STUB)
+    (target / "python" / STUB).chmod(0o755)
+    for backend in BACKENDS.iterdir():
+        (target / backend.name).symlink_to(backend)
+    return target
+
+
+def _wheel() -> Path:
+    spec = find_spec("pytriton")
+    if spec is None or not spec.submodule_search_locations:
+        raise ServerError("no tritonserver on PATH and no nvidia-pytriton: pip install '.[embedded]'")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _libpython_folder() -> Path:
+    name = f"libpython{PYTHON}.so.1.0"
+    folders = [sysconfig.get_config_var("LIBDIR"), "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/lib"]
+    for folder in filter(None, folders):
+        if (Path(folder) / name).is_file():
+            return Path(folder)
+    raise ServerError(f"{name} is missing: on Debian and Ubuntu it is the package libpython{PYTHON}")
+
+
+def main(
+    context: typer.Context,
+    model_repository: Annotated[Path, typer.Option(exists=True, file_okay=False)] = Path("model_repository"),
+    build_folder: Annotated[Path, typer.Option(help="where the backend directory is laid out")] = Path("build"),
+) -> None:
+    """Serve a model repository; every other option goes to tritonserver as it is."""
+    try:
+        options = [*EXPLICIT, *context.args]
+        if not shutil.which("tritonserver"):
+            options.append(f"--backend-directory={backend_directory(build_folder.resolve() / 'backends')}")
+        command = [str(find_tritonserver()), f"--model-repository={model_repository}", *options]
+        os.execve(command[0], command, server_environment() | EXPLICIT_ENVIRONMENT)
+    except ServerError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False)
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(main)
+    app()

@@ -1,0 +1,72 @@
+"""Synthetic checkpoint, codec export, server, one sentence. Called by quickstart.sh."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from qwen3_tts_engine.checkpoint import CONFIG
+from scripts.embedded.server import (
+    EXPLICIT,
+    EXPLICIT_ENVIRONMENT,
+    Ports,
+    ServerError,
+    TritonServer,
+    backend_directory,
+)
+from scripts.synthetic_checkpoint import make_checkpoint
+
+ROOT = Path(__file__).parents[1]
+REPOSITORY = ROOT / "model_repository"
+console = Console()
+
+
+def main(
+    text: Annotated[str, typer.Option(help="what to say")] = "Hello! This is a talker with random weights.",
+    output: Annotated[Path, typer.Option(help="WAV file")] = ROOT / "build" / "hello.wav",
+    build_folder: Annotated[Path, typer.Option(help="checkpoint, backends and the server's log")] = ROOT / "build",
+) -> None:
+    """Speak one sentence with a small synthetic checkpoint: babble, but from every real part of the server."""
+    checkpoint = prepare_checkpoint(build_folder)
+    run("Exporting the codec", "export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY)
+    log = build_folder / "server.log"
+    options = [*EXPLICIT, "--model-config-name=onnxruntime"]
+    options.append(f"--backend-directory={backend_directory(build_folder / 'backends')}")
+    environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), **EXPLICIT_ENVIRONMENT}
+    with log.open("wb") as file:
+        server = TritonServer(REPOSITORY, options=options, ports=Ports(), environment=environment, log=file)
+        try:
+            with console.status(f"Starting tritonserver (log: {log})"):
+                server.__enter__()
+        except ServerError as error:
+            sys.exit(f"error: {error}: {log}")
+        with server:
+            request = ["--speaker", "ryan", "--language", "english", "--seed", "1"]
+            run("Speaking", "client", "say", text, *request, "--output", output)
+    console.print(f"Listen to {output}")
+
+
+def prepare_checkpoint(build_folder: Path) -> Path:
+    """The tiny checkpoint, made unless it is there."""
+    folder = build_folder / "checkpoints" / "tiny-custom_voice"
+    if not (folder / CONFIG).is_file():
+        console.print("Making a synthetic checkpoint")
+        with Progress() as progress:
+            make_checkpoint(folder, "tiny", "custom_voice", progress=progress)
+    return folder.resolve()
+
+
+def run(title: str, module: str, *arguments: str | Path) -> None:
+    console.print(title)
+    done = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT, env=os.environ, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,48 @@
+"""Fixtures that cost seconds, made once a session."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from rich.progress import Progress
+
+from export.code2wav import export
+from export.onnx_form import ONNX
+from qwen3_tts_engine.checkpoint import Checkpoint
+from scripts.synthetic_checkpoint import make_checkpoint
+from scripts.synthetic_configs import ModelType
+
+CheckpointOf = Callable[[ModelType], Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Tiny operations gain nothing from a second thread, and wait for it when the machine is busy."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> CheckpointOf:
+    """The folder of the tiny checkpoint of a model type. Read it, do not write to it."""
+
+    @cache
+    def folder(model_type: ModelType) -> Path:
+        return make_checkpoint(tmp_path_factory.mktemp("checkpoint") / model_type, "tiny", model_type)
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(checkpoint_of: CheckpointOf) -> Path:
+    return checkpoint_of("custom_voice")
+
+
+@pytest.fixture(scope="session")
+def tiny_code2wav(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model repository that holds only code2wav/1: the tiny checkpoint's codec as ONNX, and its manifest."""
+    repository = tmp_path_factory.mktemp("repository")
+    with Progress(disable=True) as progress:
+        export(Checkpoint.open(str(tiny_checkpoint)), repository, ONNX, progress)
+    return repository

@@ -1,0 +1,33 @@
+"""Servers that tests share; each is started once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.embedded.server import TritonServer
+from tests.e2e.serving import Voice, copy_repository, serve
+
+
+@pytest.fixture(scope="session")
+def scripted_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_repository(tmp_path_factory.mktemp("scripted") / "model_repository", fakes=True)
+
+
+@pytest.fixture(scope="session")
+def scripted_environment(tiny_checkpoint: Path) -> dict[str, str]:
+    return {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint), "SCRIPTED_TICK_SECONDS": "0.01"}
+
+
+@pytest.fixture(scope="module")
+def scripted(
+    scripted_repository: Path, scripted_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    with serve(scripted_repository, tmp_path_factory.mktemp("server"), scripted_environment) as server:
+        yield server
+
+
+@pytest.fixture
+def voice(scripted: TritonServer) -> Iterator[Voice]:
+    with Voice(scripted) as voice:
+        yield voice

@@ -1,0 +1,130 @@
+"""A real tritonserver for tests: on free ports, over a copy of the model repository, its log kept."""
+
+import shutil
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from client.errors import SpeechError
+from client.protocol import SpeechRequest, encode
+from client.stream import Timeouts
+from client.sync_stream import speak
+from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, Ports, TritonServer, backend_directory
+
+ROOT = Path(__file__).parents[2]
+REPOSITORY = ROOT / "model_repository"
+FAKES = ROOT / "tests" / "fakes" / "repository"
+
+
+def copy_repository(target: Path, fakes: bool) -> Path:
+    """The model repository in `target`; with `fakes`, the talker and the codec are the scripted ones."""
+    shutil.copytree(REPOSITORY, target, ignore=shutil.ignore_patterns("__pycache__", "model.onnx*", "model.json"))
+    if fakes:
+        version = target / "qwen3_tts" / "1"
+        (version / "model.py").rename(version / "real_model.py")
+        shutil.rmtree(target / "code2wav")
+        shutil.copytree(FAKES, target, dirs_exist_ok=True)
+    return target
+
+
+@contextmanager
+def serve(
+    repository: Path, folder: Path, environment: dict[str, str], options: tuple[str, ...] = EXPLICIT
+) -> Iterator[TritonServer]:
+    """A ready server; its output is in `folder`/server.log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    options = (*options, f"--backend-directory={backend_directory(folder / 'backends')}")
+    if EXPLICIT[0] in options:
+        environment = EXPLICIT_ENVIRONMENT | environment
+    environment = {"PROJECT_ROOT": str(ROOT)} | environment
+    with (
+        (folder / "server.log").open("wb") as log,
+        TritonServer(repository, options=options, ports=free_ports(), environment=environment, log=log) as server,
+    ):
+        yield server
+
+
+def free_ports() -> Ports:
+    with socket.socket() as a, socket.socket() as b, socket.socket() as c:
+        for s in (a, b, c):
+            s.bind(("localhost", 0))
+        return Ports(*(s.getsockname()[1] for s in (a, b, c)))
+
+
+@dataclass
+class Heard:
+    """What one request brought; times in perf_counter_ns."""
+
+    sent: int = field(default_factory=time.perf_counter_ns)
+    pcm: list[np.ndarray] = field(default_factory=list)
+    arrivals: list[int] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def samples(self) -> np.ndarray:
+        return np.concatenate(self.pcm) if self.pcm else np.empty(0, np.int16)
+
+
+class Voice:
+    """A gRPC caller of one server."""
+
+    def __init__(self, server: TritonServer) -> None:
+        self.server = server
+        self.channel = grpc.insecure_channel(f"localhost:{server.ports.grpc}")
+        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+
+    def __enter__(self) -> "Voice":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.channel.close()
+
+    def stream(self, text: str = "Hello.", speaker: str | None = "ryan", **fields: Any) -> Iterator[Any]:
+        """(arrival, chunk) of one request; raises SpeechError."""
+        return speak(self.stub, [encode(SpeechRequest(text, speaker=speaker, **fields))], Timeouts(120, 60))
+
+    def hear(self, text: str = "Hello.", **fields: Any) -> Heard:
+        heard = Heard()
+        try:
+            for arrival, chunk in self.stream(text, **fields):
+                heard.pcm.append(chunk.pcm)
+                heard.arrivals.append(arrival)
+        except SpeechError as error:
+            heard.error = str(error)
+        return heard
+
+    def raw(self, **inputs: tuple[str, list[int], bytes]) -> str:
+        """Send tensors as they are given (data type, shape, bytes); returns the error message."""
+        message = service_pb2.ModelInferRequest(model_name="qwen3_tts")
+        for name, (datatype, shape, content) in inputs.items():
+            message.inputs.add(name=name, datatype=datatype, shape=shape)
+            message.raw_input_contents.append(content)
+        return str(next(self.stub.ModelStreamInfer(iter([message]), timeout=30)).error_message)
+
+    def is_ready(self, model: str = "qwen3_tts") -> bool:
+        return bool(self.stub.ModelReady(service_pb2.ModelReadyRequest(name=model)).ready)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels."""
+        with urllib.request.urlopen(f"http://localhost:{self.server.ports.metrics}/metrics") as page:
+            families = list(text_string_to_metric_families(page.read().decode()))
+        samples = [s for family in families for s in family.samples if s.name == name]
+        assert samples, f"the server has no metric {name}"
+        return sum(s.value for s in samples if labels.items() <= s.labels.items())
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.05)

@@ -1,0 +1,43 @@
+"""Triton's generate_stream endpoint speaks to the same model."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scripts.embedded.server import TritonServer
+
+
+def generate_stream(server: TritonServer, fields: dict[str, Any]) -> list[dict[str, Any]]:
+    url = f"http://localhost:{server.ports.http}/v2/models/qwen3_tts/generate_stream"
+    request = urllib.request.Request(url, json.dumps(fields).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        lines = response.read().decode().splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+def test_events_carry_the_chunks(scripted: TritonServer) -> None:
+    events = generate_stream(scripted, {"text": "Hello.", "speaker": "ryan", "seed": 4, "max_frames": 9})
+    assert [event.get("sample_rate") for event in events] == [24000, None, None, None]
+    frames = np.concatenate([event["waveform"] for event in events]).reshape(-1, 1920)
+    assert frames[:, :2].tolist() == [[4, number] for number in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"text": "Hello.", "speaker": "nobody"}, "INVALID_ARG: speaker: 'nobody': one of aiden"),
+        ({"speaker": "ryan"}, "INVALID_ARG: text: None: Field required"),
+    ],
+)
+def test_a_refusal_is_a_client_error_with_the_reason(
+    scripted: TritonServer, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        generate_stream(scripted, fields)
+    assert refused.value.code == 400
+    assert message in json.loads(refused.value.read().decode().removeprefix("data: "))["error"]

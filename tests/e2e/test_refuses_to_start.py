@@ -1,0 +1,98 @@
+"""A server that cannot serve says which file is wrong and ends."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.code2wav import state_size
+from qwen3_tts_engine.manifest import CodecManifest
+from scripts.embedded.server import ServerError
+from tests.e2e.serving import copy_repository, serve
+
+TALKER_ONLY = ("--model-control-mode=explicit", "--load-model=qwen3_tts")
+
+
+def remove_vocabulary(checkpoint: Path, codec: Path) -> str:
+    (checkpoint / "vocab.json").unlink()
+    return f"{checkpoint / 'vocab.json'}: missing from the checkpoint"
+
+
+def change_size(checkpoint: Path, codec: Path) -> str:
+    path = checkpoint / "config.json"
+    config = json.loads(path.read_text())
+    config["talker_config"]["intermediate_size"] *= 2
+    path.write_text(json.dumps(config))
+    return f"{checkpoint / 'model.safetensors'}: tensor talker.model.layers.0.mlp.gate_proj.weight has shape"
+
+
+def change_tensor(checkpoint: Path, codec: Path) -> str:
+    path = checkpoint / "model.safetensors"
+    tensors = load_file(path)
+    tensors["talker.codec_head.weight"] = torch.zeros(3, 3)
+    save_file(tensors, path)
+    return f"{path}: tensor talker.codec_head.weight has shape [3, 3], config.json says [3072"
+
+
+def forget_field(checkpoint: Path, codec: Path) -> str:
+    path = checkpoint / "config.json"
+    config = json.loads(path.read_text())
+    del config["talker_config"]["codec_bos_id"]
+    path.write_text(json.dumps(config))
+    return f"{path}: talker_config.codec_bos_id: Field required"
+
+
+def other_codec(checkpoint: Path, codec: Path) -> str:
+    manifest = CodecManifest.read(codec)
+    manifest.model_copy(update={"state_size": 1298496}).write(codec)
+    return f"{codec / 'model.json'}: state_size is 1298496, {checkpoint} has "
+
+
+def other_weights(checkpoint: Path, codec: Path) -> str:
+    CodecManifest.read(codec).model_copy(update={"codec_digest": "0" * 64}).write(codec)
+    return f"{codec / 'model.json'}: codec_digest is 000"
+
+
+def no_codec(checkpoint: Path, codec: Path) -> str:
+    (codec / "model.json").unlink()
+    return f"{codec / 'model.json'}: missing"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [remove_vocabulary, change_size, change_tensor, forget_field, other_codec, other_weights, no_codec],
+    ids=lambda spoil: spoil.__name__,
+)
+def test_the_log_names_the_file(spoil: Callable[[Path, Path], str], tiny_checkpoint: Path, tmp_path: Path) -> None:
+    repository = copy_repository(tmp_path / "model_repository", fakes=False)
+    checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
+    codec = repository / "code2wav" / "1"
+    write_manifest(checkpoint, codec)
+    message = spoil(checkpoint, codec)
+    with (
+        pytest.raises(ServerError, match="ended with exit code 1"),
+        serve(repository, tmp_path / "server", {"QWEN3_TTS_CHECKPOINT": str(checkpoint)}, TALKER_ONLY),
+    ):
+        pass
+    assert message in (tmp_path / "server" / "server.log").read_text()
+
+
+def test_an_unknown_setting_is_refused(scripted_repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    environment = {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint), "QWEN3_TTS_MAX_STREAMS": "none"}
+    with pytest.raises(ServerError), serve(scripted_repository, tmp_path, environment, TALKER_ONLY):
+        pass
+    assert "max_streams: 'none': Input should be a valid integer" in (tmp_path / "server.log").read_text()
+
+
+def write_manifest(checkpoint: Path, folder: Path) -> None:
+    """model.json as the export of this checkpoint's codec writes it."""
+    opened = Checkpoint.open(str(checkpoint))
+    CodecManifest(
+        form="onnx", state_size=state_size(opened.speech_tokenizer.decoder_config), state_dtype="FP32",
+        codec_digest=opened.codec_digest, max_frames=32, sample_rate=24000, opset=18, torch="", onnx="", commit=None,
+    ).write(folder)  # fmt: skip

@@ -1,0 +1,144 @@
+"""`say` against a server that speaks to a script."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client.__main__ import main
+from client.errors import ExitCode
+from tests.fakes.stub_server import StubServer, text_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[StubServer]:
+    with StubServer(frames=5) as server:
+        yield server
+
+
+def script(**fields: object) -> str:
+    return json.dumps(fields)
+
+
+def say(stub: StubServer, *arguments: str) -> int:
+    return main(["say", "--url", stub.url, *arguments])
+
+
+def figure(line: str, name: str) -> float:
+    return float(line.split(f"{name} ")[1].split()[0])
+
+
+def test_it_writes_a_wav_and_says_how_it_was_served(
+    stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "hello.wav"
+    text = script(chunks=[[50, 1], [300, 2], [305, 1]], silence_ms=100)
+    assert say(stub, text, "--output", str(file), "--speaker", "vivian", "--seed", "7") == ExitCode.OK
+    with wave.open(str(file)) as speech:
+        assert (speech.getframerate(), speech.getnframes(), speech.getnchannels()) == (24_000, 4 * 1920, 1)
+    request = stub.servicer.received[-1]
+    assert {tensor.name for tensor in request.inputs} == {"text", "speaker", "seed"}
+    line = capsys.readouterr().err
+    # The stub never sends early; how late it is depends on the machine.
+    assert 50 <= figure(line, "· TTFA") < 250
+    # The onset is 10 ms into the second chunk, which comes 170 ms late.
+    assert 310 <= figure(line, "audible TTFA") < 550
+    assert "underruns 1 (" in line
+
+
+def test_raw_pcm_goes_to_standard_output(stub: StubServer) -> None:
+    command = [sys.executable, "-m", "client", "say", "-u", stub.url, script(chunks=[[0, 2]]), "--output", "-"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=60)
+    pcm = np.frombuffer(done.stdout, "<i2")
+    assert len(pcm) == 2 * 1920
+    assert set(np.abs(pcm)) == {8000}
+
+
+def test_text_from_standard_input_is_sent_as_it_comes(stub: StubServer, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "client", "say", "-u", stub.url, "-", "--output", str(tmp_path / "a.wav")]
+    before = len(stub.servicer.received)
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        for count, piece in enumerate(["Good ", "morning."], 1):
+            process.stdin.write(piece.encode())
+            process.stdin.flush()
+            wait_for(lambda expected=before + count: len(stub.servicer.received) == expected)
+        process.stdin.close()
+        assert process.wait(30) == 0
+    requests = stub.servicer.received[before:]
+    assert [text_of(request) for request in requests] == ["Good ", "morning.", ""]
+    parameters = [request.parameters for request in requests]
+    assert [(p["sequence_start"].bool_param, p["sequence_end"].bool_param) for p in parameters] == [
+        (True, False),
+        (False, False),
+        (False, True),
+    ]
+    assert len({p["sequence_id"].int64_param for p in parameters}) == 1
+
+
+def test_ctrl_c_cancels_the_stream(stub: StubServer, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "client", "say", "-u", stub.url, script(chunks=[[0, 1]], hang=True)]
+    cancelled, received = stub.servicer.cancelled, len(stub.servicer.received)
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_for(lambda: len(stub.servicer.received) > received and (tmp_path / "speech.wav").exists())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == ExitCode.INTERRUPTED
+        assert process.stderr is not None
+        assert "interrupted" in process.stderr.read()
+    wait_for(lambda: stub.servicer.cancelled == cancelled + 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "code", "message"),
+    [
+        ({"chunks": [[0, 1]], "error": "speaker: 'x': unknown"}, [], ExitCode.REQUEST, "speaker: 'x': unknown"),
+        ({"error": "UNAVAILABLE: full"}, [], ExitCode.REQUEST, "UNAVAILABLE: full"),
+        ({"chunks": [[0, 1]], "hang": True}, ["--chunk-timeout", "0.5"], ExitCode.TIMEOUT, "no response for 0.5 s"),
+        ({"chunks": [[0, 1]], "hang": True}, ["--stream-timeout", "0.5"], ExitCode.TIMEOUT, "DEADLINE_EXCEEDED"),
+        ({"chunks": [[0, 1]], "close": True}, [], ExitCode.REQUEST, "without a final response"),
+        ({}, [], ExitCode.REQUEST, "ended without audio"),
+        ({}, ["--model-name", "none"], ExitCode.SERVER, "no model none; the server has qwen3_tts"),
+        ({}, ["--url", "localhost:1"], ExitCode.SERVER, "localhost:1: "),
+        ({}, ["--seed", str(2**63)], ExitCode.USAGE, "seed: 9223372036854775808 does not fit INT64"),
+        ({}, ["--ref-audio", "/dev/null"], ExitCode.USAGE, "/dev/null: not a PCM WAV file"),
+        ({"chunks": [[0, 1]]}, ["--output", "/none/a.wav"], ExitCode.USAGE, "/none/a.wav: No such file or directory"),
+    ],
+)
+def test_what_goes_wrong_is_said_clearly(
+    stub: StubServer,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: dict[str, object],
+    flags: list[str],
+    code: ExitCode,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert say(stub, script(**text), *flags) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_ready(capsys: pytest.CaptureFixture[str]) -> None:
+    with StubServer(ready=False) as server:
+        assert say(server, "hello") == ExitCode.SERVER
+    assert "up but not ready" in capsys.readouterr().err
+
+
+def wait_for(condition: object, limit_s: float = 20) -> None:
+    end_s = time.monotonic() + limit_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end_s
+        time.sleep(0.01)

@@ -1,0 +1,124 @@
+"""Stand-ins for the parts around the scheduler: a talker, a codec, a prompt builder and a caller, all predictable."""
+
+import threading
+import time
+
+import numpy as np
+
+from qwen3_tts_engine.chunker import Chunks
+from qwen3_tts_engine.code2wav import SAMPLES_PER_FRAME
+from qwen3_tts_engine.limits import RunnerLimits
+from qwen3_tts_engine.request import RequestError, Sampling, SynthesisRequest
+from qwen3_tts_engine.scheduler import Frames, Newcomer
+from qwen3_tts_engine.stream import Prompt, Sink, Stream
+
+NUM_CODEBOOKS = 16
+SIGNATURES = 2048
+
+
+class ScriptedRunner:
+    """Frame t of a stream with seed s has codes (s mod 2048, t mod 2048, 0, ...); it never ends before its cap."""
+
+    def __init__(self, num_slots: int, tick_seconds: float = 0.0, lookahead: int = 0) -> None:
+        self.limits = RunnerLimits(num_slots, num_pages=1 << 16, page_size=32, max_positions=1 << 16, max_trailing=0)
+        self.lookahead = lookahead
+        self.tick_seconds = tick_seconds
+        self.fail: Exception | None = None
+        self.prefill_failures: dict[int, Exception] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self._signature = np.zeros(num_slots, np.int64)
+        self._frame = np.zeros(num_slots, np.int64)
+
+    def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
+        failed = []
+        for newcomer in newcomers:
+            seed = newcomer.stream.sampling.seed
+            self._signature[newcomer.slot] = seed % SIGNATURES
+            self._frame[newcomer.slot] = 0
+            if seed in self.prefill_failures:
+                failed.append((newcomer, self.prefill_failures[seed]))
+        return failed
+
+    def launch(self, slots: np.ndarray) -> Frames:
+        if self.fail:
+            raise self.fail
+        self.gate.wait()
+        time.sleep(self.tick_seconds)
+        codes = np.zeros((len(slots), NUM_CODEBOOKS), np.int64)
+        codes[:, 0], codes[:, 1] = self._signature[slots], self._frame[slots] % SIGNATURES
+        self._frame[slots] += 1
+        return Frames(codes, np.zeros(len(slots), bool))
+
+    def collect(self, tick: Frames) -> Frames:
+        return tick
+
+
+class ScriptedCodec:
+    """The first two samples of each frame are its first two codes, the rest is zero."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self.fail: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        self.gate.wait()
+        if self.fail:
+            raise self.fail
+        self.calls.append(chunks.codes.shape[:2])
+        return scripted_pcm(chunks.codes), {}
+
+
+class ScriptedPrompts:
+    num_codebooks = NUM_CODEBOOKS
+
+    def stream(self, request: SynthesisRequest, sink: Sink, key: str) -> Stream:
+        return make_stream(key, sink, request.seed or 0, request.max_frames or 8)
+
+
+class Listener:
+    """A sink that keeps what it hears and checks that it ends once."""
+
+    def __init__(self) -> None:
+        self.pcm: list[np.ndarray] = []
+        self.error: RequestError | None = None
+        self.ends = 0
+        self.ended = threading.Event()
+        self.send_error: Exception | None = None
+
+    def send(self, pcm: np.ndarray) -> None:
+        if self.send_error:
+            raise self.send_error
+        assert self.ends == 0, "audio after the end"
+        self.pcm.append(pcm)
+
+    def finish(self, error: RequestError | None) -> None:
+        self.ends += 1
+        self.error = error
+        self.ended.set()
+
+    def signatures(self) -> list[tuple[int, int]]:
+        """(seed, frame) of every frame heard."""
+        if not self.pcm:
+            return []
+        frames = np.concatenate(self.pcm).reshape(-1, SAMPLES_PER_FRAME)
+        return [(int(a), int(b)) for a, b in frames[:, :2]]
+
+
+def scripted_pcm(codes: np.ndarray) -> np.ndarray:
+    """int [chunks, frames, codebooks] → int16 [chunks, samples]."""
+    chunks, frames, _ = codes.shape
+    pcm = np.zeros((chunks, frames, SAMPLES_PER_FRAME), np.int16)
+    pcm[:, :, :2] = codes[:, :, :2]
+    return pcm.reshape(chunks, -1)
+
+
+def make_stream(key: str, sink: Sink, seed: int = 0, max_frames: int = 8, rows: int = 4) -> Stream:
+    prompt = Prompt(np.zeros(rows, np.int32), np.zeros((rows, NUM_CODEBOOKS), np.int32), [], rows)
+    sampling = Sampling(
+        temperature=0, top_k=0, top_p=1, repetition_penalty=1,
+        predictor_temperature=0, predictor_top_k=0, predictor_top_p=1, seed=seed,
+    )  # fmt: skip
+    return Stream(key, prompt, sampling, max_frames, sink)

@@ -1,0 +1,218 @@
+# ruff: noqa: N802 - gRPC names the methods
+"""A server that speaks to a script: the schedule of its chunks is known, so the client's figures can be checked.
+
+A text that is a JSON object is a Script (`{"chunks": [[20, 1], [100, 1]], "silence_ms": 80}`); any other text gets a
+frame every 80 ms. Run it alone with `python -m tests.fakes.stub_server --grpc-port 8001`.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import json
+import struct
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+FRAME_SAMPLES = 1920
+FRAME_MS = 80
+SAMPLE_RATE = 24_000
+LOUDNESS = 8000
+# A sleep of the event loop ends up to this late; the rest is waited for by yielding.
+SLEEP_SLACK_S = 0.0015
+
+
+@dataclass(frozen=True)
+class Script:
+    chunks: list[tuple[float, int]] = field(default_factory=list)  # (ms after the request came, frames)
+    silence_ms: float = 0  # before the audible part
+    error: str | None = None  # sent after the chunks
+    close: bool = False  # close the stream after the chunks, without an end
+    hang: bool = False  # never end
+    exact: bool = True  # to the tenth of a millisecond, at the price of a busy loop
+
+    @staticmethod
+    def of(text: str, frames: int) -> "Script":
+        if text.startswith("{"):
+            return Script(**json.loads(text))
+        return Script([(20 + FRAME_MS * frame, 1) for frame in range(frames)], exact=False)
+
+    def pcm(self) -> list[NDArray[np.int16]]:
+        """The audio of each chunk: silence, then a square wave."""
+        samples = FRAME_SAMPLES * sum(frames for _, frames in self.chunks)
+        wave = np.where(np.arange(samples) // 30 % 2, LOUDNESS, -LOUDNESS).astype(np.int16)
+        wave[: round(self.silence_ms * SAMPLE_RATE / 1000)] = 0
+        ends = np.cumsum([FRAME_SAMPLES * frames for _, frames in self.chunks], dtype=int)
+        return np.split(wave, ends)[:-1]
+
+
+class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
+    def __init__(self, frames: int, ready: bool, models: tuple[str, ...]) -> None:
+        self.frames = frames
+        self.ready = ready
+        self.models = models
+        self.received: list[service_pb2.ModelInferRequest] = []
+        self.sent_ns: list[int] = []  # when each chunk was in fact sent
+        self.cancelled = 0
+
+    async def ServerReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ServerReadyResponse(ready=self.ready)
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ModelReadyResponse(ready=request.name in self.models)
+
+    async def ServerMetadata(self, request: Any, context: Any) -> Any:
+        return service_pb2.ServerMetadataResponse(name="stub", version="0")
+
+    async def ModelConfig(self, request: Any, context: Any) -> Any:
+        return service_pb2.ModelConfigResponse()
+
+    async def RepositoryIndex(self, request: Any, context: Any) -> Any:
+        index = service_pb2.RepositoryIndexResponse()
+        for name in self.models:
+            index.models.add(name=name, state="READY")
+        return index
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        try:
+            async for request in requests:
+                arrived_s = time.perf_counter()
+                self.received.append(request)
+                script, audio = audio_of(text_of(request), self.frames)
+                async for response in self._responses(script, audio, arrived_s):
+                    yield response
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def _responses(self, script: Script, audio: list[Any], arrived_s: float) -> AsyncIterator[Any]:
+        for (at_ms, _), response in zip(script.chunks, audio, strict=True):
+            await _sleep_until(arrived_s + at_ms / 1e3, script.exact)
+            self.sent_ns.append(time.perf_counter_ns())
+            yield response
+        if script.hang:
+            await asyncio.Event().wait()
+        if script.error:
+            yield service_pb2.ModelStreamInferResponse(error_message=script.error)
+        elif not script.close:
+            final = service_pb2.ModelStreamInferResponse()
+            final.infer_response.parameters["triton_final_response"].bool_param = True
+            yield final
+
+
+@functools.lru_cache(maxsize=64)
+def audio_of(text: str, frames: int) -> tuple[Script, list[Any]]:
+    """The script of a text, and its chunks ready to be sent."""
+    script = Script.of(text, frames)
+    return script, [audio_response(pcm, first=number == 0) for number, pcm in enumerate(script.pcm())]
+
+
+def text_of(request: Any) -> str:
+    raw = request.raw_input_contents[[tensor.name for tensor in request.inputs].index("text")]
+    return bytes(raw[4:]).decode()
+
+
+def audio_response(pcm: NDArray[np.int16], first: bool) -> Any:
+    response = service_pb2.ModelStreamInferResponse()
+    result = response.infer_response
+    result.parameters["triton_final_response"].bool_param = False
+    result.outputs.add(name="waveform", datatype="INT16", shape=[len(pcm)])
+    result.raw_output_contents.append(pcm.tobytes())
+    if first:
+        result.outputs.add(name="sample_rate", datatype="INT32", shape=[1])
+        result.raw_output_contents.append(struct.pack("<i", SAMPLE_RATE))
+    return response
+
+
+async def _sleep_until(due_s: float, exact: bool) -> None:
+    await asyncio.sleep(max(0.0, due_s - time.perf_counter() - (SLEEP_SLACK_S if exact else 0)))
+    while exact and time.perf_counter() < due_s:
+        await asyncio.sleep(0)
+
+
+async def speak_openai(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: int) -> None:
+    """One POST of /v1/audio/speech, answered in HTTP chunks; an error of the script becomes a 503."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    arrived_s = time.perf_counter()
+    length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+    script = Script.of(json.loads(await reader.readexactly(length))["input"], frames)
+    if script.error:
+        body = json.dumps({"error": script.error}).encode()
+        writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    else:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: audio/pcm\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for (at_ms, _), pcm in zip(script.chunks, script.pcm(), strict=True):
+            await _sleep_until(arrived_s + at_ms / 1e3, script.exact)
+            writer.write(b"%x\r\n%s\r\n" % (pcm.nbytes, pcm.tobytes()))
+        if not script.close:
+            writer.write(b"0\r\n\r\n")
+    writer.close()
+
+
+class StubServer:
+    """Serves from a thread of its own while it is entered; ports of 0 are chosen by the system."""
+
+    def __init__(
+        self,
+        frames: int = 10,
+        ready: bool = True,
+        models: tuple[str, ...] = ("qwen3_tts",),
+        grpc_port: int = 0,
+        http_port: int = 0,
+    ) -> None:
+        self.servicer = StubServicer(frames, ready, models)
+        self._ports = (grpc_port, http_port)
+        self._loop = asyncio.new_event_loop()
+        self._started = threading.Event()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+
+    def __enter__(self) -> "StubServer":
+        self._thread.start()
+        if not self._started.wait(20):
+            raise RuntimeError("the stub server did not start")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    async def _serve(self) -> None:
+        grpc_server = grpc.aio.server()
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self.servicer, grpc_server)
+        self.url = f"localhost:{grpc_server.add_insecure_port(f'localhost:{self._ports[0]}')}"
+        await grpc_server.start()
+        http_server = await asyncio.start_server(self._speak_openai, "localhost", self._ports[1])
+        self.openai_url = f"http://localhost:{http_server.sockets[0].getsockname()[1]}"
+        self._started.set()
+        await self._stop.wait()
+        http_server.close()
+        await grpc_server.stop(grace=0)
+
+    async def _speak_openai(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A client that goes away, or only looks whether somebody listens.
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await speak_openai(reader, writer, self.servicer.frames)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--grpc-port", type=int, default=8001)
+    parser.add_argument("--http-port", type=int, default=8000)
+    parser.add_argument("--frames", type=int, default=50, help="of the answer to a text that is not a script")
+    args = parser.parse_args()
+    with StubServer(args.frames, grpc_port=args.grpc_port, http_port=args.http_port) as server:
+        print(f"gRPC {server.url}, OpenAI {server.openai_url}", flush=True)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

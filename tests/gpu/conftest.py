@@ -1,0 +1,25 @@
+"""Everything here needs a CUDA device and is skipped where there is none."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip = pytest.mark.skip(reason="no CUDA device")
+    for item in items:
+        if FOLDER in item.path.parents:
+            item.add_marker("gpu")
+            if not torch.cuda.is_available():
+                item.add_marker(skip)
+
+
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield torch.device("cuda:0")

@@ -1,0 +1,225 @@
+"""Every kernel against the PyTorch operation that it stands for, computed in float32 from the same bfloat16 inputs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from qwen3_tts_engine.checkpoint import WEIGHTS, Checkpoint, TalkerConfig, load_tensors
+from qwen3_tts_engine.kv_cache import FrameCache, PagedCache
+from qwen3_tts_engine.limits import RunnerLimits
+from qwen3_tts_engine.scheduler import Newcomer
+from qwen3_tts_engine.slot_state import SlotState
+from qwen3_tts_engine.talker import Talker
+from qwen3_tts_engine.torch_ops import TorchOps, TorchRows
+from qwen3_tts_engine.transformer import LayerWeights
+from qwen3_tts_engine.weights import talker_shapes
+from scripts.synthetic_configs import model_config
+from tests.fakes.scripted import Listener, make_stream
+
+EPS = 1e-6
+BF16 = torch.bfloat16
+LIMITS = RunnerLimits(num_slots=4, num_pages=12, page_size=8, max_positions=96, max_trailing=8)
+# (outputs, inputs) of the products of both released sizes.
+LARGE = [(4096, 2048), (2048, 2048), (2048, 6144), (3072, 2048)]
+PRODUCTS = [*LARGE, (4096, 1024), (1024, 2048), (1024, 3072), (2048, 1024), (256, 128), (64, 256)]
+ROWS = [1, 2, 5, 8, 9, 16, 17, 24, 32, 33, 64, 100]
+
+
+@pytest.fixture(scope="module")
+def ops() -> Any:
+    from qwen3_tts_engine.kernel_ops import KernelOps
+
+    return KernelOps(torch.device("cuda:0"))
+
+
+@pytest.fixture(scope="module")
+def talker(tiny_checkpoint: Path) -> Talker:
+    checkpoint = Checkpoint.open(str(tiny_checkpoint))
+    tensors = load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config))
+    return Talker(checkpoint.config.talker_config, {k: v.to("cuda:0", BF16) for k, v in tensors.items()}, TorchOps())
+
+
+def real_config() -> TalkerConfig:
+    ids = {f"{name}_token_id": 0 for name in ("im_start", "im_end", "assistant", "tts_pad", "tts_bos", "tts_eos")}
+    return TalkerConfig.model_validate(model_config("1.7b", "custom_voice", ids)["talker_config"])
+
+
+def random(*shape: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*shape, device="cuda") * scale).to(BF16)
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float = 8e-3) -> None:
+    """Within the rounding of bfloat16, relative to the size of the whole."""
+    assert torch.isfinite(found.float()).all()
+    error = (found.float() - expected.float()).norm() / expected.float().norm().clamp(min=1e-6)
+    assert float(error) < tolerance
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), PRODUCTS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_products(ops: Any, device: torch.device, rows: int, outputs: int, inputs: int) -> None:
+    x, weight, norm = random(rows, 2, inputs)[:, 1], random(outputs, inputs, scale=0.02), random(inputs)
+    wide = TorchOps()
+    inputs32 = (x.float(), norm.float(), weight.float(), EPS)
+    bias = random(outputs)
+    out = torch.full((rows, 2, outputs), 7.0, device=device, dtype=BF16)
+    ops.norm_linear(x, norm, weight, EPS, bias, out[:, 0])
+    close(out[:, 0], wide.norm_linear(*inputs32, bias.float()))
+    assert (out[:, 1] == 7).all(), "wrote beside its rows"
+    close(ops.norm_linear(x, norm, weight, EPS), wide.norm_linear(*inputs32))
+    logits = ops.norm_logits(x, norm, weight, EPS)
+    assert logits.dtype == torch.float32
+    close(logits, wide.norm_logits(*inputs32))
+    close(ops.norm_gated(x, norm, weight, EPS), wide.norm_gated(*inputs32), 1.2e-2)
+    residual = random(rows, outputs)
+    expected = residual.float() + x.float() @ weight.float().T
+    ops.add_linear(residual, x, weight)
+    close(residual, expected)
+
+
+@pytest.mark.parametrize("width", [64, 1024, 2048])
+def test_rows(ops: Any, device: torch.device, width: int) -> None:
+    x, norm = random(3, 2, width)[:, 0], random(width)
+    close(ops.rms_norm(x, norm, EPS), TorchOps().rms_norm(x.float(), norm.float(), EPS))
+    table = torch.cat([random(10, width), torch.zeros(1, width, device=device, dtype=BF16)])
+    indices = torch.tensor([[0, 3, -1], [-1, -1, -1], [9, 9, 1]], device=device)
+    close(ops.embed(table, indices), TorchOps().embed(table.float(), indices))
+
+
+@pytest.mark.parametrize("config", [real_config(), None], ids=["real", "tiny"])
+@pytest.mark.parametrize("lengths", [[1, 5, 9], [64, 70, 3], [31, 32, 33], [300, 129, 700]])
+def test_paged_attention_prefill_then_decode(
+    ops: Any, device: torch.device, talker: Talker, config: TalkerConfig | None, lengths: list[int]
+) -> None:
+    """Prompts of several slots in one prefill, then two ticks of all slots, with pages in any order."""
+    config = config or talker.config
+    norms = random(2, config.head_dim)
+    table = torch.randperm(3 * 100, device=device).reshape(3, 100)
+    caches = [PagedCache(config, 300, 8, table, dtype) for dtype in (BF16, torch.float32)]
+    slots = torch.cat([torch.full((n,), i, device=device) for i, n in enumerate(lengths)])
+    positions = torch.cat([torch.arange(n, device=device) for n in lengths])
+    order = torch.tensor([2, 0, 1], device=device)
+    ticks = [(slots, positions, True)]
+    ticks += [(order, torch.tensor(lengths, device=device)[order] + tick, False) for tick in range(2)]
+    for slots, positions, prefill in ticks:
+        qkv = random(len(slots), config.query_size + 2 * config.key_value_size)
+        found = ops.paged_attention(caches[0], slots, positions, prefill=prefill)(1, qkv, layer(norms))
+        wide = TorchOps().paged_attention(caches[1], slots, positions, prefill=prefill)
+        close(found, wide(1, qkv.float(), layer(norms.float())), 1.2e-2)
+    close(caches[0].data, caches[1].data)
+
+
+@pytest.mark.parametrize("config", [real_config(), None], ids=["real", "tiny"])
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_frame_attention_over_a_whole_frame(
+    ops: Any, device: torch.device, talker: Talker, config: TalkerConfig | None, rows: int
+) -> None:
+    predictor = (config or talker.config).code_predictor_config
+    norms = random(2, predictor.head_dim)
+    caches = [FrameCache(predictor, rows + 1, 16, dtype, device) for dtype in (BF16, torch.float32)]
+    for start, count in [(0, 2), *((position, 1) for position in range(2, 16))]:
+        qkv = random(rows * count, predictor.query_size + 2 * predictor.key_value_size)
+        found = ops.frame_attention(caches[0], start, count)(1, qkv, layer(norms))
+        close(found, TorchOps().frame_attention(caches[1], start, count)(1, qkv.float(), layer(norms.float())), 1.2e-2)
+    assert not caches[0].data[:, :, rows].any(), "wrote beside its rows"
+
+
+def layer(norms: Tensor) -> LayerWeights:
+    none = torch.empty(0)
+    return LayerWeights(none, none, norms[0], norms[1], none, none, none, none)
+
+
+def slot_state(talker: Talker, **sampling: float) -> SlotState:
+    """Three streams with seeds 3, 4, 5 and two text tokens to feed, in slots 2, 0, 1."""
+    state = SlotState(talker, LIMITS)
+    newcomers = []
+    for number, slot in enumerate((2, 0, 1)):
+        stream = make_stream(str(number), Listener(), seed=3 + number)
+        stream.sampling = stream.sampling.model_copy(update=sampling)
+        stream.prompt.trailing.extend([5, 6])
+        newcomers.append(Newcomer(stream, slot, [slot]))
+    state.open(newcomers)
+    return state
+
+
+SAMPLING = [
+    {"temperature": 0.0, "predictor_temperature": 0.0},
+    {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.3, "predictor_temperature": 0.9, "predictor_top_k": 50},
+    {"temperature": 1.2, "top_k": 0, "top_p": 0.7, "predictor_temperature": 0.7, "predictor_top_p": 0.5},
+    {"temperature": 0.7, "top_k": 1, "predictor_temperature": 1.0, "predictor_top_k": 3000},
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_whole_frames_are_drawn_and_fed_back(
+    ops: Any, device: torch.device, talker: Talker, sampling: dict[str, float]
+) -> None:
+    """Greedy codes are equal; and everything behind the codes is what the PyTorch rows make of the same codes."""
+    kernel_state, torch_state = slot_state(talker, **sampling), slot_state(talker, **sampling)
+    slots = torch.tensor([0, 2, 1], device=device)
+    inputs = random(3072 + 15 * 2048 + 1, 64)
+    for _ in range(4):
+        rows, expected = ops.rows(kernel_state, slots), TorchRows(torch_state, slots)
+        out = torch.empty(3, 64, device=device, dtype=BF16)
+        for codebook in range(16):
+            logits = torch.randn(3, 2048 if codebook else 3072, device=device) * 5
+            table = inputs[3072 + (codebook - 1) * 2048 :] if codebook else inputs
+            for one, target in ((rows, out), (expected, out.clone())):
+                one.draw(codebook, logits, table, target) if codebook else one.draw_first(logits, table, target)
+            assert torch.equal(out, table[rows.codes[:, codebook]])
+        if sampling["temperature"] == 0:
+            assert torch.equal(rows.codes, expected.codes)
+        expected.codes.copy_(rows.codes)
+        torch_state.seen.copy_(kernel_state.seen)
+        for one in (rows, expected):
+            one.advance(talker.text_table, talker.code_table, 7)
+        close(kernel_state.input[slots], torch_state.input[slots])
+        for name in ("frame", "position", "seen"):
+            assert torch.equal(getattr(kernel_state, name), getattr(torch_state, name)), name
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["codebook-0", "later"])
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(0.9, 50, 1.0), (1.3, 5, 0.8), (0.7, 0, 0.9), (1.0, 1, 1.0), (1.0, 0, 1.0)]
+)
+def test_drawn_codes_follow_the_distribution(
+    ops: Any, device: torch.device, talker: Talker, first: bool, temperature: float, top_k: int, top_p: float
+) -> None:
+    """Many seeds of one row: the codes are those of the reference distribution, as often as it says."""
+    draws = 20000
+    state = SlotState(talker, RunnerLimits(draws, num_pages=1, page_size=8, max_positions=8, max_trailing=1))
+    chosen = [temperature, top_k, top_p]
+    state.options[:] = torch.from_numpy(np.array([*chosen, 1.2, *chosen], np.float64))
+    state.seed[:] = torch.arange(draws + 1, device=device) * 7919
+    state.frame[:] = 5
+    state.seen[:, ::3] = True
+    logits = torch.randn(3072 if first else 2048, device=device) * 4
+    logits[2150:2151] = 9.0
+    rows = ops.rows(state, torch.arange(draws, device=device))
+    table, out = random(3072, 64), torch.empty(draws, 64, device=device, dtype=BF16)
+    many = logits.expand(draws, -1).contiguous()
+    expected = logits.clone()
+    if first:
+        rows.draw_first(many, table, out)
+        expected[:2048:3] = torch.where(logits > 0, logits / 1.2, logits * 1.2)[:2048:3]
+        expected[2048:2150], expected[2151:] = -torch.inf, -torch.inf
+    else:
+        rows.draw(3, many, table, out)
+    probability = reference_distribution(expected, temperature, top_k, top_p)
+    found = torch.bincount(rows.codes[:, 0 if first else 3], minlength=len(logits)) / draws
+    assert not found[probability == 0].any()
+    deviation = 4.5 * (probability * (1 - probability) / draws).sqrt() + 1.5 / draws
+    assert ((found - probability).abs() <= deviation).all()
+
+
+def reference_distribution(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    values, ids = (logits / temperature).sort(descending=True)
+    if top_k:
+        values[top_k:] = -torch.inf
+    probability = values.softmax(0)
+    probability[probability.cumsum(0) - probability >= top_p] = 0
+    return torch.zeros_like(logits).scatter(0, ids, probability / probability.sum())

@@ -1,0 +1,197 @@
+"""The talker engine gives the codes that the package qwen-tts gives, greedily, in fp32."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.chunker import Chunks
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.request import RequestError, SynthesisRequest
+from qwen3_tts_engine.startup import build_engine, load_runner
+from tests.fakes.scripted import Listener, scripted_pcm
+from tests.oracle.reference import load_processor, load_reference, reference_generate
+
+FRAMES = 30
+WAIT = 120.0
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    text: str
+    language: str = "auto"
+    speaker: str = "ryan"
+    instruct: str | None = None
+
+
+CASES = [
+    Case("Hello there."),
+    Case("Hello there, this is a test.", "english"),
+    Case("Hello there, this is a test.", "English", "Vivian"),
+    Case("你好，今天天气怎么样？", "chinese", "serena"),
+    Case("你好，今天天气怎么样？", "chinese", "eric"),
+    Case("你好，今天天气怎么样？", "auto", "dylan"),
+    Case("Ça va bien, merci.", "french", "eric"),
+    Case("Guten Tag! Wie geht es Ihnen?", "german", "aiden", "Sprich langsam."),
+    Case("今日はいい天気ですね。", "japanese", "ono_anna"),
+    Case("오늘 날씨가 좋네요.", "korean", "sohee", "Happily, please."),
+    Case("Hola, ¿qué tal?", "spanish", "uncle_fu"),
+    Case("1, 2, 3… and 42 – done!", "auto", "ryan", "Like a news reader."),
+    Case("È una bella giornata.", "italian", "ryan"),
+    Case("Bom dia a todos.", "portuguese", "serena"),
+    Case("Добрый день, друзья.", "russian", "vivian"),
+    Case("a"),
+]
+
+
+class CodeRecorder:
+    """A codec client that keeps every stream's codes."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, list[np.ndarray]] = {}
+
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        for stream, codes, count in zip(chunks.streams, chunks.codes, chunks.counts, strict=True):
+            self.codes.setdefault(stream.key, []).append(codes[:count])
+        return scripted_pcm(chunks.codes), {}
+
+
+def synthesise(folder: Path, requests: list[dict[str, Any]], **settings: Any) -> list[np.ndarray]:
+    """Codes [frames, 16] of each request, all in flight at once."""
+    checkpoint = Checkpoint.open(str(folder))
+    config = EngineConfig(checkpoint=str(folder), max_streams=8, max_text_tokens=256, max_frames_limit=512, **settings)
+    recorder = CodeRecorder()
+    runner = load_runner(checkpoint, config, CPU)
+    engine = build_engine(config, PromptBuilder(checkpoint, config), runner, recorder)
+    listeners = [Listener() for _ in requests]
+    for index, (request, listener) in enumerate(zip(requests, listeners, strict=True)):
+        engine.submit(SynthesisRequest.of(request), listener, str(index))
+    engine.start()
+    assert all(listener.ended.wait(WAIT) and listener.error is None for listener in listeners)
+    engine.scheduler.check_integrity()
+    engine.close()
+    return [np.concatenate(recorder.codes[str(index)]) for index in range(len(requests))]
+
+
+def greedy(case: Case, frames: int = FRAMES) -> dict[str, Any]:
+    return {**vars(case), "temperature": 0.0, "max_frames": frames}
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny_checkpoint: Path) -> Callable[..., list[np.ndarray]]:
+    model, processor = load_reference(tiny_checkpoint), load_processor(tiny_checkpoint)
+
+    def generate(cases: list[Case], full: bool, frames: int = FRAMES, **settings: Any) -> list[np.ndarray]:
+        codes = reference_generate(
+            model,
+            processor,
+            [case.text for case in cases],
+            languages=[case.language for case in cases],
+            speakers=[case.speaker for case in cases],
+            instructs=[case.instruct or "" for case in cases],
+            non_streaming=full,
+            max_new_tokens=frames + 1,
+            **settings,
+        )
+        return [c.numpy() for c in codes]
+
+    return generate
+
+
+@pytest.mark.parametrize("layout", ["full", "streaming"])
+def test_greedy_codes_equal_the_reference(
+    layout: str, tiny_checkpoint: Path, oracle: Callable[..., list[np.ndarray]]
+) -> None:
+    ours = synthesise(tiny_checkpoint, [greedy(case) for case in CASES], text_layout=layout)
+    for case, codes in zip(CASES, ours, strict=True):
+        [expected] = oracle([case], layout == "full")
+        np.testing.assert_array_equal(codes, expected, err_msg=str(case))
+
+
+def test_a_reference_batch_of_two_with_unequal_lengths(
+    tiny_checkpoint: Path, oracle: Callable[..., list[np.ndarray]]
+) -> None:
+    pair = [CASES[0], CASES[7]]
+    for codes, expected in zip(
+        synthesise(tiny_checkpoint, [greedy(case) for case in pair]), oracle(pair, True), strict=True
+    ):
+        np.testing.assert_array_equal(codes, expected)
+
+
+def test_the_end_of_speech_is_where_the_reference_ends(
+    tiny_checkpoint: Path, oracle: Callable[..., list[np.ndarray]]
+) -> None:
+    """Somewhere in the table an utterance must end before its cap, or this would show nothing."""
+    cap = 200
+    ours = synthesise(tiny_checkpoint, [greedy(case, cap) for case in CASES])
+    lengths = [len(codes) for codes in ours]
+    assert min(lengths) < cap
+    early = lengths.index(min(lengths))
+    [expected] = oracle([CASES[early]], True, cap)
+    np.testing.assert_array_equal(ours[early], expected)
+
+
+def test_repetition_penalty_reaches_codebook_0(tiny_checkpoint: Path, oracle: Callable[..., list[np.ndarray]]) -> None:
+    request = greedy(CASES[3]) | {"repetition_penalty": 1.7}
+    [codes], [expected] = synthesise(tiny_checkpoint, [request]), oracle([CASES[3]], True, repetition_penalty=1.7)
+    np.testing.assert_array_equal(codes, expected)
+
+
+def test_a_stream_does_not_depend_on_its_neighbours(tiny_checkpoint: Path) -> None:
+    requests = [{**vars(case), "seed": 100 + i, "max_frames": FRAMES} for i, case in enumerate(CASES)]
+    together = synthesise(tiny_checkpoint, requests)
+    for request, codes in list(zip(requests, together, strict=True))[::5]:
+        np.testing.assert_array_equal(synthesise(tiny_checkpoint, [request])[0], codes)
+
+
+def test_seeds_decide(tiny_checkpoint: Path) -> None:
+    request = {**vars(CASES[1]), "max_frames": FRAMES}
+    same, again, other = synthesise(tiny_checkpoint, [request | {"seed": seed} for seed in (1, 1, 2)])
+    np.testing.assert_array_equal(same, again)
+    assert not np.array_equal(same[: len(other)], other[: len(same)])
+
+
+def test_sampled_codes_are_in_range(tiny_checkpoint: Path) -> None:
+    requests = [{**vars(case), "seed": i, "max_frames": FRAMES, "temperature": 1.5} for i, case in enumerate(CASES)]
+    for codes in synthesise(tiny_checkpoint, requests):
+        assert len(codes) >= 2
+        assert codes.min() >= 0
+        assert codes.max() < 2048
+
+
+def test_prompt_embeddings_equal_the_reference_prefill(tiny_checkpoint: Path) -> None:
+    """Row by row what the reference feeds to its talker, captured at the talker's generate."""
+    model, processor = load_reference(tiny_checkpoint), load_processor(tiny_checkpoint)
+    captured: dict[str, torch.Tensor] = {}
+
+    class CapturedError(Exception):
+        pass
+
+    def capture(**inputs: torch.Tensor) -> None:
+        captured.update(inputs)
+        raise CapturedError
+
+    model.talker.generate = capture
+    checkpoint = Checkpoint.open(str(tiny_checkpoint))
+    for layout in ("full", "streaming"):
+        config = EngineConfig(checkpoint=str(tiny_checkpoint), max_streams=1, text_layout=layout)
+        prompts = PromptBuilder(checkpoint, config)
+        talker = load_runner(checkpoint, config, CPU)._talker
+        for case in CASES:
+            with pytest.raises(CapturedError):
+                reference_generate(
+                    model, processor, [case.text], languages=[case.language], speakers=[case.speaker],
+                    instructs=[case.instruct or ""], non_streaming=layout == "full",
+                )  # fmt: skip
+            prompt = prompts.build(SynthesisRequest.of(vars(case)))
+            rows = talker.embed(torch.from_numpy(prompt.text_ids).long(), torch.from_numpy(prompt.code_ids).long())
+            torch.testing.assert_close(rows, captured["inputs_embeds"][0], atol=1e-5, rtol=1e-5)
+            trailing = talker.text_table[torch.tensor(prompt.trailing or [checkpoint.config.tts_pad_token_id])]
+            torch.testing.assert_close(trailing, captured["trailing_text_hidden"][0], atol=1e-5, rtol=1e-5)

@@ -1,0 +1,104 @@
+import asyncio
+
+import numpy as np
+import pytest
+
+from client.errors import SpeechError
+from client.openai_speech import OpenAITarget, speech_body
+from client.protocol import SpeechRequest
+from client.stream import Timeouts
+
+PCM = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm; rate=24000\r\n"
+SHORT = Timeouts(stream_s=2, chunk_s=0.3)
+CHUNKED = PCM + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def speak(*answer: bytes, hang: bool = False, timeouts: Timeouts = SHORT) -> list[list[int]]:
+    """The samples of each chunk that a client sees of a server that writes `answer`, a part every 20 ms."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for part in answer:
+            writer.write(part)
+            await asyncio.sleep(0.02)
+        if hang:
+            await reader.read()
+        writer.close()
+
+    async def run() -> list[list[int]]:
+        async with await asyncio.start_server(serve, "localhost", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            target = OpenAITarget(f"localhost:{port}", "/v1/audio/speech", "m", {}, timeouts)
+            return [chunk.pcm.tolist() async for _, chunk in await target.prepare(SpeechRequest("hello"), "id")]
+
+    return asyncio.run(run())
+
+
+def test_http_chunks_are_chunks() -> None:
+    assert speak(CHUNKED, b"4\r\n\1\0\2\0\r\n", b"2;x=y\r\n\3\0\r\n", b"0\r\n\r\n") == [[1, 2], [3]]
+
+
+def test_a_sample_cut_in_two_is_put_together() -> None:
+    assert speak(CHUNKED, b"3\r\n\1\0\2\r\n", b"1\r\n\0\r\n", b"2\r\n\3\0\r\n0\r\n\r\n") == [[1], [2], [3]]
+
+
+def test_a_body_without_http_chunks_ends_with_the_connection() -> None:
+    assert speak(PCM + b"\r\n", b"\1\0", b"\2\0") == [[1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(400, "invalid"), (422, "invalid"), (429, "unavailable"), (503, "unavailable"), (500, "error")],
+)
+def test_a_refusal_is_told_by_its_status(status: int, outcome: str) -> None:
+    with pytest.raises(SpeechError, match=f"HTTP {status}: no room") as raised:
+        speak(b"HTTP/1.1 %d X\r\nContent-Length: 7\r\n\r\nno room" % status)
+    assert raised.value.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "message"),
+    [
+        (CHUNKED + b"4\r\n\1\0", "disconnected", "lost in mid-stream"),
+        (CHUNKED + b"2\r\n\1\0\r\n", "disconnected", "lost in mid-stream"),
+        (b"", "disconnected", "lost in mid-stream"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "error", "not HTTP/1.1"),
+        (CHUNKED + b"xyz\r\n", "error", "not HTTP/1.1"),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: audio/wav\r\n\r\nRIFF", "error", "the server sent audio/wav"),
+    ],
+)
+def test_what_is_no_stream_of_pcm_is_an_error(answer: bytes, outcome: str, message: str) -> None:
+    with pytest.raises(SpeechError, match=message) as raised:
+        speak(answer)
+    assert raised.value.outcome == outcome
+
+
+def test_a_server_that_says_nothing_more_times_out() -> None:
+    with pytest.raises(SpeechError, match=r"no response for 0\.3 s") as raised:
+        speak(CHUNKED, b"2\r\n\1\0\r\n", hang=True)
+    assert raised.value.outcome == "timeout"
+
+
+def test_a_stream_that_goes_on_for_ever_times_out() -> None:
+    drops = [b"2\r\n\1\0\r\n"] * 30
+    with pytest.raises(SpeechError, match=r"not over after 0\.2 s"):
+        speak(CHUNKED, *drops, timeouts=Timeouts(stream_s=0.2, chunk_s=1))
+
+
+def test_an_openai_body_has_openai_names() -> None:
+    request = SpeechRequest("hello", speaker="vivian", instruct="softly", seed=3)
+    assert speech_body(request, {"model": "m", "task_type": "CustomVoice"}) == {
+        "input": "hello",
+        "voice": "vivian",
+        "instructions": "softly",
+        "seed": 3,
+        "response_format": "pcm",
+        "stream": True,
+        "model": "m",
+        "task_type": "CustomVoice",
+    }
+
+
+def test_a_reference_for_an_openai_endpoint_goes_by_another_way() -> None:
+    with pytest.raises(SpeechError, match="--extra-inputs"):
+        speech_body(SpeechRequest("a", ref_audio=np.zeros(3, np.float32)), {})

@@ -1,0 +1,119 @@
+import struct
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from client.protocol import INPUTS, OUTPUTS, AudioChunk, End, Error, SpeechRequest, TextPiece, decode, encode
+
+CONFIG = Path(__file__).parents[3] / "model_repository/qwen3_tts/config.pbtxt"
+# Served by checkpoints of the type base only.
+CLONE_INPUTS = {"voice", "ref_audio", "ref_sample_rate", "ref_text"}
+
+
+def tensors(message: Any) -> dict[str, tuple[str, list[int], bytes]]:
+    return {
+        tensor.name: (tensor.datatype, list(tensor.shape), raw)
+        for tensor, raw in zip(message.inputs, message.raw_input_contents, strict=True)
+    }
+
+
+def test_the_names_and_types_are_those_of_the_model() -> None:
+    config = text_format.Parse(CONFIG.read_text(), model_config_pb2.ModelConfig())
+
+    def declared(parts: Any) -> dict[str, str]:
+        names = {part.name: model_config_pb2.DataType.Name(part.data_type) for part in parts}
+        return {name: kind.removeprefix("TYPE_").replace("STRING", "BYTES") for name, kind in names.items()}
+
+    assert declared(config.output) == OUTPUTS
+    inputs = declared(config.input)
+    assert inputs.items() <= INPUTS.items()
+    assert INPUTS.keys() - inputs.keys() <= CLONE_INPUTS
+    assert [part.name for part in config.input if not part.optional] == ["text"]
+    assert config.model_transaction_policy.decoupled
+    assert config.max_batch_size == 0
+
+
+def test_every_field_is_a_tensor() -> None:
+    assert {field.name for field in fields(SpeechRequest)} == set(INPUTS)
+
+
+def test_only_what_is_given_is_sent() -> None:
+    message = encode(SpeechRequest("Grüezi"), "model", "id-7")
+    assert (message.model_name, message.id) == ("model", "id-7")
+    assert message.parameters["triton_enable_empty_final_response"].bool_param
+    assert tensors(message) == {"text": ("BYTES", [1], b"\x07\0\0\0Gr\xc3\xbcezi")}
+
+
+def test_every_type_on_the_wire() -> None:
+    request = SpeechRequest("a", temperature=0.5, top_k=50, seed=-(2**63), ref_audio=np.array([0.25, -1], np.float32))
+    assert tensors(encode(request)) == {
+        "text": ("BYTES", [1], b"\1\0\0\0a"),
+        "temperature": ("FP32", [1], struct.pack("<f", 0.5)),
+        "top_k": ("INT32", [1], struct.pack("<i", 50)),
+        "seed": ("INT64", [1], struct.pack("<q", -(2**63))),
+        "ref_audio": ("FP32", [2], struct.pack("<ff", 0.25, -1)),
+    }
+
+
+@pytest.mark.parametrize(("field", "value"), [("seed", 2**63), ("top_k", 2**31), ("temperature", 1e39)])
+def test_a_number_too_large_for_its_tensor_is_refused(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{field}: .* does not fit"):
+        encode(SpeechRequest("a", **{field: value}))  # type: ignore[arg-type]
+
+
+def test_a_piece_of_text_belongs_to_a_sequence() -> None:
+    message = encode(SpeechRequest("a"), piece=TextPiece(9, start=True, end=False))
+    assert message.parameters["sequence_id"].int64_param == 9
+    assert message.parameters["sequence_start"].bool_param
+    assert not message.parameters["sequence_end"].bool_param
+
+
+def response(pcm: bytes = b"", rate: int | None = None, final: bool | None = None) -> Any:
+    message = service_pb2.ModelStreamInferResponse()
+    if pcm:
+        message.infer_response.outputs.add(name="waveform", datatype="INT16", shape=[len(pcm) // 2])
+        message.infer_response.raw_output_contents.append(pcm)
+    if rate is not None:
+        message.infer_response.outputs.add(name="sample_rate", datatype="INT32", shape=[1])
+        message.infer_response.raw_output_contents.append(struct.pack("<i", rate))
+    if final is not None:
+        message.infer_response.parameters["triton_final_response"].bool_param = final
+    return message
+
+
+def test_audio_comes_back_with_its_rate_on_the_first_response() -> None:
+    (first,) = decode(response(b"\1\0\xff\xff", rate=24_000, final=False))
+    assert isinstance(first, AudioChunk)
+    assert first.pcm.tolist() == [1, -1]
+    assert first.sample_rate == 24_000
+    (second,) = decode(response(b"\2\0", final=False))
+    assert isinstance(second, AudioChunk)
+    assert second.sample_rate is None
+
+
+def test_the_end_may_come_alone_or_with_the_last_audio() -> None:
+    assert list(decode(response(final=True))) == [End()]
+    assert [type(event) for event in decode(response(b"\1\0", final=True))] == [AudioChunk, End]
+
+
+def test_an_empty_response_is_nothing() -> None:
+    assert list(decode(response(final=False))) == []
+
+
+def test_an_error_is_all_there_is_of_its_response() -> None:
+    message = response(final=True)
+    message.error_message = "text: '': must not be empty"
+    assert list(decode(message)) == [Error("text: '': must not be empty")]
+
+
+def test_a_waveform_of_another_type_is_an_error() -> None:
+    message = response(b"\0\0\0\0")
+    message.infer_response.outputs[0].datatype = "FP32"
+    (error,) = decode(message)
+    assert isinstance(error, Error)
+    assert "waveform is FP32" in error.message

@@ -1,0 +1,227 @@
+"""The engine's two threads: every stream ends once, whatever fails, and nothing waits for ever."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from qwen3_tts_engine.chunker import Chunker
+from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.request import Outcome, RequestError, SynthesisRequest, Unavailable
+from qwen3_tts_engine.scheduler import Scheduler, SchedulerLimits
+from qwen3_tts_engine.slots import SlotTable
+from tests.fakes.scripted import NUM_CODEBOOKS, Listener, ScriptedCodec, ScriptedPrompts, ScriptedRunner
+
+WAIT = 10.0
+
+
+class Harness:
+    def __init__(self, slots: int = 4, max_waiting: int = 100, lookahead: int = 0) -> None:
+        table = SlotTable(slots, 256, NUM_CODEBOOKS)
+        self.runner = ScriptedRunner(slots, lookahead=lookahead)
+        self.codec = ScriptedCodec()
+        limits = SchedulerLimits(4, 1000, slots, max_waiting, 1000)
+        self.engine = Engine(ScriptedPrompts(), Scheduler(table, limits), Chunker(table, 8), self.runner, self.codec)  # type: ignore[arg-type]
+        self._keys = 0
+
+    def speak(self, seed: int = 0, frames: int = 8, listener: Listener | None = None) -> Listener:
+        listener = listener or Listener()
+        self.engine.submit(SynthesisRequest(text="x", seed=seed, max_frames=frames), listener, str(self._keys))
+        self._keys += 1
+        return listener
+
+    def is_empty(self) -> bool:
+        scheduler = self.engine.scheduler
+        scheduler.check_integrity()
+        return not scheduler.live and scheduler.slots.num_used == 0 and scheduler.pages.num_used == 0
+
+
+@pytest.fixture(params=[0, 1], ids=["read-at-once", "read-one-tick-late"])
+def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    harness = Harness(lookahead=request.param)
+    harness.engine.start()
+    yield harness
+    harness.runner.gate.set()
+    harness.codec.gate.set()
+    harness.engine.close()
+    assert all(not thread.is_alive() for thread in harness.engine._threads)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.002)
+
+
+def test_every_stream_hears_its_own_frames_in_order(harness: Harness) -> None:
+    listeners = [harness.speak(seed, frames=3 + seed % 40) for seed in range(64)]
+    for seed, listener in enumerate(listeners):
+        assert listener.ended.wait(WAIT)
+        assert listener.signatures() == [(seed, frame) for frame in range(3 + seed % 40)]
+        assert (listener.ends, listener.error) == (1, None)
+    assert harness.is_empty()
+
+
+def test_streams_share_codec_calls(harness: Harness) -> None:
+    harness.runner.gate.clear()
+    listeners = [harness.speak(seed) for seed in range(4)]
+    harness.runner.gate.set()
+    assert all(listener.ended.wait(WAIT) for listener in listeners)
+    assert max(rows for rows, _ in harness.codec.calls) > 1
+
+
+def test_cancel_stops_the_talker_within_a_tick(harness: Harness) -> None:
+    listener = harness.speak(frames=256)
+    eventually(lambda: len(listener.pcm) > 0)
+    harness.engine.cancel("0")
+    assert listener.ended.wait(WAIT)
+    assert isinstance(listener.error, RequestError)
+    assert listener.error.outcome is Outcome.CANCELLED
+    frames = harness.runner._frame.copy()
+    eventually(harness.is_empty)
+    assert (harness.runner._frame - frames).max() <= 1 + harness.runner.lookahead
+
+
+def test_cancel_of_a_waiting_stream(harness: Harness) -> None:
+    harness.runner.gate.clear()
+    listeners = [harness.speak() for _ in range(6)]
+    harness.engine.cancel("5")
+    assert listeners[5].ended.wait(WAIT)
+    harness.runner.gate.set()
+    assert all(listener.ended.wait(WAIT) for listener in listeners)
+    eventually(harness.is_empty)
+
+
+def test_cancel_while_the_codec_works_on_it(harness: Harness) -> None:
+    harness.codec.gate.clear()
+    listener = harness.speak(frames=4)
+    eventually(lambda: bool(harness.engine.scheduler.table.decoding.any()))
+    harness.engine.cancel("0")
+    assert listener.ended.wait(WAIT)
+    assert not harness.is_empty(), "the slot may not be given away while the codec writes to it"
+    harness.codec.gate.set()
+    eventually(harness.is_empty)
+    assert listener.ends == 1
+
+
+def test_cancel_of_an_unknown_or_ended_stream_is_harmless(harness: Harness) -> None:
+    listener = harness.speak()
+    assert listener.ended.wait(WAIT)
+    harness.engine.cancel("0")
+    harness.engine.cancel("nobody")
+    assert listener.ends == 1
+
+
+def test_a_slow_codec_holds_back_no_frame(harness: Harness) -> None:
+    harness.codec.gate.clear()
+    listener = harness.speak(frames=200)
+    eventually(lambda: bool(harness.engine.scheduler.table.written[0] == 200))
+    harness.codec.gate.set()
+    assert listener.ended.wait(WAIT)
+    assert listener.signatures() == [(0, frame) for frame in range(200)]
+
+
+def test_a_send_that_raises_ends_that_stream_alone(harness: Harness) -> None:
+    broken = Listener()
+    broken.send_error = OSError("gone")
+    harness.speak(frames=100, listener=broken)
+    other = harness.speak(seed=1, frames=30)
+    assert broken.ended.wait(WAIT)
+    assert other.ended.wait(WAIT)
+    assert "gone" in str(broken.error)
+    assert (other.error, len(other.signatures())) == (None, 30)
+    eventually(harness.is_empty)
+
+
+def test_a_failed_prefill_ends_that_stream_alone(harness: Harness) -> None:
+    harness.runner.prefill_failures[7] = MemoryError("out of memory")
+    harness.runner.gate.clear()
+    first = harness.speak(seed=1)
+    failing, other = harness.speak(seed=7), harness.speak(seed=2)
+    harness.runner.gate.set()
+    assert all(listener.ended.wait(WAIT) for listener in (first, failing, other))
+    assert "out of memory" in str(failing.error)
+    assert failing.pcm == []
+    assert [listener.error for listener in (first, other)] == [None, None]
+    eventually(harness.is_empty)
+
+
+def test_a_failed_codec_call_ends_its_streams_and_the_next_one_works(harness: Harness) -> None:
+    harness.codec.fail = RuntimeError("no plan")
+    listener = harness.speak()
+    assert listener.ended.wait(WAIT)
+    assert "no plan" in str(listener.error)
+    harness.codec.fail = None
+    assert harness.speak().ended.wait(WAIT)
+    eventually(harness.is_empty)
+
+
+def test_a_dead_talker_ends_every_stream_and_refuses_the_next(harness: Harness) -> None:
+    deaths: list[BaseException] = []
+    harness.engine.on_death = deaths.append
+    harness.runner.gate.clear()
+    listeners = [harness.speak(seed, frames=50) for seed in range(8)]
+    harness.runner.fail = RuntimeError("injected")
+    harness.runner.gate.set()
+    for listener in listeners:
+        assert listener.ended.wait(WAIT)
+        assert isinstance(listener.error, RequestError)
+        assert listener.error.outcome is Outcome.ERROR
+        assert "injected" in str(listener.error)
+    with pytest.raises(Unavailable, match="injected"):
+        harness.speak()
+    eventually(lambda: len(deaths) == 1)
+    assert not harness.engine.is_alive
+    eventually(harness.is_empty)
+
+
+def test_shutdown_ends_running_waiting_and_decoding_streams(harness: Harness) -> None:
+    harness.codec.gate.clear()
+    listeners = [harness.speak(seed, frames=200) for seed in range(10)]
+    eventually(lambda: bool(harness.engine.scheduler.table.decoding.any()))
+    closing = threading.Thread(target=harness.engine.close)
+    closing.start()
+    for listener in listeners:
+        assert listener.ended.wait(WAIT)
+        assert isinstance(listener.error, RequestError)
+        assert listener.error.outcome is Outcome.UNAVAILABLE
+    harness.codec.gate.set()
+    closing.join(WAIT)
+    assert not closing.is_alive()
+    with pytest.raises(Unavailable, match="shutting down"):
+        harness.speak()
+
+
+def test_shutdown_wakes_an_idle_engine(harness: Harness) -> None:
+    harness.engine.close()
+    assert all(not thread.is_alive() for thread in harness.engine._threads)
+
+
+def test_the_queue_refuses_when_full_and_takes_again_when_it_drains() -> None:
+    harness = Harness(slots=1, max_waiting=2)
+    harness.runner.gate.clear()
+    harness.engine.start()
+    running = harness.speak()
+    eventually(lambda: harness.engine.scheduler.slots.num_used == 1)
+    waiting = [harness.speak(), harness.speak()]
+    with pytest.raises(Unavailable, match="busy"):
+        harness.speak()
+    harness.runner.gate.set()
+    assert all(listener.ended.wait(WAIT) for listener in [running, *waiting])
+    assert harness.speak().ended.wait(WAIT)
+    harness.engine.close()
+
+
+def test_metrics_count_what_happened(harness: Harness) -> None:
+    assert harness.speak(frames=10).ended.wait(WAIT)
+    harness.runner.prefill_failures[7] = RuntimeError("no")
+    assert harness.speak(seed=7).ended.wait(WAIT)
+    readings = harness.engine.recorder.take()
+    assert readings.counted["qwen3_tts_requests_total", "ok"] == 1
+    assert readings.counted["qwen3_tts_requests_total", "error"] == 1
+    assert readings.counted["qwen3_tts_frames_total", ""] == 10
+    assert readings.counted["qwen3_tts_audio_seconds_total", ""] == pytest.approx(0.8)
+    assert len(readings.observed["qwen3_tts_time_to_first_audio_seconds"]) == 1
+    assert harness.engine.recorder.take().observed == {}

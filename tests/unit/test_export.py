@@ -1,0 +1,144 @@
+"""`python -m export`: what it writes, when it does nothing, and what it refuses."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+import typer
+from onnx import numpy_helper
+from typer.testing import CliRunner
+
+import export.__main__ as cli
+from export.codec import CodecStep
+from export.onnx_form import ONNX
+from export.verify import CASES, Agreement, Verification, torch_step
+from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
+from qwen3_tts_engine.code2wav import MAX_FRAMES
+from qwen3_tts_engine.manifest import CodecManifest
+
+
+def run(checkpoint: Path, repository: Path, *options: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(cli.main)
+    arguments = ["--checkpoint", str(checkpoint), "--model-repository", str(repository), *options]
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def version(tiny_code2wav: Path) -> Path:
+    return tiny_code2wav / "code2wav" / "1"
+
+
+def test_manifest_says_what_the_file_was_made_from(version: Path, tiny_checkpoint: Path) -> None:
+    checkpoint, manifest = Checkpoint.open(str(tiny_checkpoint)), CodecManifest.read(version)
+    assert (manifest.form, manifest.state_dtype, manifest.sample_rate) == ("onnx", "FP32", 24000)
+    assert manifest.codec_digest == checkpoint.codec_digest
+    assert manifest.state_size == CodecStep.from_checkpoint(checkpoint).state_size
+    assert sorted(path.name for path in version.iterdir()) == ["model.json", "model.onnx"]
+
+
+def test_graph_takes_any_batch_and_chunk_length(version: Path) -> None:
+    graph = onnx.load(version / ONNX.filename).graph
+    sizes = {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.input}
+    state = CodecManifest.read(version).state_size
+    assert sizes == {"codes": ["batch", "frames", 16], "state": ["batch", state], "history": ["batch", 1]}
+
+
+def test_up_to_date_export_is_left_alone(tiny_code2wav: Path, version: Path, tiny_checkpoint: Path) -> None:
+    before = os.stat(version / ONNX.filename)
+    code, output = run(tiny_checkpoint, tiny_code2wav)
+    assert code == 0
+    assert "up to date" in output
+    assert os.stat(version / ONNX.filename) == before
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch, version: Path) -> list[Path]:
+    """Builds become copies of the exported file; each one is put into the list."""
+    built: list[Path] = []
+
+    def build(step: CodecStep, path: Path) -> None:
+        path.write_bytes((version / ONNX.filename).read_bytes())
+        built.append(path)
+
+    monkeypatch.setitem(cli.FORMS, "onnx", replace(ONNX, build=build))
+    return built
+
+
+def test_exports_again_when_forced(copies: list[Path], tiny_checkpoint: Path, tmp_path: Path, version: Path) -> None:
+    shutil.copytree(version, tmp_path / "code2wav" / "1")
+    assert run(tiny_checkpoint, tmp_path, "--force")[0] == 0
+    assert len(copies) == 1
+
+
+def test_exports_again_when_made_from_another_codec(
+    copies: list[Path], tiny_checkpoint: Path, tmp_path: Path, version: Path
+) -> None:
+    folder = shutil.copytree(version, tmp_path / "code2wav" / "1")
+    manifest = CodecManifest.read(folder)
+    manifest.model_copy(update={"codec_digest": "another"}).write(folder)
+    assert run(tiny_checkpoint, tmp_path)[0] == 0
+    assert len(copies) == 1
+    assert CodecManifest.read(folder).codec_digest == manifest.codec_digest
+
+
+def test_wrong_file_is_refused_and_deleted(
+    monkeypatch: pytest.MonkeyPatch, version: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    def build(step: CodecStep, path: Path) -> None:
+        model = onnx.load(version / ONNX.filename)
+        weight = next(tensor for tensor in model.graph.initializer if tensor.name == "last_conv.weight")
+        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * 1.01, weight.name))
+        onnx.save(model, path)
+
+    monkeypatch.setitem(cli.FORMS, "onnx", replace(ONNX, build=build))
+    code, output = run(tiny_checkpoint, tmp_path)
+    assert code == 1
+    assert "differs from the PyTorch step" in output.replace("\n", " ")
+    assert not any((tmp_path / "code2wav" / "1").iterdir())
+
+
+def test_unusable_checkpoint_is_an_error_and_no_traceback(tmp_path: Path) -> None:
+    code, output = run(tmp_path, tmp_path)
+    assert code == 1
+    assert "missing from the checkpoint" in output.replace("\n", " ")
+
+
+def test_verification_covers_every_chunk_length() -> None:
+    assert {frames for _, frames in CASES} == set(range(1, MAX_FRAMES + 1))
+    assert {batch for batch, _ in CASES} == {1, 2, 7}
+
+
+def test_step_that_forgets_its_history_is_caught(tiny_checkpoint: Path) -> None:
+    step = CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint)))
+    exact = torch_step(step)
+    agreements = Verification(step, lambda codes, state, history: exact(codes, state, 0 * history)).run()
+    assert any(not agreement.within(ONNX.limit) for agreement in agreements)
+
+
+def test_nothing_agrees_with_nan() -> None:
+    assert not Agreement(float("nan"), float("nan")).within(ONNX.limit)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not JSON"),
+        ('{"form": "onnx"}', "codec_digest: Field required"),
+        ('{"form": "coreml"}', "form: Input should"),
+    ],
+)
+def test_unreadable_manifest_names_file_and_field(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text(content)
+    with pytest.raises(CheckpointError, match=message) as refused:
+        CodecManifest.read(tmp_path)
+    assert str(tmp_path / "model.json") in str(refused.value)
+
+
+def test_missing_manifest_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="python -m export"):
+        CodecManifest.read(tmp_path)

@@ -1,0 +1,76 @@
+"""The stand-in ONNX Runtime backend: who shares a run, and who goes without when it fails."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scripts.embedded.backends.onnxruntime.merged_runs import Arrays, Input, InvalidInputError, MergingModel
+
+INPUTS = (Input("x", np.dtype(np.float32), (-1, -1)), Input("n", np.dtype(np.int32), (-1, 1)))
+
+
+class Doubler:
+    """Doubles x, and fails on any negative number; keeps the batch size of every run."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def __call__(self, feeds: Arrays) -> Arrays:
+        self.batches.append(len(feeds["x"]))
+        if (feeds["x"] < 0).any():
+            raise RuntimeError("negative")
+        return {"y": 2 * feeds["x"], "m": feeds["n"] + 1}
+
+
+def request(value: float, rows: int = 1, columns: int = 3) -> Arrays:
+    return {"x": np.full((rows, columns), value, np.float32), "n": np.full((rows, 1), rows, np.int32)}
+
+
+def first(answer: Any) -> float:
+    return float(answer["y"][0, 0])
+
+
+def test_equal_shapes_share_a_run_and_answers_keep_their_order() -> None:
+    run = Doubler()
+    requests = [request(1), request(2, columns=5), request(3, rows=2), request(4, columns=5)]
+    answers = MergingModel(INPUTS, True, run).answer(requests)
+    assert sorted(run.batches) == [2, 3]
+    for asked, answer in zip(requests, answers, strict=True):
+        assert not isinstance(answer, Exception)
+        np.testing.assert_array_equal(answer["y"], 2 * asked["x"])
+        np.testing.assert_array_equal(answer["m"], asked["n"] + 1)
+
+
+def test_without_a_batch_dimension_nothing_is_merged() -> None:
+    run = Doubler()
+    assert [first(a) for a in MergingModel(INPUTS, False, run).answer([request(1), request(2)])] == [2, 4]
+    assert run.batches == [1, 1]
+
+
+def test_only_the_request_that_the_run_fails_on_goes_without() -> None:
+    good, bad, also_good = MergingModel(INPUTS, True, Doubler()).answer([request(1), request(-1), request(3)])
+    assert (first(good), first(also_good)) == (2, 6)
+    assert isinstance(bad, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": np.zeros((1, 3), np.float16)}, "x: float16 [1, 3] given, float32 [-1, -1] expected"),
+        ({"n": np.zeros((1, 2), np.int32)}, "n: int32 [1, 2] given, int32 [-1, 1] expected"),
+        ({"n": np.zeros(1, np.int32)}, "n: int32 [1] given, int32 [-1, 1] expected"),
+    ],
+)
+def test_malformed_request_is_refused_alone(change: Arrays, message: str) -> None:
+    run = Doubler()
+    refused, good = MergingModel(INPUTS, True, run).answer([request(1) | change, request(2)])
+    assert isinstance(refused, InvalidInputError)
+    assert str(refused) == message
+    assert first(good) == 4
+    assert run.batches == [1]
+
+
+def test_missing_input() -> None:
+    [refused] = MergingModel(INPUTS, True, Doubler()).answer([{"x": np.zeros((1, 3), np.float32)}])
+    assert str(refused) == "n: missing, int32 [-1, 1] expected"

@@ -1,0 +1,65 @@
+"""Every config.pbtxt is literal and loadable, and code2wav's agree with the code on names, types and limits."""
+
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format  # type: ignore[import-untyped]
+from tritonclient.grpc import model_config_pb2
+
+from export.onnx_form import ONNX
+from qwen3_tts_engine import code2wav
+
+REPOSITORY = Path(__file__).parents[2] / "model_repository"
+CONFIGS = sorted(REPOSITORY.glob("*/config.pbtxt")) + sorted(REPOSITORY.glob("*/configs/*.pbtxt"))
+TENSORRT = REPOSITORY / code2wav.MODEL_NAME / "config.pbtxt"
+ONNXRUNTIME = REPOSITORY / code2wav.MODEL_NAME / "configs" / "onnxruntime.pbtxt"
+
+
+def parse(path: Path) -> model_config_pb2.ModelConfig:
+    return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+
+
+def tensors(declared: list[model_config_pb2.ModelInput]) -> dict[str, tuple[str, list[int]]]:
+    return {
+        tensor.name: (model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_"), list(tensor.dims))
+        for tensor in declared
+    }
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_literal_and_named_after_the_folder(path: Path) -> None:
+    config = parse(path)
+    assert config.name == path.relative_to(REPOSITORY).parts[0]
+    assert config.backend
+
+
+@pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME], ids=lambda path: path.stem)
+def test_code2wav(path: Path) -> None:
+    config = parse(path)
+    state = "FP16" if path == TENSORRT else ONNX.state_dtype
+    assert tensors(config.input) == {
+        code2wav.CODES: ("INT32", [-1, 16]),
+        code2wav.STATE: (state, [-1]),
+        code2wav.HISTORY: ("INT32", [1]),
+    }
+    assert tensors(config.output) == {code2wav.WAVEFORM: ("FP32", [-1]), code2wav.STATE_OUT: (state, [-1])}
+    assert config.max_batch_size == code2wav.MAX_BATCH
+    assert config.HasField("dynamic_batching")
+
+
+def test_each_code2wav_names_its_backend_and_file() -> None:
+    tensorrt, onnxruntime = parse(TENSORRT), parse(ONNXRUNTIME)
+    assert (tensorrt.backend, tensorrt.default_model_filename) == ("tensorrt", "model.plan")
+    assert (onnxruntime.backend, onnxruntime.default_model_filename) == ("onnxruntime", ONNX.filename)
+    assert int(onnxruntime.parameters["intra_op_thread_count"].string_value) in (1, 2)
+
+
+def test_configurations_of_a_model_differ_only_where_they_must() -> None:
+    tensorrt, onnxruntime = parse(TENSORRT), parse(ONNXRUNTIME)
+    for config in (tensorrt, onnxruntime):
+        for field in ("backend", "default_model_filename", "instance_group", "parameters"):
+            config.ClearField(field)
+        for tensor in (*config.input, *config.output):
+            if tensor.name in (code2wav.STATE, code2wav.STATE_OUT):
+                tensor.ClearField("data_type")
+    assert tensorrt == onnxruntime

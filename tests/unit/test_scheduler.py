@@ -1,0 +1,186 @@
+"""After any sequence of submit, tick, decode, cancel and failure nothing leaks and every stream ends once."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from qwen3_tts_engine.chunker import Chunker, Chunks
+from qwen3_tts_engine.request import Unavailable
+from qwen3_tts_engine.scheduler import Batch, Frames, Scheduler, SchedulerLimits
+from qwen3_tts_engine.slots import SlotTable
+from qwen3_tts_engine.stream import Stream
+from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
+
+MAX_FRAMES = 24
+
+
+def make_scheduler(slots: int = 4, pages: int = 20, **limits: int) -> Scheduler:
+    table = SlotTable(slots, MAX_FRAMES, NUM_CODEBOOKS)
+    defaults = {"page_size": 4, "num_pages": pages, "max_batch": slots, "max_waiting": 8, "prefill_rows": 1000}
+    return Scheduler(table, SchedulerLimits(**(defaults | limits)))
+
+
+def frames_for(batch: Batch, ended: frozenset[int] = frozenset()) -> Frames:
+    codes = np.tile(np.arange(NUM_CODEBOOKS), (len(batch), 1))
+    return Frames(codes, np.isin(batch.slots, list(ended)))
+
+
+class Traffic(RuleBasedStateMachine):
+    """The engine's bookkeeping under arbitrary traffic, one tick and one codec call in flight at most."""
+
+    @initialize(slots=st.integers(1, 4), pages=st.integers(7, 24), batch=st.integers(1, 4), rows=st.integers(1, 12))
+    def start(self, slots: int, pages: int, batch: int, rows: int) -> None:
+        self.scheduler = make_scheduler(slots, pages, max_batch=batch, prefill_rows=rows)
+        self.chunker = Chunker(self.scheduler.table, 8)
+        self.accepted: list[Stream] = []
+        self.ended: list[Stream] = []
+        self.tick: Batch | None = None
+        self.chunks: Chunks | None = None
+        self.now = 0.0
+
+    @rule(max_frames=st.integers(1, MAX_FRAMES), rows=st.integers(2, 4))
+    def submit(self, max_frames: int, rows: int) -> None:
+        stream = make_stream(str(len(self.accepted)), Listener(), max_frames=max_frames, rows=rows)
+        try:
+            self.scheduler.submit(stream)
+        except Unavailable:
+            assert len(self.scheduler.waiting) >= 8
+        else:
+            self.accepted.append(stream)
+
+    @precondition(lambda self: self.tick is None)
+    @rule()
+    def launch(self) -> None:
+        self.tick = self.scheduler.next_batch()
+
+    @precondition(lambda self: self.tick is not None)
+    @rule(ended=st.frozensets(st.integers(0, 3)))
+    def collect(self, ended: frozenset[int]) -> None:
+        assert self.tick is not None
+        self.now += 0.01
+        self.ended += self.scheduler.collect(self.tick, frames_for(self.tick, ended), self.now)
+        self.tick = None
+
+    @precondition(lambda self: self.chunks is None)
+    @rule()
+    def dispatch(self) -> None:
+        self.chunks = self.chunker.next_chunks()
+
+    @precondition(lambda self: self.chunks is not None)
+    @rule()
+    def decoded(self) -> None:
+        assert self.chunks is not None
+        for stream in self.chunker.done(self.chunks, self.now):
+            if self.scheduler.end(stream):
+                self.ended.append(stream)
+            else:
+                self.scheduler.release(stream)
+        self.chunks = None
+
+    @precondition(lambda self: self.accepted)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        stream = data.draw(st.sampled_from(self.accepted))
+        ended_before = stream in self.ended
+        assert self.scheduler.end(stream) is not ended_before
+        if not ended_before:
+            self.ended.append(stream)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        self.scheduler.check_integrity()
+        assert len({id(s) for s in self.ended}) == len(self.ended), "a stream ended twice"
+        live = [s for s in self.accepted if s not in self.ended]
+        assert live == list(self.scheduler.live.values())
+
+    def teardown(self) -> None:
+        """Let everything run out: every stream ends and every slot and page comes back."""
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(2000):
+            if self.tick is not None:
+                self.collect(frozenset())
+            if self.chunks is not None:
+                self.decoded()
+            if not self.scheduler.live:
+                break
+            self.launch()
+            self.dispatch()
+        assert sorted(map(id, self.ended)) == sorted(map(id, self.accepted))
+        assert (self.scheduler.slots.num_used, self.scheduler.pages.num_used) == (0, 0)
+
+
+TestTraffic = Traffic.TestCase
+TestTraffic.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def test_streams_are_admitted_in_order_of_arrival() -> None:
+    scheduler = make_scheduler(slots=2)
+    streams = [make_stream(str(i), Listener()) for i in range(4)]
+    for stream in streams:
+        scheduler.submit(stream)
+    assert [n.stream for n in scheduler.next_batch().newcomers] == streams[:2]
+    scheduler.end(streams[0])
+    assert [n.stream for n in scheduler.next_batch().newcomers] == streams[2:3]
+
+
+def test_a_tick_prefills_at_most_its_budget_but_always_one() -> None:
+    scheduler = make_scheduler(slots=4, pages=100, prefill_rows=10)
+    for i in range(3):
+        scheduler.submit(make_stream(str(i), Listener(), rows=8))
+    assert [len(scheduler.next_batch().newcomers) for _ in range(3)] == [1, 1, 1]
+
+
+def test_a_full_queue_refuses() -> None:
+    scheduler = make_scheduler(slots=1, max_waiting=1)
+    scheduler.submit(make_stream("0", Listener()))
+    scheduler.next_batch()
+    scheduler.submit(make_stream("1", Listener()))
+    with pytest.raises(Unavailable, match="busy: 1 streams run, 1 wait"):
+        scheduler.submit(make_stream("2", Listener()))
+
+
+def test_no_queue_still_takes_a_stream_that_fits_at_once() -> None:
+    scheduler = make_scheduler(slots=1, max_waiting=0)
+    scheduler.submit(make_stream("0", Listener()))
+    with pytest.raises(Unavailable):
+        scheduler.submit(make_stream("1", Listener()))
+
+
+def test_a_stream_that_can_never_fit_is_refused_at_once() -> None:
+    scheduler = make_scheduler(pages=2)
+    with pytest.raises(Unavailable, match="28 positions wanted, the key/value cache holds 8"):
+        scheduler.submit(make_stream("0", Listener(), max_frames=24))
+
+
+def test_a_late_frame_of_an_ended_stream_does_not_reach_the_next_one_in_its_slot() -> None:
+    scheduler = make_scheduler(slots=1)
+    first, second = (make_stream(name, Listener()) for name in ("first", "second"))
+    scheduler.submit(first)
+    batch = scheduler.next_batch()
+    scheduler.end(first)
+    scheduler.submit(second)
+    scheduler.next_batch()
+    scheduler.collect(batch, frames_for(batch), 0.0)
+    assert second.slot == 0
+    assert scheduler.table.written[0] == 0
+
+
+def test_a_full_batch_takes_the_most_urgent() -> None:
+    scheduler = make_scheduler(slots=3, max_batch=2, pages=100)
+    for i in range(3):
+        scheduler.submit(make_stream(str(i), Listener()))
+    scheduler.next_batch()
+    scheduler.table.deadline[:] = [5.0, 1.0, 3.0]
+    assert scheduler.next_batch().slots.tolist() == [1, 2]
+
+
+def test_no_frame_is_launched_beyond_the_cap() -> None:
+    scheduler = make_scheduler()
+    scheduler.submit(make_stream("0", Listener(), max_frames=2))
+    assert [len(scheduler.next_batch()) for _ in range(4)] == [1, 1, 0, 0]
+    assert not scheduler.has_work
