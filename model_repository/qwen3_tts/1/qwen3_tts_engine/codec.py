@@ -32,16 +32,23 @@ class CodecStates:
     def inputs(self, chunks: Chunks) -> tuple[Tensor, Tensor, Tensor]:
         """codes int32 [chunks, frames, codebooks], state [chunks, S], history int32 [chunks, 1]."""
         slots = self._slots(chunks)
-        # A slot's last stream left its state behind; a new stream starts from zeros.
-        fresh = chunks.history == 0
-        if fresh.any():
-            self._states.index_fill_(0, slots[self._to_device(np.flatnonzero(fresh))], 0)
+        self._start(chunks, np.flatnonzero(chunks.first))
         history = np.minimum(chunks.history, self._max_history).astype(np.int32)
         return torch.from_numpy(chunks.codes), self._states[slots], torch.from_numpy(history)[:, None]
 
     def store(self, chunks: Chunks, states: Tensor) -> None:
         """Keep the states [chunks, S] for the next chunk of each stream."""
         self._states.index_copy_(0, self._slots(chunks), states)
+
+    def _start(self, chunks: Chunks, rows: np.ndarray) -> None:
+        """A slot's last stream left its state behind: a new one starts from zeros, or behind its voice's reference."""
+        if not len(rows):
+            return
+        self._states.index_fill_(0, self._to_device(chunks.slots[rows]), 0)
+        for row in rows:
+            voice = chunks.streams[row].voice
+            if voice is not None and voice.state is not None:
+                self._states[int(chunks.slots[row])] = voice.state
 
     def _slots(self, chunks: Chunks) -> Tensor:
         return self._to_device(chunks.slots)

@@ -17,6 +17,7 @@ from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.request import Cancelled, Outcome, RequestError, SynthesisRequest, Unavailable
 from qwen3_tts_engine.scheduler import Batch, Frames, Newcomer, Scheduler
 from qwen3_tts_engine.stream import Sink, Stream
+from qwen3_tts_engine.voice import Voice
 
 log = logging.getLogger(__name__)
 
@@ -78,12 +79,12 @@ class Engine:
     def is_alive(self) -> bool:
         return self._closed is None
 
-    def submit(self, request: SynthesisRequest, sink: Sink, key: str) -> None:
-        """Queue an utterance under a key of its own; from now on its sink is called.
+    def submit(self, request: SynthesisRequest, sink: Sink, key: str, voice: Voice | None = None) -> None:
+        """Queue an utterance under a key of its own; from now on its sink is called. A clone brings its voice.
 
         Raises InvalidRequest when the checkpoint cannot speak it, Unavailable when the engine is full or closed.
         """
-        stream = self._prompts.stream(request, sink, key)
+        stream = self._prompts.stream(request, sink, key, voice)
         with self._lock:
             if self._closed:
                 raise self._closed
@@ -193,7 +194,7 @@ class Engine:
             if row in failed:
                 self._end(stream, failed[row])
             else:
-                self._send(stream, pcm[row, : chunks.counts[row] * SAMPLES_PER_FRAME], first=chunks.history[row] == 0)
+                self._send(stream, pcm[row, : chunks.counts[row] * SAMPLES_PER_FRAME], first=bool(chunks.first[row]))
         ended = self._settle(chunks)
         for stream in ended:
             self._finish(stream.sink, None)

@@ -5,6 +5,7 @@ import secrets
 from enum import Enum
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qwen3_tts_engine.checkpoint import GenerationConfig
@@ -90,12 +91,23 @@ class SamplingOptions(BaseModel):
 
 
 class SynthesisRequest(SamplingOptions):
-    """One utterance to speak. `max_frames` caps it (a frame is 80 ms); None derives the cap from the text."""
+    """One utterance to speak. `max_frames` caps it (a frame is 80 ms); None derives the cap from the text.
+
+    A clone is asked for by the name of a registered `voice`, or by `ref_audio`, float32 [samples], with its rate in Hz
+    and its text. `x_vector_only` takes nothing from either but who speaks, and needs no text.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     text: str
     language: str = "auto"
     speaker: str | None = None
     instruct: str | None = None
+    voice: str | None = None
+    ref_audio: np.ndarray | None = None
+    ref_sample_rate: int | None = None
+    ref_text: str | None = None
+    x_vector_only: bool = False
     max_frames: Annotated[int, Field(ge=1)] | None = None
 
     @classmethod

@@ -15,7 +15,8 @@ class SlotState:
     """Tensors with one row a slot; one more slot, and one more page, take what padding rows of a graph write.
 
     `input` [slots, H] is what the talker reads next, at `position`; `frame` counts frames; `trailing` holds the text
-    ids that are fed after each frame, `num_trailing` how many; `seen` marks codes of codebook 0 that were drawn.
+    ids that are fed after each frame, `num_trailing` how many; `seen` marks codes of codebook 0 that were drawn;
+    `vectors` [slots, H] are the speakers of cloned voices, zero in the last slot.
     """
 
     def __init__(self, talker: Talker, limits: RunnerLimits) -> None:
@@ -26,6 +27,7 @@ class SlotState:
         self.padding_slot = limits.num_slots
         slots = limits.num_slots + 1
         self.input = torch.zeros(slots, config.hidden_size, dtype=table.dtype, device=table.device)
+        self.vectors = torch.zeros_like(self.input)
         self.seen = torch.zeros(slots, config.code_predictor_config.vocab_size, dtype=torch.bool, device=table.device)
         # One matrix, so that a newcomer costs one copy to the device; the fields are its columns.
         widths = [1, 1, 1, 1, NUM_OPTIONS, limits.max_pages, limits.max_trailing + 1]
@@ -46,6 +48,9 @@ class SlotState:
             fields, slots = (x.pin_memory().to(self._fields.device, non_blocking=True) for x in (fields, slots))
         self._fields[slots] = fields
         self.seen[slots] = False
+        for newcomer in newcomers:
+            if (vector := newcomer.stream.prompt.vector) is not None:
+                self.vectors[newcomer.slot] = torch.from_numpy(vector).to(self.vectors)
 
     def _row(self, stream: Stream, pages: list[int]) -> np.ndarray:
         prompt = stream.prompt

@@ -108,7 +108,11 @@ def plan_limits(config: EngineConfig, checkpoint: Checkpoint, like: torch.Tensor
     """
     talker = checkpoint.config.talker_config
     page = config.page_size * 2 * talker.num_hidden_layers * talker.key_value_size * like.element_size()
-    longest = min(CONTROL_ROWS + 2 * config.max_text_tokens + config.max_frames_limit, talker.max_position_embeddings)
+    # A clone's prompt holds the frames of its reference, and its text before the text to speak.
+    is_base = checkpoint.config.tts_model_type == "base"
+    prompt = CONTROL_ROWS + 2 * config.max_text_tokens + (config.max_reference_frames if is_base else 0)
+    longest = min(prompt + config.max_frames_limit, talker.max_position_embeddings)
+    trailing = 2 * config.max_text_tokens if is_base else config.max_text_tokens
     wanted = page * -(-max(longest, config.max_streams * COMMON_POSITIONS) // config.page_size)
     size = int(config.kv_cache_gib * (1 << 30)) or min(wanted, _spare_bytes(like.device))
     if size // page * config.page_size < longest:
@@ -116,7 +120,7 @@ def plan_limits(config: EngineConfig, checkpoint: Checkpoint, like: torch.Tensor
             f"kv_cache_gib: {size / (1 << 30):.2f} GiB hold {size // page * config.page_size} positions, "
             f"one stream may need {longest}: raise it, or lower max_frames_limit or max_text_tokens"
         )
-    return RunnerLimits(config.max_streams, size // page, config.page_size, longest, config.max_text_tokens)
+    return RunnerLimits(config.max_streams, size // page, config.page_size, longest, trailing)
 
 
 def _spare_bytes(device: torch.device) -> int:
