@@ -23,12 +23,14 @@ from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, Ports, Trito
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
+# What a developer may have built there.
+BUILT = ("__pycache__", "model.onnx*", "model.json", "*_encoder*")
 FAKES = ROOT / "tests" / "fakes" / "repository"
 
 
 def copy_repository(target: Path, fakes: bool) -> Path:
     """The model repository in `target`; with `fakes`, the talker and the codec are the scripted ones."""
-    shutil.copytree(REPOSITORY, target, ignore=shutil.ignore_patterns("__pycache__", "model.onnx*", "model.json"))
+    shutil.copytree(REPOSITORY, target, ignore=shutil.ignore_patterns(*BUILT))
     if fakes:
         version = target / "qwen3_tts" / "1"
         (version / "model.py").rename(version / "real_model.py")

@@ -1,7 +1,6 @@
 """The engine without Triton: the codes that it makes of requests."""
 
 from collections.abc import Sequence
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,9 @@ def synthesise(
     runner = load_runner(checkpoint, config, CPU)
     engine = build_engine(config, PromptBuilder(checkpoint, config), runner, recorder)
     listeners = [Listener() for _ in requests]
-    for index, (request, listener, voice) in enumerate(zip(requests, listeners, voices or repeat(None))):
+    for index, (request, listener, voice) in enumerate(
+        zip(requests, listeners, voices or [None] * len(requests), strict=True)
+    ):
         engine.submit(SynthesisRequest.of(request), listener, str(index), voice)
     engine.start()
     assert all(listener.ended.wait(WAIT) and listener.error is None for listener in listeners)

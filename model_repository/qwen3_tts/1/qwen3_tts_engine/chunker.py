@@ -14,8 +14,9 @@ class Chunks:
     """Chunks of one length, the most urgent first.
 
     `codes` is int32 [chunks, frames, codebooks], `history` int32 [chunks]: frames that the codec has had of each
-    stream and of the reference before it; `first` bool [chunks]: whether a stream begins here; `counts` int [chunks]: frames that hold speech; `ready_at` float [chunks]: when the last of them was made. A
-    last chunk is filled up to the common length; the codec is causal, so what is filled in changes nothing before it.
+    stream, and of the reference before it; `counts` int [chunks]: frames that hold speech; `ready_at` float [chunks]:
+    when the last of them was made; `first` bool [chunks]: whether the stream begins here. A last chunk is filled up to
+    the common length; the codec is causal, so what is filled in changes nothing before it.
     """
 
     streams: list[Stream]

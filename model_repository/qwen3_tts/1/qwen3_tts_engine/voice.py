@@ -23,6 +23,10 @@ class Voice:
     def num_frames(self) -> int:
         return 0 if self.codes is None else len(self.codes)
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in (self.x_vector, self.codes, self.state) if array is not None)
+
     def alone(self) -> "Voice":
         """The same voice by its x-vector only."""
         return Voice(self.x_vector)
