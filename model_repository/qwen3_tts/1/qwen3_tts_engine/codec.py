@@ -22,6 +22,18 @@ class CodecStates:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self._states.dtype
+
+    @property
+    def state_size(self) -> int:
+        return self._states.shape[1]
+
+    @property
+    def max_history(self) -> int:
+        return self._max_history
+
+    @property
     def device(self) -> torch.device:
         return self._states.device
 

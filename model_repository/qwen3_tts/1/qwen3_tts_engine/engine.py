@@ -79,12 +79,22 @@ class Engine:
     def is_alive(self) -> bool:
         return self._closed is None
 
-    def submit(self, request: SynthesisRequest, sink: Sink, key: str, voice: Voice | None = None) -> None:
-        """Queue an utterance under a key of its own; from now on its sink is called. A clone brings its voice.
+    def submit(
+        self,
+        request: SynthesisRequest,
+        sink: Sink,
+        key: str,
+        voice: Voice | None = None,
+        arrived: float | None = None,
+    ) -> None:
+        """Queue an utterance under a key of its own; from now on its sink is called. A clone brings its voice, and the
+        time (perf_counter seconds) at which it was asked for.
 
         Raises InvalidRequest when the checkpoint cannot speak it, Unavailable when the engine is full or closed.
         """
         stream = self._prompts.stream(request, sink, key, voice)
+        if arrived is not None:
+            stream.arrived = arrived
         with self._lock:
             if self._closed:
                 raise self._closed

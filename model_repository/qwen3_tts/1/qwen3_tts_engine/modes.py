@@ -13,13 +13,19 @@ MODES = {
 ALL_FIELDS = ("speaker", "instruct", *VOICE_FIELDS)
 
 
+def describe(model: ModelConfig) -> str:
+    """What a checkpoint is for and how it is asked for it."""
+    mode, _, use = MODES[model.tts_model_type]
+    return f"this checkpoint is for {mode} and takes {use}"
+
+
 def check_mode(model: ModelConfig, request: SynthesisRequest) -> None:
     """Raises InvalidRequest for a field of another mode than the checkpoint's, and for a mode without its field."""
-    mode, fields, use = MODES[model.tts_model_type]
+    _, fields, _ = MODES[model.tts_model_type]
     for name in ALL_FIELDS:
         value = getattr(request, name)
         if name not in fields and value is not None and value is not False:
-            raise InvalidRequest(name, value, f"this checkpoint is for {mode} and takes {use}")
+            raise InvalidRequest(name, value, describe(model))
     if model.tts_model_type == "voice_design" and request.instruct is None:
         raise InvalidRequest("instruct", None, "required: it describes the voice")
     if model.tts_model_type == "base":

@@ -4,7 +4,7 @@ import numpy as np
 
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.modes import check_mode
+from qwen3_tts_engine.modes import check_mode, describe
 from qwen3_tts_engine.request import InvalidRequest, Sampling, SynthesisRequest
 from qwen3_tts_engine.stream import NONE, Prompt, Sink, Stream
 from qwen3_tts_engine.text import SpokenText, TextTokenizer
@@ -22,6 +22,11 @@ class PromptBuilder:
         self._model = checkpoint.config
         self._talker = checkpoint.config.talker_config
         self._tokenizer = TextTokenizer(checkpoint, config.max_text_tokens)
+
+    @property
+    def mode(self) -> str:
+        """What the checkpoint is for and how it is asked for it."""
+        return describe(self._model)
 
     @property
     def num_codebooks(self) -> int:

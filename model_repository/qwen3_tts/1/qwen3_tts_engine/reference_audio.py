@@ -95,8 +95,10 @@ def mel_filters() -> np.ndarray:
     bins = np.linspace(0, SAMPLE_RATE / 2, FFT_SIZE // 2 + 1)
     widths = np.diff(edges)[:, None]
     slopes = edges[:, None] - bins
-    triangles = np.maximum(0, np.minimum(-slopes[:-2] / widths[:-1], slopes[2:] / widths[1:]))
-    return (triangles * (2 / (edges[2:] - edges[:-2]))[:, None]).astype(np.float32)
+    triangles: np.ndarray = np.maximum(0, np.minimum(-slopes[:-2] / widths[:-1], slopes[2:] / widths[1:]))
+    heights: np.ndarray = 2 / (edges[2:] - edges[:-2])
+    filters: np.ndarray = (triangles * heights[:, None]).astype(np.float32)
+    return filters
 
 
 def _hz_to_mel(hz: float) -> float:
@@ -105,4 +107,5 @@ def _hz_to_mel(hz: float) -> float:
 
 def _mel_to_hz(mels: np.ndarray) -> np.ndarray:
     bend = LOG_START / LINEAR_STEP
-    return np.where(mels < bend, mels * LINEAR_STEP, LOG_START * np.exp(LOG_STEP * (mels - bend)))
+    hz: np.ndarray = np.where(mels < bend, mels * LINEAR_STEP, LOG_START * np.exp(LOG_STEP * (mels - bend)))
+    return hz

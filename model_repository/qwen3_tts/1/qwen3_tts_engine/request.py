@@ -122,6 +122,8 @@ class SynthesisRequest(SamplingOptions):
 
 
 def _shorten(value: object, limit: int = 80) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.size} samples"
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:.7g}"
     text = repr(value)

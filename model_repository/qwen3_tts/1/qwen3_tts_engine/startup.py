@@ -13,6 +13,7 @@ from qwen3_tts_engine.chunker import Chunker
 from qwen3_tts_engine.code_predictor import CodePredictor
 from qwen3_tts_engine.codec import CodecStates
 from qwen3_tts_engine.config import ConfigError, EngineConfig
+from qwen3_tts_engine.encoders import CODEC_ENCODER, check_encoder
 from qwen3_tts_engine.engine import CodecClient, Engine, Runner
 from qwen3_tts_engine.limits import RunnerLimits
 from qwen3_tts_engine.manifest import MANIFEST, CodecManifest
@@ -23,6 +24,8 @@ from qwen3_tts_engine.scheduler import Scheduler, SchedulerLimits
 from qwen3_tts_engine.slots import SlotTable
 from qwen3_tts_engine.talker import Talker
 from qwen3_tts_engine.torch_ops import TorchOps
+from qwen3_tts_engine.voice_store import Origin, VoiceStore
+from qwen3_tts_engine.voices import Encoder, Voices
 from qwen3_tts_engine.weights import talker_shapes
 
 log = logging.getLogger(__name__)
@@ -136,6 +139,23 @@ def build_engine(config: EngineConfig, prompts: PromptBuilder, runner: Runner, c
     pages = (runner.limits.page_size, runner.limits.num_pages)
     limits = SchedulerLimits(*pages, config.max_streams, config.max_waiting, PREFILL_ROWS)
     return Engine(prompts, Scheduler(table, limits), Chunker(table, config.max_chunk_frames), runner, codec)
+
+
+def open_voices(
+    checkpoint: Checkpoint, config: EngineConfig, repository: Path, prompts: PromptBuilder, encoder: Encoder
+) -> Voices:
+    """The voices of a Base checkpoint.
+
+    Raises CheckpointError, naming the file, when the encoders in `repository` were not exported from this checkpoint.
+    """
+    models = ((config.speaker_encoder, checkpoint.speaker_digest), (CODEC_ENCODER, checkpoint.codec_digest))
+    for name, digest in models:
+        check_encoder(repository, name, digest, checkpoint.folder)
+    hidden = checkpoint.config.talker_config.hidden_size
+    origin = Origin(hidden, checkpoint.speaker_digest, checkpoint.codec_digest)
+    folder = Path(config.voices_folder).expanduser()
+    store = VoiceStore(folder, config.max_voices, config.voices_mib << 20)
+    return Voices(encoder, store, origin, config, prompts.check_reference)
 
 
 def open_codec(checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device) -> CodecStates:

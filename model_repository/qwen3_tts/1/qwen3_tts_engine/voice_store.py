@@ -140,9 +140,10 @@ class VoiceStore:
         """The voice, its state a tensor on the CPU."""
         try:
             with np.load(self._folder / ARRAYS / record.file, allow_pickle=False) as arrays:
-                codes = arrays["codes"] if "codes" in arrays else None
-                state = torch.from_numpy(arrays["state"]) if "state" in arrays else None
-                return Voice(arrays["x_vector"], codes, record.ref_text, state)
+                if record.ref_text is None:
+                    return Voice(arrays["x_vector"])
+                state = torch.from_numpy(arrays["state"])
+                return Voice(arrays["x_vector"], arrays["codes"], record.ref_text, state)
         except (OSError, ValueError, KeyError, EOFError) as error:
             raise RequestError(f"voice: {record.name!r}: its file cannot be read: {error}") from error
 
@@ -169,7 +170,9 @@ class VoiceStore:
     def _open(self) -> sqlite3.Connection:
         (self._folder / ARRAYS).mkdir(parents=True, exist_ok=True)
         # One thread at a time, by the lock.
-        connection = sqlite3.connect(self._folder / DATABASE, BUSY_SECONDS, None, check_same_thread=False)
+        connection = sqlite3.connect(
+            self._folder / DATABASE, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )  # fmt: skip
         connection.execute(TABLE)
         self._sweep({file for (file,) in connection.execute("SELECT file FROM voices")})
         return connection
@@ -189,7 +192,7 @@ class VoiceStore:
         partial = path.with_suffix(".partial")
         try:
             with partial.open("wb") as file:
-                np.savez(file, **arrays)  # type: ignore[arg-type]
+                np.savez(file, **arrays)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)

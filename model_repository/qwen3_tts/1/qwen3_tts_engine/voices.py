@@ -29,7 +29,10 @@ class Encoder(Protocol):
     """The models that read a reference. Only the encoding thread calls it."""
 
     def encode(self, audio: np.ndarray, mel: np.ndarray, num_samples: int, in_context: bool) -> Voice:
-        """`audio` float32 [frames, 1920], `mel` float32 [mels, 128] -> the voice, without its text; raises RequestError."""
+        """`audio` float32 [frames, 1920], `mel` float32 [mels, 128] -> the voice without its text.
+
+        Raises RequestError.
+        """
 
     def adopt(self, voice: Voice) -> Voice:
         """A voice from the store with its state where the codec runs."""
