@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import librosa
 import numpy as np
 import pytest
 import torch
@@ -90,8 +91,6 @@ def test_a_clone_is_the_reference_clone(caller: Voice, reference: Any, text: str
 
 
 def test_a_clone_of_a_recording_at_another_rate(caller: Voice, reference: Any) -> None:
-    import librosa
-
     audio = recording(16000, 24_001)
     heard = caller.hear(**greedy(ref_audio=audio, ref_sample_rate=16000, ref_text=SAID))
     resampled = librosa.resample(audio, orig_sr=16000, target_sr=24000)

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 import uuid
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -144,7 +145,7 @@ class VoiceStore:
                     return Voice(arrays["x_vector"])
                 state = torch.from_numpy(arrays["state"])
                 return Voice(arrays["x_vector"], arrays["codes"], record.ref_text, state)
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise RequestError(f"voice: {record.name!r}: its file cannot be read: {error}") from error
 
     def close(self) -> None:
