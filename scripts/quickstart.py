@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -44,16 +45,15 @@ def main(
     options = [*EXPLICIT, "--model-config-name=onnxruntime"]
     options.append(f"--backend-directory={backend_directory(build_folder / 'backends')}")
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), **EXPLICIT_ENVIRONMENT}
-    with log.open("wb") as file:
+    with log.open("wb") as file, ExitStack() as running:
         server = TritonServer(REPOSITORY, options=options, ports=Ports(), environment=environment, log=file)
         try:
             with console.status(f"Starting tritonserver (log: {log})"):
-                server.__enter__()
+                running.enter_context(server)
         except ServerError as error:
             sys.exit(f"error: {error}: {log}")
-        with server:
-            request = ["--speaker", "ryan", "--language", "english", "--seed", SEED]
-            run("Speaking", "client", "say", text, *request, "--output", output)
+        request = ["--speaker", "ryan", "--language", "english", "--seed", SEED]
+        run("Speaking", "client", "say", text, *request, "--output", output)
     console.print(f"Listen to {output}")
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from tests.e2e.serving import ROOT, eventually
 # that the tests do not have.
 BLOCK = re.compile(r"^```bash ?(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 THIS_RUN = "scripts/test.sh\n"
+DEFAULT_PORTS = (Ports.grpc, Ports.http, Ports.metrics)
 RUN_SECONDS = 280
 START_SECONDS = 120
 
@@ -28,12 +30,15 @@ def blocks() -> list[tuple[str, str]]:
 
 @pytest.mark.timeout(900)
 def test_the_commands_of_the_readme(tmp_path: Path) -> None:
+    # A record is never written over, and this checkout may have run its README before.
+    shutil.rmtree(ROOT / "artifacts" / "first", ignore_errors=True)
     commands = [(kind, command) for kind, command in blocks() if kind != "gpu" and command != THIS_RUN]
     assert [command for _, command in commands].index("scripts/quickstart.sh\n") == 0
-    assert all(port_is_free(port) for port in (8000, 8001, 8002)), "a server on the default ports is in the way"
+    assert all(port_is_free(port) for port in DEFAULT_PORTS), "a server on the default ports is in the way"
     before = [command for kind, command in commands[: position(commands, "server")]]
     for command in before:
         run(command)
+    assert all(port_is_free(port) for port in DEFAULT_PORTS), "a command left its server behind"
     [server] = [command for kind, command in commands if kind == "server"]
     with background(server, tmp_path / "server.log"):
         for _, command in commands[len(before) + 1 :]:
