@@ -58,7 +58,9 @@ def engine(checkpoint: Checkpoint) -> Iterator[Engine]:
     # One prompt a prefill: its shape decides its rounding, as in the run alone.
     limits = SchedulerLimits(runner.limits.page_size, PAGES, SLOTS, REQUESTS, prefill_rows=1)
     scheduler = Scheduler(table, limits, Capacity(0, 8, batching_is_free=True))
-    engine = Engine(PromptBuilder(checkpoint, config), scheduler, Chunker(table, 8), runner, CodesAsAudio())
+    engine = Engine(
+        PromptBuilder(checkpoint, config), scheduler, Chunker(table, 8, lambda: 0.002), runner, CodesAsAudio()
+    )
     engine.start()
     yield engine
     engine.close()

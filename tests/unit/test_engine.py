@@ -26,7 +26,7 @@ class Harness:
         self.codec = ScriptedCodec()
         limits = SchedulerLimits(4, 1000, slots, max_waiting, 1000, refuse)
         scheduler = Scheduler(table, limits, Capacity(load_limit, 8, batching_is_free=False))
-        self.engine = Engine(ScriptedPrompts(), scheduler, Chunker(table, 8), self.runner, self.codec)  # type: ignore[arg-type]
+        self.engine = Engine(ScriptedPrompts(), scheduler, Chunker(table, 8, lambda: 0.002), self.runner, self.codec)  # type: ignore[arg-type]
         self._keys = 0
 
     def speak(self, seed: int = 0, frames: int = 8, listener: Listener | None = None) -> Listener:

@@ -50,7 +50,7 @@ class EngineConfig(BaseModel):
     """Cap of a request that names none: base_frames + this for each text token (vllm-omni's cap has the same slope)."""
     base_frames: int = Field(default=75, ge=2)
     max_chunk_frames: int = Field(default=8, ge=1, le=32)
-    """Where the chunk ramp 1, 2, 4, ... stops."""
+    """The longest chunk; how long each one is, chunker.py decides by the listener's lead."""
     text_layout: Literal["auto", "full", "streaming"] = "auto"
     """Where the text goes: all of it into the prompt, or one token a frame; auto is the reference's choice by mode."""
 

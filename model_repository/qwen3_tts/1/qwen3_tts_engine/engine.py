@@ -158,7 +158,7 @@ class Engine:
     def _next_chunks(self) -> Chunks | None:
         with self._lock:
             while not self._closed:
-                if chunks := self._chunker.next_chunks():
+                if chunks := self._chunker.next_chunks(time.perf_counter()):
                     return chunks
                 self._codec_work.wait()
             return None
@@ -190,7 +190,7 @@ class Engine:
             if not batch.newcomers:
                 self.scheduler.capacity.add_tick(len(batch), seconds)
             drained = self.scheduler.collect(batch, frames, now)
-            if self._chunker.has_chunks:
+            if self._chunker.has_chunks(now):
                 self._codec_work.notify()
         for stream in drained:
             self._finish(stream.sink, None)

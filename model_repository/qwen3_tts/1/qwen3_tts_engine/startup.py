@@ -2,6 +2,7 @@
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -136,7 +137,12 @@ def build_engine(config: EngineConfig, prompts: PromptBuilder, runner: Runner, c
     # A tick of a graph costs nearly the same for one stream and for many; on a CPU each stream costs its own.
     capacity = Capacity(config.load_limit, config.max_chunk_frames, batching_is_free=runner.lookahead > 0)
     scheduler = Scheduler(table, limits, capacity)
-    return Engine(prompts, scheduler, Chunker(table, config.max_chunk_frames), runner, codec)
+    pace = partial(_frame_seconds, scheduler)
+    return Engine(prompts, scheduler, Chunker(table, config.max_chunk_frames, pace), runner, codec)
+
+
+def _frame_seconds(scheduler: Scheduler) -> float:
+    return scheduler.capacity.frame_seconds(scheduler.num_talking)
 
 
 def open_codec(checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device) -> CodecStates:
