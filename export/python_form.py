@@ -8,10 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from code2wav_step import weights as step_weights
+from code2wav_step import startup
 from code2wav_step.config import StepConfig
-from code2wav_step.step import Step as FoldedStep
-from code2wav_step.torch_ops import TorchOps
 from export.codec import CodecStep
 from export.codec_layers import CausalConv, ConvNeXt, DecoderBlock, Linear, ResidualUnit, SnakeBeta, Upsample
 from export.codec_transformer import Layer, RmsNorm
@@ -142,16 +140,13 @@ def build(step: CodecStep, path: Path) -> None:
 
 
 def load(path: Path) -> Step:
-    """The file as it will be served: with graphs and kernels on a GPU, and in FP32 arithmetic where there is none."""
+    """The file as it is served: kernels and graphs on a GPU, FP32 arithmetic where there is none."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.float16 if device.type == "cuda" else torch.float32
-    loaded = step_weights.load(path, device, dtype)
-    step = FoldedStep(loaded, TorchOps(loaded.config, device))
+    runner = startup.make_runner(startup.load_weights(path, device), device)
 
     def run(codes: Array, state: Array, history: Array) -> tuple[Array, Array]:
-        arrays = (torch.from_numpy(array).to(device) for array in (codes, state, history))
-        codes_, state_, history_ = arrays
-        waveform, state_out = step(codes_, state_.to(dtype), history_)
+        given = torch.from_numpy(state).to(torch.float16 if device.type == "cuda" else torch.float32)
+        waveform, state_out = runner(torch.from_numpy(codes), given, torch.from_numpy(history))
         return waveform.cpu().numpy(), state_out.float().cpu().numpy()
 
     return run

@@ -23,7 +23,9 @@ from rich.table import Table
 from torch import Tensor
 
 from code2wav_step import startup
+from code2wav_step.kernel_ops import KernelOps
 from code2wav_step.runner import GraphRunner
+from code2wav_step.torch_ops import TorchOps
 from export import python_form
 from export.codec import CodecStep
 from export.verify import IRREGULAR_CHUNKS
@@ -155,9 +157,9 @@ def _runner(reference: CodecStep, device: torch.device, kernels: bool) -> GraphR
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / startup.MODEL_FILE
         python_form.build(reference, path)
-        step = startup.load_step(path, device, kernels=kernels)
-    runner = startup.make_runner(step, device)
-    assert isinstance(runner, GraphRunner)
+        weights = startup.load_weights(path, device)
+    kind = KernelOps if kernels else TorchOps
+    runner = startup.capture(weights, kind(weights.config, device), device)
     console.print(f"loaded and captured in {time.perf_counter() - started:.1f} s")
     return runner
 

@@ -47,7 +47,7 @@ def repository(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def config(repository: Path) -> StepConfig:
-    return startup.load_step(repository / "1" / startup.MODEL_FILE, CPU).config
+    return startup.load_weights(repository / "1" / startup.MODEL_FILE, CPU).config
 
 
 def test_same_sound_and_state_as_the_exporters_step(reference: CodecStep) -> None:
@@ -97,17 +97,17 @@ def test_any_shape_is_covered_by_captured_ones(frames: int) -> None:
 def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / startup.MODEL_FILE
     with pytest.raises(ValueError, match=r"model\.safetensors: missing; `python -m export --form python`"):
-        startup.load_step(path, CPU)
+        startup.load_weights(path, CPU)
     save_file({"x": torch.zeros(1)}, path)
     with pytest.raises(ValueError, match=r"model\.safetensors: not an exported code2wav step"):
-        startup.load_step(path, CPU)
+        startup.load_weights(path, CPU)
 
 
 def test_missing_tensor_is_named(tmp_path: Path, config: StepConfig) -> None:
     path = tmp_path / startup.MODEL_FILE
     save_file({"codebooks": torch.zeros(1)}, path, config.to_metadata())
     with pytest.raises(ValueError, match=r"tensor 'pre\.weight' is missing"):
-        startup.load_step(path, CPU)
+        startup.load_weights(path, CPU)
 
 
 def tensors(config: StepConfig, rows: int = 1, frames: int = 2) -> dict[str, Tensor]:

@@ -20,12 +20,12 @@ class TritonPythonModel:
         _log_through_triton()
         device = _assigned_device(args)
         folder = Path(args["model_repository"]) / args["model_version"]
-        step = startup.load_step(folder / startup.MODEL_FILE, device)
-        self._reader = RequestReader(step.config)
+        weights = startup.load_weights(folder / startup.MODEL_FILE, device)
+        self._reader = RequestReader(weights.config)
         # Its own, so that waiting for an answer waits for nothing else.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.cuda.stream(self._stream):
-            self._run = startup.make_runner(step, device)
+            self._run = startup.make_runner(weights, device)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         # One after the other: a caller with several streams sends them as one request.

@@ -74,6 +74,7 @@ class GraphRunner:
             graph = Graph(self._step, (codes, self._state[:rows], self._history[:rows]), pool)
             self._graphs[rows, frames], pool = graph, graph.pool
             progress(done, len(shapes))
+        torch.cuda.empty_cache()  # what the runs before capturing left
 
     @torch.inference_mode()
     def __call__(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
