@@ -1,5 +1,8 @@
 """The operations of the step as fused Triton kernels."""
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -39,7 +42,17 @@ class KernelOps:
         self._cosine, self._sine = rotation(config, device)
         self._fast = device.type == "cuda"
         self.product_tile, self.unit_tile = product_tile, unit_tile
+        self._building = False
         self._plans: dict[tuple[int, int], Tensor] = {}
+
+    def build(self, run: Callable[[], object]) -> None:
+        """Build the kernels that `run` would launch, all at once."""
+        with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor):
+            self._building = True
+            try:
+                run()
+            finally:
+                self._building = False
 
     def open(self, state: Tensor, frames: int) -> Sequences:
         batch, sequences, offset = len(state), {}, 0
@@ -59,7 +72,8 @@ class KernelOps:
     def embed(self, codes: Tensor, table: Tensor, out: Tensor) -> None:
         batch, frames, quantizers = codes.shape
         channels = table.shape[1]
-        rowwise.embed_kernel[(batch * frames,)](
+        self._launch(
+            rowwise.embed_kernel, (batch * frames,),
             codes, table, out, frames, out.stride(0), QUANTIZERS=quantizers, CODES=self._config.codebook_size,
             CHANNELS=channels, BLOCK=triton.next_power_of_2(channels), num_warps=ROW_WARPS,
         )  # fmt: skip
@@ -79,10 +93,12 @@ class KernelOps:
             out = x.new_empty(batch, positions, layer.outputs)
         rows = batch * positions
         tile = self.product_tile(rows, layer.outputs, channels)
-        product.product_kernel[(tile.programs(rows, layer.outputs),)](
+        self._launch(
+            product.product_kernel, (tile.programs(rows, layer.outputs),),
             x, layer.weight, layer.bias, residual, layer.alpha, layer.inverse_beta, out, active,
-            rows, positions, x.stride(0), _stride(residual), _stride(out), _stride(active), layer.norm_eps or 0.0,
-            OUTPUTS=layer.outputs, CHANNELS=channels, TAPS=layer.taps, DILATION=layer.dilation,
+            rows, positions, layer.weight.shape[1], x.stride(0), *map(_stride, (residual, out, active)),
+            layer.norm_eps or 0.0,
+            OUTPUTS=layer.outputs, CHANNELS=channels, DILATION=layer.dilation,
             NORM=layer.norm_eps is not None, GATED=layer.activation == "gated", GELU=layer.activation == "gelu",
             FAST=self._fast, BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=tile.depth,
             num_warps=tile.warps, num_stages=tile.stages,
@@ -97,7 +113,8 @@ class KernelOps:
         out = qkv.new_empty(batch, frames, width // 3)
         window = config.window * config.num_heads * config.head_dim
         offsets = (self._pieces[name].offset + layer * window for name in (KEYS, VALUES))
-        attention.attention_kernel[(batch, config.num_heads)](
+        self._launch(
+            attention.attention_kernel, (batch, config.num_heads),
             qkv, state, state_out, history, self._cosine, self._sine, out, *offsets, frames, state.shape[1],
             config.head_dim**-0.5, WINDOW=config.window, HEADS=config.num_heads, HALF=config.head_dim // 2,
             BLOCK_T=max(16, triton.next_power_of_2(frames)), BLOCK_S=triton.next_power_of_2(config.window + MAX_FRAMES),
@@ -109,7 +126,8 @@ class KernelOps:
         taps, channels = layer.weight.shape
         batch, positions = len(x), x.shape[1] - taps + 1
         out = x.new_empty(batch, positions, channels)
-        rowwise.depthwise_kernel[(batch * positions,)](
+        self._launch(
+            rowwise.depthwise_kernel, (batch * positions,),
             x, layer.weight, layer.bias, out, positions, x.stride(0), LAYER_NORM_EPS,
             CHANNELS=channels, TAPS=taps, BLOCK=triton.next_power_of_2(channels), num_warps=ROW_WARPS,
         )  # fmt: skip
@@ -124,11 +142,12 @@ class KernelOps:
             return
         rows, conv, pointwise = batch * positions, unit_.conv, unit_.pointwise
         tile = self.unit_tile(rows, channels)
-        unit.unit_kernel[(tile.programs(rows, channels),)](
+        self._launch(
+            unit.unit_kernel, (tile.programs(rows, channels),),
             x, conv.weight, conv.bias, conv.alpha, conv.inverse_beta,
             pointwise.weight, pointwise.bias, pointwise.alpha, pointwise.inverse_beta, residual, out, active,
-            rows, positions, x.stride(0), active.stride(0),
-            CHANNELS=channels, TAPS=conv.taps, DILATION=conv.dilation, FAST=self._fast,
+            rows, positions, conv.weight.shape[1], x.stride(0), active.stride(0),
+            CHANNELS=channels, DILATION=conv.dilation, FAST=self._fast,
             BLOCK_M=tile.rows, BLOCK_K=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
@@ -137,11 +156,18 @@ class KernelOps:
         batch, positions = len(x), x.shape[1] - taps + 1
         rows = batch * positions
         out = torch.empty(batch, positions, dtype=torch.float32, device=x.device)
-        rowwise.last_kernel[(triton.cdiv(rows, LAST_ROWS),)](
+        self._launch(
+            rowwise.last_kernel, (triton.cdiv(rows, LAST_ROWS),),
             x, layer.weight, layer.bias, out, rows, positions, x.stride(0), CHANNELS=channels, TAPS=taps,
             BLOCK=triton.next_power_of_2(channels), BLOCK_M=LAST_ROWS, num_warps=ROW_WARPS,
         )  # fmt: skip
         return out
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        if self._building:
+            kernel.warmup(*arguments, grid=grid, **options)
+        else:
+            kernel[grid](*arguments, **options)
 
     def _sequence_shape(self, name: str, frames: int) -> tuple[int, int]:
         channels, past = self._pieces[name].shape
@@ -153,14 +179,16 @@ class KernelOps:
             plan = torch.tensor(self._plan(batch, frames), device=state.device)
             self._plans[batch, frames] = plan
         longest = max(self._pieces[name].shape[1] for name in self._config.positions)
-        rowwise.history_kernel[(len(plan), batch)](
+        self._launch(
+            rowwise.history_kernel, (len(plan), batch),
             state, self._arena, plan, state.shape[1], CLOSE=close, CHANNELS=HISTORY_CHANNELS,
             BLOCK_P=triton.next_power_of_2(longest), num_warps=ROW_WARPS,
         )  # fmt: skip
 
     def _plan(self, batch: int, frames: int) -> list[tuple[int, ...]]:
         """rowwise.history_kernel's plan."""
-        lines, offset = [], 0
+        lines: list[tuple[int, ...]] = []
+        offset = 0
         for name, positions in self._config.positions.items():
             piece = self._pieces[name]
             length, channels = self._sequence_shape(name, frames)

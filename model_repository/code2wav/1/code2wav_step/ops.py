@@ -1,5 +1,6 @@
 """The operations that the step is written in. Sequences are [batch, positions, channels], channels adjacent."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -10,6 +11,10 @@ Sequences = dict[str, Tensor]
 
 
 class Ops(Protocol):
+    def build(self, run: Callable[[], object]) -> None:
+        """Get ready for what `run` does, which is not done."""
+        ...
+
     def open(self, state: Tensor, frames: int) -> Sequences:
         """The input of each convolution that looks back, by its piece of the state: the past, and room for the new."""
         ...

@@ -67,14 +67,18 @@ class GraphRunner:
 
     def capture(self, progress: Progress = lambda done, total: None) -> None:
         shapes = [(rows, frames) for frames in FRAME_BUCKETS for rows in ROW_BUCKETS if rows * frames <= MAX_ROW_FRAMES]
+        self._step.ops.build(lambda: [self._step(*self._inputs(*shape)) for shape in shapes])
         pool = None
         # The largest first: the memory of its intermediate results serves the smaller ones.
-        for done, (rows, frames) in enumerate(sorted(shapes, key=lambda shape: -shape[0] * shape[1]), start=1):
-            codes = self._codes.flatten()[: rows * frames * self._config.num_quantizers].view(rows, frames, -1)
-            graph = Graph(self._step, (codes, self._state[:rows], self._history[:rows]), pool)
-            self._graphs[rows, frames], pool = graph, graph.pool
+        for done, shape in enumerate(sorted(shapes, key=lambda shape: -shape[0] * shape[1]), start=1):
+            self._graphs[shape] = Graph(self._step, self._inputs(*shape), pool)
+            pool = self._graphs[shape].pool
             progress(done, len(shapes))
         torch.cuda.empty_cache()  # what the runs before capturing left
+
+    def _inputs(self, rows: int, frames: int) -> tuple[Tensor, Tensor, Tensor]:
+        codes = self._codes.flatten()[: rows * frames * self._config.num_quantizers]
+        return codes.view(rows, frames, -1), self._state[:rows], self._history[:rows]
 
     @torch.inference_mode()
     def __call__(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:

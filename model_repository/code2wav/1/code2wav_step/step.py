@@ -11,7 +11,7 @@ class Step:
     """What export.codec.CodecStep computes, on folded weights and in the operations of `ops`."""
 
     def __init__(self, weights: StepWeights, ops: Ops) -> None:
-        self.weights, self.config, self._ops = weights, weights.config, ops
+        self.weights, self.config, self.ops = weights, weights.config, ops
         self._pasts = {name: piece.shape[1] for name, piece in self.config.pieces.items()}
 
     @torch.inference_mode()
@@ -20,7 +20,7 @@ class Step:
 
         T is 1..32; S and the state's layout are those of `config`.
         """
-        ops, weights = self._ops, self.weights
+        ops, weights = self.ops, self.weights
         state_out = torch.empty_like(state)
         sequences = ops.open(state, codes.shape[1])
         ops.embed(codes, weights.codebooks, self._new(sequences, "pre_conv"))
@@ -35,14 +35,14 @@ class Step:
     def _transform(
         self, x: Tensor, i: int, layer: TransformerLayer, state: Tensor, history: Tensor, state_out: Tensor
     ) -> Tensor:
-        ops = self._ops
+        ops = self.ops
         y = ops.attend(ops.product(x, layer.qkv), i, state, history, state_out)
         x = ops.product(y, layer.output, residual=x)
         return ops.product(ops.product(x, layer.gate_up), layer.down, residual=x)
 
     def _upsample(self, x: Tensor, sequences: Sequences) -> None:
         """Into the input of the waveform decoder."""
-        ops, last = self._ops, len(self.weights.upsamples) - 1
+        ops, last = self.ops, len(self.weights.upsamples) - 1
         for i, layer in enumerate(self.weights.upsamples):
             name = f"upsample.{i}"
             residual = ops.product(x, layer.product, out=self._new(sequences, name))
@@ -52,7 +52,7 @@ class Step:
 
     def _decode(self, sequences: Sequences) -> None:
         """Into the input of the last convolution. Each product also does the SnakeBeta that comes after it."""
-        ops, blocks = self._ops, self.weights.blocks
+        ops, blocks = self.ops, self.weights.blocks
         ops.product(sequences["decoder.0"], self.weights.first, active=self._new(sequences, "decoder.1.transposed"))
         for i, block in enumerate(blocks, start=1):
             units = [f"decoder.{i}.residual.{j}" for j in range(len(block.units))]

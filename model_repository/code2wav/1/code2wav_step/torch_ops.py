@@ -1,5 +1,8 @@
 """The operations of the step in PyTorch: on any device, and what the kernels are held against."""
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -20,6 +23,9 @@ class TorchOps:
         frames = slots[:MAX_FRAMES, None]
         self._band = (slots >= frames) & (slots <= frames + config.window)
         self._needed_history = config.window - slots
+
+    def build(self, run: Callable[[], object]) -> None:
+        """Nothing to build."""
 
     def open(self, state: Tensor, frames: int) -> Sequences:
         sequences = {}
@@ -147,7 +153,5 @@ def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def _part(state: Tensor, offset: int, shape: tuple[int, ...]) -> Tensor:
-    size = 1
-    for dimension in shape:
-        size *= dimension
-    return state[:, offset : offset + size].unflatten(1, shape)
+    part: Tensor = state[:, offset : offset + math.prod(shape)].unflatten(1, shape)
+    return part

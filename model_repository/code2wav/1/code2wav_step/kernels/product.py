@@ -9,13 +9,15 @@ from code2wav_step.kernels.snake import snake
 @triton.jit
 def product_kernel(
     x, weight, bias, residual, alpha, inverse_beta, out, active,
-    rows, positions, x_stride, residual_stride, out_stride, active_stride, eps,
-    OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, DILATION: tl.constexpr,
+    rows, positions, width, x_stride, residual_stride, out_stride, active_stride, eps,
+    OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, DILATION: tl.constexpr,
     NORM: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, FAST: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """ops.Ops.product; a row is a position of a batch entry, strides are those of batch entries."""
-    WIDTH: tl.constexpr = TAPS * CHANNELS
+    """ops.Ops.product; a row is a position of a batch entry, strides are those of batch entries.
+
+    `width` is taps · channels, no constant so that the loop stays one: unrolled it outgrows the instruction cache.
+    """
     tiles = tl.cdiv(OUTPUTS, BLOCK_N)
     # Neighbours share rows of x, the weights stay in the cache anyway.
     tile_m, tile_n = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -26,20 +28,20 @@ def product_kernel(
     entry, position = tl.minimum(row, rows - 1) // positions, tl.minimum(row, rows - 1) % positions
     k = tl.arange(0, BLOCK_K)
     x_rows = x + (entry * x_stride + position * CHANNELS)[:, None] + k[None, :]
-    weight_columns = weight + tl.minimum(column, OUTPUTS - 1)[None, :] * WIDTH + k[:, None]
+    weight_columns = weight + tl.minimum(column, OUTPUTS - 1)[None, :] * width + k[:, None]
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     upper = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     squares = tl.zeros([BLOCK_M], tl.float32)
-    for start in range(0, WIDTH, BLOCK_K):
+    for start in range(0, width, BLOCK_K):
         tile = tl.load(x_rows + (start + start // CHANNELS * ((DILATION - 1) * CHANNELS)))
         total = tl.dot(tile, tl.load(weight_columns + start), total)
         if GATED:
-            upper = tl.dot(tile, tl.load(weight_columns + (start + OUTPUTS * WIDTH)), upper)
+            upper = tl.dot(tile, tl.load(weight_columns + (start + OUTPUTS * width)), upper)
         if NORM:
             exact = tile.to(tl.float32)
             squares += tl.sum(exact * exact, axis=1)
     if NORM:
-        scale = tl.rsqrt(squares / WIDTH + eps)[:, None]
+        scale = tl.rsqrt(squares / width + eps)[:, None]
         total *= scale
         upper *= scale
     if bias is not None:

@@ -9,15 +9,14 @@ from code2wav_step.kernels.snake import snake
 @triton.jit
 def unit_kernel(
     x, weight, bias, alpha, inverse_beta, weight2, bias2, alpha2, inverse_beta2, residual, out, active,
-    rows, positions, x_stride, active_stride,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, DILATION: tl.constexpr, FAST: tl.constexpr,
+    rows, positions, width, x_stride, active_stride,
+    CHANNELS: tl.constexpr, DILATION: tl.constexpr, FAST: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """ops.Ops.unit. Blocks are powers of two and channels three times one: each row is done as two thirds and a third.
 
-    `residual` and `out` have no gaps between batch entries.
+    `width` is as in product_kernel; `residual` and `out` have no gaps between batch entries.
     """
-    WIDTH: tl.constexpr = TAPS * CHANNELS
     LARGE: tl.constexpr = CHANNELS // 3 * 2
     SMALL: tl.constexpr = CHANNELS // 3
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -27,11 +26,11 @@ def unit_kernel(
     k = tl.arange(0, BLOCK_K)
     large, small = tl.arange(0, LARGE), LARGE + tl.arange(0, SMALL)
     x_rows = x + (entry * x_stride + position * CHANNELS)[:, None] + k[None, :]
-    large_weights = weight + large[None, :] * WIDTH + k[:, None]
-    small_weights = weight + small[None, :] * WIDTH + k[:, None]
+    large_weights = weight + large[None, :] * width + k[:, None]
+    small_weights = weight + small[None, :] * width + k[:, None]
     y_large = tl.zeros([BLOCK_M, LARGE], tl.float32)
     y_small = tl.zeros([BLOCK_M, SMALL], tl.float32)
-    for start in range(0, WIDTH, BLOCK_K):
+    for start in range(0, width, BLOCK_K):
         tile = tl.load(x_rows + (start + start // CHANNELS * ((DILATION - 1) * CHANNELS)))
         y_large = tl.dot(tile, tl.load(large_weights + start), y_large)
         y_small = tl.dot(tile, tl.load(small_weights + start), y_small)
