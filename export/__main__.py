@@ -11,15 +11,16 @@ from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, Encoder, export_enco
 from export.encoders import is_current as is_encoder_current
 from export.form import Form
 from export.onnx_form import ONNX
+from export.python_form import PYTHON
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 
-FORMS: dict[str, Form] = {"onnx": ONNX}
+FORMS: dict[str, Form] = {"onnx": ONNX, "python": PYTHON}
 
 
 def main(
     checkpoint: Annotated[str, typer.Option(help="a folder, or a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice")],
     model_repository: Annotated[Path, typer.Option(exists=True, file_okay=False)] = Path("model_repository"),
-    form: Annotated[Literal["onnx"], typer.Option(help="what the server runs")] = "onnx",
+    form: Annotated[Literal["onnx", "python"], typer.Option(help="what the server runs")] = "onnx",
     speaker_encoder: Annotated[
         str, typer.Option(help="its model name, where several Base checkpoints share a repository")
     ] = SPEAKER_ENCODER.name,

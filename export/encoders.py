@@ -1,7 +1,7 @@
 """From a Base checkpoint to verified model files of its speaker encoder and its codec's encoder.
 
 A repository has these models only once they are exported: Triton does not load a model folder without a version, so
-the exporter lays out the whole folder, its configurations (`export/models`) included.
+the exporter lays out the whole folder, its configuration (`export/models`) included.
 """
 
 import logging
@@ -83,7 +83,7 @@ def export_encoder(encoder: Encoder, checkpoint: Checkpoint, folder: Path, progr
         unverified.replace(version / ONNX.filename)
     finally:
         unverified.unlink(missing_ok=True)
-    _copy_configs(encoder, folder)
+    _copy_config(encoder, folder)
     _manifest(encoder, checkpoint, size).write(version)
     return agreement
 
@@ -123,11 +123,11 @@ def _verify(encoder: Encoder, module: nn.Module, path: Path, done: Callable[[], 
     return worst, size
 
 
-def _copy_configs(encoder: Encoder, folder: Path) -> None:
+def _copy_config(encoder: Encoder, folder: Path) -> None:
     shutil.copytree(MODELS / encoder.name, folder, dirs_exist_ok=True)
-    for config in (folder / "config.pbtxt", *(folder / "configs").glob("*.pbtxt")):
-        text = config.read_text(encoding="utf-8")
-        config.write_text(text.replace(f'name: "{encoder.name}"', f'name: "{folder.name}"', 1), encoding="utf-8")
+    config = folder / "config.pbtxt"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace(f'name: "{encoder.name}"', f'name: "{folder.name}"', 1), encoding="utf-8")
 
 
 def _manifest(encoder: Encoder, checkpoint: Checkpoint, size: int) -> EncoderManifest:

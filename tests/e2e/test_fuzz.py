@@ -58,7 +58,9 @@ def recordings(draw: st.DrawFn) -> Tensor:
     """Audio of any length up to two seconds, good or with something wrong in it."""
     count = draw(st.one_of(st.integers(2000, 48_000), st.integers(2000, 24_000), st.integers(0, 3000)))
     seed = draw(st.integers(0, 20))  # few, so that some references come again
-    audio = np.random.default_rng(seed).normal(0, draw(st.sampled_from([0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.35, 1e-5, 0.0])), count)
+    audio = np.random.default_rng(seed).normal(
+        0, draw(st.sampled_from([0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.35, 1e-5, 0.0])), count
+    )
     audio = audio.astype(np.float32)
     if count and draw(st.integers(0, 3)) == 0:
         odd = draw(st.sampled_from([np.nan, np.inf, -np.inf, 1.0, -1.0, 1.9, 3e38, 1e-40]))

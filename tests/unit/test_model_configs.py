@@ -6,13 +6,18 @@ import pytest
 from google.protobuf import text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2
 
+import export.encoders
 from export.onnx_form import ONNX
-from qwen3_tts_engine import code2wav
+from qwen3_tts_engine import code2wav, encoders
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
-CONFIGS = sorted(REPOSITORY.glob("*/config.pbtxt")) + sorted(REPOSITORY.glob("*/configs/*.pbtxt"))
+CONFIGS = sorted(path for name in ("qwen3_tts", "code2wav") for path in (REPOSITORY / name).rglob("*.pbtxt"))
 TENSORRT = REPOSITORY / code2wav.MODEL_NAME / "config.pbtxt"
 ONNXRUNTIME = REPOSITORY / code2wav.MODEL_NAME / "configs" / "onnxruntime.pbtxt"
+ENCODERS = {
+    path.parent.name: path for path in (Path(export.encoders.__file__).parent / "models").glob("*/config.pbtxt")
+}
+PYTHON = REPOSITORY / code2wav.MODEL_NAME / "configs" / "python.pbtxt"
 
 
 def parse(path: Path) -> model_config_pb2.ModelConfig:
@@ -33,10 +38,10 @@ def test_literal_and_named_after_the_folder(path: Path) -> None:
     assert config.backend
 
 
-@pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME, PYTHON], ids=lambda path: path.stem)
 def test_code2wav(path: Path) -> None:
     config = parse(path)
-    state = "FP16" if path == TENSORRT else ONNX.state_dtype
+    state = ONNX.state_dtype if path == ONNXRUNTIME else "FP16"
     assert tensors(config.input) == {
         code2wav.CODES: ("INT32", [-1, 16]),
         code2wav.STATE: (state, [-1]),
@@ -54,12 +59,31 @@ def test_each_code2wav_names_its_backend_and_file() -> None:
     assert int(onnxruntime.parameters["intra_op_thread_count"].string_value) in (1, 2)
 
 
+def test_python_form_takes_states_where_they_are() -> None:
+    python = parse(PYTHON)
+    assert python.backend == "python"
+    assert python.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value == "no"
+
+
 def test_configurations_of_a_model_differ_only_where_they_must() -> None:
-    tensorrt, onnxruntime = parse(TENSORRT), parse(ONNXRUNTIME)
-    for config in (tensorrt, onnxruntime):
+    tensorrt, onnxruntime, python = parse(TENSORRT), parse(ONNXRUNTIME), parse(PYTHON)
+    for config in (tensorrt, onnxruntime, python):
         for field in ("backend", "default_model_filename", "instance_group", "parameters"):
             config.ClearField(field)
         for tensor in (*config.input, *config.output):
             if tensor.name in (code2wav.STATE, code2wav.STATE_OUT):
                 tensor.ClearField("data_type")
-    assert tensorrt == onnxruntime
+    assert tensorrt == onnxruntime == python
+
+
+def test_encoders() -> None:
+    assert ENCODERS.keys() == {encoders.SPEAKER_ENCODER, encoders.CODEC_ENCODER}
+    speaker, codec = (parse(ENCODERS[name]) for name in (encoders.SPEAKER_ENCODER, encoders.CODEC_ENCODER))
+    assert tensors(speaker.input) == {encoders.MEL: ("FP32", [-1, 128])}
+    assert tensors(speaker.output) == {encoders.X_VECTOR: ("FP32", [-1])}
+    assert tensors(codec.input) == {encoders.AUDIO: ("FP32", [-1, 1920]), encoders.NUM_SAMPLES: ("INT32", [1])}
+    assert tensors(codec.output) == {encoders.CODES: ("INT32", [-1, 16])}
+    for name, path in ENCODERS.items():
+        config = parse(path)
+        assert (config.name, config.backend, config.default_model_filename) == (name, "onnxruntime", ONNX.filename)
+        assert config.max_batch_size == 1

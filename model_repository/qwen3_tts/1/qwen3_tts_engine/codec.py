@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.chunker import Chunks
+from qwen3_tts_engine.code2wav import CODEBOOK_SIZE
 from qwen3_tts_engine.request import RequestError
 
 PCM_SCALE = 32767
@@ -46,7 +47,9 @@ class CodecStates:
         slots = self._slots(chunks)
         self._start(chunks, np.flatnonzero(chunks.first))
         history = np.minimum(chunks.history, self._max_history).astype(np.int32)
-        return torch.from_numpy(chunks.codes), self._states[slots], torch.from_numpy(history)[:, None]
+        # A code that is none (`invalid_codes` says so) must not take the rest of the batch down.
+        codes = torch.from_numpy(chunks.codes.clip(0, CODEBOOK_SIZE - 1))
+        return codes, self._states[slots], torch.from_numpy(history)[:, None]
 
     def store(self, chunks: Chunks, states: Tensor) -> None:
         """Keep the states [chunks, S] for the next chunk of each stream."""
@@ -57,16 +60,22 @@ class CodecStates:
         if not len(rows):
             return
         self._states.index_fill_(0, self._to_device(chunks.slots[rows]), 0)
-        for row in rows:
-            voice = chunks.streams[row].voice
-            if voice is not None and voice.state is not None:
-                self._states[int(chunks.slots[row])] = voice.state
+        for stream, slot, first in zip(chunks.streams, chunks.slots, chunks.first, strict=False):
+            if first and stream.voice is not None and stream.voice.state is not None:
+                self._states[int(slot)] = stream.voice.state
 
     def _slots(self, chunks: Chunks) -> Tensor:
         return self._to_device(chunks.slots)
 
     def _to_device(self, indices: np.ndarray) -> Tensor:
         return torch.from_numpy(indices).to(self._states.device)
+
+
+def invalid_codes(chunks: Chunks) -> dict[int, RequestError]:
+    """The rows with a code outside 0..2047: what the codec makes of them is no speech."""
+    wrong = ((chunks.codes < 0) | (chunks.codes >= CODEBOOK_SIZE)).any(axis=(1, 2))
+    reason = RequestError(f"the talker gave a code outside 0..{CODEBOOK_SIZE - 1}")
+    return dict.fromkeys(np.flatnonzero(wrong).tolist(), reason)
 
 
 def to_pcm(waveform: Tensor) -> tuple[np.ndarray, dict[int, RequestError]]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import soxr  # type: ignore[import-untyped]
 import torch
 
 from qwen3_tts_engine.code2wav import SAMPLE_RATE, SAMPLES_PER_FRAME
@@ -61,6 +60,9 @@ class ReferenceAudio:
         """float32 [samples] at 24 kHz, by the resampler and in the quality that the reference uses through librosa."""
         if self.sample_rate == SAMPLE_RATE:
             return self.samples.astype(np.float32)
+        # Only here: a 24 kHz reference needs no resampler.
+        import soxr  # type: ignore[import-untyped]
+
         wanted = math.ceil(len(self.samples) * SAMPLE_RATE / self.sample_rate)
         resampled = soxr.resample(self.samples.astype(np.float32), self.sample_rate, SAMPLE_RATE, quality="soxr_hq")
         fitted: np.ndarray = np.zeros(wanted, np.float32)

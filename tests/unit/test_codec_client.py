@@ -1,0 +1,76 @@
+"""What the codec client does with codes and waveforms that are none."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from qwen3_tts_engine.chunker import Chunker, Chunks
+from qwen3_tts_engine.codec import CodecStates, invalid_codes, to_pcm
+from qwen3_tts_engine.slots import SlotTable
+from qwen3_tts_engine.voice import Voice
+from tests.fakes.scripted import Listener, make_stream
+
+FRAMES = 2
+
+
+def chunks_of(*rows: int) -> Chunks:
+    """One chunk a row, all its codes the given one."""
+    count = len(rows)
+    codes = np.repeat(np.array(rows, np.int32), FRAMES * 16).reshape(count, FRAMES, 16)
+    zeros = np.zeros(count, np.int32)
+    return Chunks([], np.arange(count), codes, zeros, np.full(count, FRAMES), zeros.astype(float), zeros == 0)
+
+
+def test_a_row_with_a_code_out_of_range_fails_alone() -> None:
+    chunks = chunks_of(0, 2048, 2047, -1)
+    assert invalid_codes(chunks).keys() == {1, 3}
+    assert "0..2047" in str(invalid_codes(chunks)[1])
+    codes, _, _ = CodecStates(4, 8, 71, torch.float32, torch.device("cpu")).inputs(chunks)
+    assert codes.min() == 0
+    assert codes.max() == 2047
+
+
+def test_a_stream_starts_behind_its_voice_and_leaves_nothing_to_the_next() -> None:
+    """Rows: a clone's first chunk, a stream's first chunk, and one that goes on, in slots that held other streams."""
+    states = CodecStates(4, 8, 71, torch.float32, torch.device("cpu"))
+    states.store(chunks_of(0, 0, 0, 0), torch.full((4, 8), 9.0))
+    warm = Voice(np.zeros(4, np.float32), np.zeros((80, 16), np.int32), "text", torch.arange(8.0))
+    streams = [make_stream(name, Listener()) for name in "abc"]
+    streams[0].voice = warm
+    streams[1].voice = warm.alone()
+    history, first = np.array([80, 0, 5], np.int32), np.array([True, True, False])
+    chunks = replace(chunks_of(0, 0, 0), streams=streams, slots=np.array([2, 0, 3]), history=history, first=first)
+    _, state, history_in = states.inputs(chunks)
+    torch.testing.assert_close(state, torch.stack([torch.arange(8.0), torch.zeros(8), torch.full((8,), 9.0)]))
+    assert history_in.flatten().tolist() == [71, 0, 5]
+    states.store(chunks, state + 1)
+    assert torch.equal(warm.state, torch.arange(8.0)), "the voice itself stays as it is"
+
+
+def test_a_clone_goes_on_behind_its_reference() -> None:
+    """What the chunker says of a slot whose voice has 80 frames."""
+    table = SlotTable(2, 64, 16)
+    clone = make_stream("clone", Listener())
+    clone.voice = Voice(np.zeros(4, np.float32), np.zeros((80, 16), np.int32), "text", torch.zeros(8))
+    for slot, stream in enumerate((clone, make_stream("other", Listener()))):
+        table.open(slot, stream)
+    chunker = Chunker(table, 1, lambda: 0.0)
+    table.codes[:] = 0
+    for frame in range(3):
+        table.written += 1
+        chunks = chunker.next_chunks(now=1.0)
+        assert chunks is not None
+        assert dict(zip(chunks.slots.tolist(), chunks.history.tolist(), strict=True)) == {0: 80 + frame, 1: frame}
+        assert chunks.first.tolist() == [frame == 0] * 2
+        chunker.done(chunks, now=1.0)
+    table.close(0)
+    table.open(0, make_stream("next", Listener()))
+    assert table.preset[0] == 0
+
+
+def test_a_waveform_that_overflowed_fails_alone() -> None:
+    waveform = torch.tensor([[0.5, 2.0], [0.0, torch.nan], [torch.inf, 0.0], [-2.0, -0.25]])
+    pcm, failed = to_pcm(waveform)
+    assert failed.keys() == {1, 2}
+    np.testing.assert_array_equal(pcm[[0, 3]], [[16384, 32767], [-32767, -8192]])
