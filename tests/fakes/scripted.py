@@ -11,7 +11,6 @@ from qwen3_tts_engine.limits import RunnerLimits
 from qwen3_tts_engine.request import RequestError, Sampling, SynthesisRequest
 from qwen3_tts_engine.scheduler import Frames, Newcomer
 from qwen3_tts_engine.stream import Prompt, Sink, Stream
-from qwen3_tts_engine.voice import Voice
 
 NUM_CODEBOOKS = 16
 SIGNATURES = 2048
@@ -76,7 +75,7 @@ class ScriptedCodec:
 class ScriptedPrompts:
     num_codebooks = NUM_CODEBOOKS
 
-    def stream(self, request: SynthesisRequest, sink: Sink, key: str, voice: Voice | None = None) -> Stream:
+    def stream(self, request: SynthesisRequest, sink: Sink, key: str) -> Stream:
         return make_stream(key, sink, request.seed or 0, request.max_frames or 8)
 
 

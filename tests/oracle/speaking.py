@@ -45,7 +45,8 @@ def synthesise(
     for index, (request, listener, voice) in enumerate(
         zip(requests, listeners, voices or [None] * len(requests), strict=True)
     ):
-        engine.submit(SynthesisRequest.of(request), listener, str(index), voice)
+        asked = SynthesisRequest.of(request)
+        engine.submit(asked.in_voice(voice) if voice else asked, listener, str(index))
     engine.start()
     assert all(listener.ended.wait(WAIT) and listener.error is None for listener in listeners)
     engine.scheduler.check_integrity()

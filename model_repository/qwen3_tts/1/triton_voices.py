@@ -57,7 +57,7 @@ class Desk:
                 raise voice
             if sink.is_cancelled():
                 raise Cancelled("cancelled by the client")
-            self.engine.submit(request, sink, sink.key, voice, sink.arrived)
+            self.engine.submit(request.in_voice(voice), sink, sink.key, sink.arrived)
         except RequestError as error:
             self.engine.refuse(sink, error)
         except Exception as error:

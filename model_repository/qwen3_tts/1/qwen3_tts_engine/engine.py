@@ -17,7 +17,6 @@ from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.request import Cancelled, Outcome, RequestError, SynthesisRequest, Unavailable
 from qwen3_tts_engine.scheduler import Batch, Frames, Newcomer, Scheduler
 from qwen3_tts_engine.stream import Sink, Stream
-from qwen3_tts_engine.voice import Voice
 
 log = logging.getLogger(__name__)
 
@@ -80,20 +79,14 @@ class Engine:
     def is_alive(self) -> bool:
         return self._closed is None
 
-    def submit(
-        self,
-        request: SynthesisRequest,
-        sink: Sink,
-        key: str,
-        voice: Voice | None = None,
-        arrived: float | None = None,
-    ) -> None:
-        """Queue an utterance under a key of its own; from now on its sink is called. A clone brings its voice, and the
-        time (perf_counter seconds) at which it was asked for.
+    def submit(self, request: SynthesisRequest, sink: Sink, key: str, arrived: float | None = None) -> None:
+        """Queue an utterance under a key of its own; from now on its sink is called.
+
+        `arrived`, in perf_counter seconds, is when it was asked for, if that was not now.
 
         Raises InvalidRequest when the checkpoint cannot speak it, Unavailable when the engine is full or closed.
         """
-        stream = self._prompts.stream(request, sink, key, voice)
+        stream = self._prompts.stream(request, sink, key)
         if arrived is not None:
             stream.arrived = arrived
         with self._lock:

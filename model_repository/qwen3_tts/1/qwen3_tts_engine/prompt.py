@@ -32,17 +32,14 @@ class PromptBuilder:
     def num_codebooks(self) -> int:
         return self._talker.num_code_groups
 
-    def stream(self, request: SynthesisRequest, sink: Sink, key: str, voice: Voice | None = None) -> Stream:
+    def stream(self, request: SynthesisRequest, sink: Sink, key: str) -> Stream:
         """The stream of a request; raises InvalidRequest naming the field that this checkpoint cannot serve."""
-        prompt = self.build(request, voice)
+        prompt = self.build(request)
         sampling = Sampling.from_defaults(self._defaults, request)
-        return Stream(key, prompt, sampling, self._max_frames(request, prompt), sink, voice)
+        return Stream(key, prompt, sampling, self._max_frames(request, prompt), sink, request.cloned)
 
-    def build(self, request: SynthesisRequest, voice: Voice | None = None) -> Prompt:
-        """The prompt, for a Base checkpoint with the voice that the request asks for.
-
-        Raises InvalidRequest naming the field that this checkpoint cannot serve.
-        """
+    def build(self, request: SynthesisRequest) -> Prompt:
+        """Raises InvalidRequest naming the field that this checkpoint cannot serve."""
         check_mode(self._model, request)
         speaker = self._speaker(request)
         language = self._language(request.language, speaker)
@@ -50,8 +47,8 @@ class PromptBuilder:
         rows = _Rows(self._talker.num_code_groups)
         rows.add(self._instruct(request), NONE)
         rows.add(spoken.role, NONE)
-        self._add_prefix(rows, language, None if speaker is None else self._talker.spk_id[speaker], voice)
-        trailing = self._add_text(rows, spoken, voice)
+        self._add_prefix(rows, language, None if speaker is None else self._talker.spk_id[speaker], request.cloned)
+        trailing = self._add_text(rows, spoken, request.cloned)
         return rows.prompt(trailing, len(spoken.text))
 
     def check(self, request: SynthesisRequest) -> None:

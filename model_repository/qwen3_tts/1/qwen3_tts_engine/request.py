@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qwen3_tts_engine.checkpoint import GenerationConfig
+from qwen3_tts_engine.voice import Voice
 
 
 class Outcome(Enum):
@@ -94,7 +95,8 @@ class SynthesisRequest(SamplingOptions):
     """One utterance to speak. `max_frames` caps it (a frame is 80 ms); None derives the cap from the text.
 
     A clone is asked for by the name of a registered `voice`, or by `ref_audio`, float32 [samples], with its rate in Hz
-    and its text. `x_vector_only` takes nothing from either but who speaks, and needs no text.
+    and its text. `x_vector_only` takes nothing from either but who speaks, and needs no text. `cloned` is the voice,
+    once it is found (`voices.Voices`).
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -108,7 +110,12 @@ class SynthesisRequest(SamplingOptions):
     ref_sample_rate: int | None = None
     ref_text: str | None = None
     x_vector_only: bool = False
+    cloned: Voice | None = None
     max_frames: Annotated[int, Field(ge=1)] | None = None
+
+    def in_voice(self, voice: Voice) -> "SynthesisRequest":
+        """The same request, its voice found."""
+        return self.model_copy(update={"cloned": voice})
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> "SynthesisRequest":
