@@ -19,7 +19,7 @@ from client.errors import SpeechError
 from client.wav import WavWriter, read_wav
 from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.conftest import CheckpointOf
-from tests.e2e.serving import ROOT, Voice, copy_repository, serve
+from tests.e2e.serving import ROOT, Voice, copy_repository, eventually, serve
 from tests.e2e.test_http import generate_stream
 from tests.oracle.reference import clone_voice, load_processor, load_reference, reference_generate
 from tests.oracle.test_encoders import recording
@@ -286,7 +286,7 @@ def test_operations_over_http(caller: Voice) -> None:
     assert len(generate_stream(caller.server, fields)) >= 1
     generate_stream(caller.server, {"operation": "delete_voice", "voice": "anna"})
     assert caller.operate("list_voices") == []
-    assert caller.metric("qwen3_tts_requests_running") == 0
+    eventually(lambda: caller.metric("qwen3_tts_requests_running") == 0)
 
 
 def test_the_command_line(caller: Voice, tmp_path: Path) -> None:
