@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from code2wav_step.kernels.overlap import wait_for_inputs
 from code2wav_step.kernels.snake import snake
 
 
@@ -11,13 +12,14 @@ def product_kernel(
     x, weight, bias, residual, alpha, inverse_beta, out, active,
     rows, positions, width, x_stride, residual_stride, out_stride, active_stride, eps,
     OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, DILATION: tl.constexpr,
-    NORM: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, FAST: tl.constexpr,
+    NORM: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, FAST: tl.constexpr, OVERLAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """ops.Ops.product; a row is a position of a batch entry, strides are those of batch entries.
 
     `width` is taps · channels, no constant so that the loop stays one: unrolled it outgrows the instruction cache.
     """
+    wait_for_inputs(OVERLAP)
     tiles = tl.cdiv(OUTPUTS, BLOCK_N)
     # Neighbours share rows of x, the weights stay in the cache anyway.
     tile_m, tile_n = tl.program_id(0) // tiles, tl.program_id(0) % tiles
