@@ -16,12 +16,9 @@ CPU = torch.device("cpu")
 def kernel_ops() -> Any:
     if torch.cuda.is_available():
         pytest.skip("tests/gpu runs the kernels themselves")
-    with pytest.MonkeyPatch.context() as patch:
-        # Read when the kernels are imported, which nothing else on a CPU does.
-        patch.setenv("TRITON_INTERPRET", "1")
-        from code2wav_step.kernel_ops import KernelOps
+    from code2wav_step.kernel_ops import KernelOps
 
-        yield KernelOps(small_config(), CPU)
+    return KernelOps(small_config(), CPU)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,7 +1,7 @@
 """Runs the step on any batch and chunk length: replays of captured CUDA graphs, or the plain step on a CPU."""
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ FRAME_BUCKETS = (1, 2, 4, 8, 16, 32)
 # Rows times frames of one graph: bounds its memory; more keep no multiprocessor busier.
 MAX_ROW_FRAMES = 512
 
+Shape = tuple[int, int]  # rows, frames
+SHAPES = tuple((rows, frames) for frames in FRAME_BUCKETS for rows in ROW_BUCKETS if rows * frames <= MAX_ROW_FRAMES)
 Progress = Callable[[int, int], None]
 
 
@@ -63,10 +65,11 @@ class GraphRunner:
         self._history = torch.zeros(MAX_BATCH, 1, dtype=torch.int32, device=device)
         dtype = step.weights.codebooks.dtype
         self._state = torch.zeros(MAX_BATCH, self._config.state_size, dtype=dtype, device=device)
-        self._graphs: dict[tuple[int, int], Graph] = {}
+        self._graphs: dict[Shape, Graph] = {}
 
-    def capture(self, progress: Progress = lambda done, total: None) -> None:
-        shapes = [(rows, frames) for frames in FRAME_BUCKETS for rows in ROW_BUCKETS if rows * frames <= MAX_ROW_FRAMES]
+    def capture(self, shapes: Sequence[Shape], progress: Shape = tuple[int, int]  # rows, frames
+SHAPES = tuple((rows, frames) for frames in FRAME_BUCKETS for rows in ROW_BUCKETS if rows * frames <= MAX_ROW_FRAMES)
+Progress = lambda done, total: None) -> None:
         self.step.ops.build(lambda: [self.step(*self._inputs(*shape)) for shape in shapes])
         pool = None
         # The largest first: the memory of its intermediate results serves the smaller ones.
