@@ -67,9 +67,7 @@ class GraphRunner:
         self._state = torch.zeros(MAX_BATCH, self._config.state_size, dtype=dtype, device=device)
         self._graphs: dict[Shape, Graph] = {}
 
-    def capture(self, shapes: Sequence[Shape], progress: Shape = tuple[int, int]  # rows, frames
-SHAPES = tuple((rows, frames) for frames in FRAME_BUCKETS for rows in ROW_BUCKETS if rows * frames <= MAX_ROW_FRAMES)
-Progress = lambda done, total: None) -> None:
+    def capture(self, shapes: Sequence[Shape], progress: Progress = lambda done, total: None) -> None:
         self.step.ops.build(lambda: [self.step(*self._inputs(*shape)) for shape in shapes])
         pool = None
         # The largest first: the memory of its intermediate results serves the smaller ones.
