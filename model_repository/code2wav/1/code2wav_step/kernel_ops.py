@@ -20,8 +20,6 @@ from code2wav_step.weights import LAYER_NORM_EPS, Depthwise, Product, Unit
 MIN_DIMENSION = 32
 # Units of so many channels are one kernel: their second matrix fits beside the first result.
 FUSED_CHANNELS = (96, 192)
-# Hopper and later start a kernel while the one before it ends.
-OVERLAP_CAPABILITY = 9
 HISTORY_CHANNELS = 128
 MAX_PAST = 64
 ROW_WARPS = 4
@@ -44,10 +42,6 @@ class KernelOps:
         self._config, self._pieces = config, config.pieces
         self._cosine, self._sine = rotation(config, device)
         self._fast = device.type == "cuda"
-        overlap = self._fast and torch.cuda.get_device_capability(device)[0] >= OVERLAP_CAPABILITY
-        self._overlap = {"OVERLAP": overlap} | ({"launch_pdl": True} if overlap else {})
-        self.product_tile, self.unit_tile = product_tile, unit_tile
-        self.attention_warps, self.last_rows = ROW_WARPS, LAST_ROWS
         self._building = False
         self._plans: dict[tuple[int, int], Tensor] = {}
 
@@ -98,7 +92,7 @@ class KernelOps:
         if out is None and active is None:
             out = x.new_empty(batch, positions, layer.outputs)
         rows = batch * positions
-        tile = self.product_tile(rows, layer.outputs, channels, layer.weight.shape[1])
+        tile = product_tile(rows, layer.outputs, channels, layer.weight.shape[1])
         self._launch(
             product.product_kernel, (tile.programs(rows, layer.outputs),),
             x, layer.weight, layer.bias, residual, layer.alpha, layer.inverse_beta, out, active,
@@ -124,7 +118,7 @@ class KernelOps:
             qkv, state, state_out, history, self._cosine, self._sine, out, *offsets, frames, state.shape[1],
             config.head_dim**-0.5, WINDOW=config.window, HEADS=config.num_heads, HALF=config.head_dim // 2,
             BLOCK_T=max(16, triton.next_power_of_2(frames)), BLOCK_S=triton.next_power_of_2(config.window + MAX_FRAMES),
-            num_warps=self.attention_warps,
+            num_warps=ROW_WARPS,
         )  # fmt: skip
         return out
 
@@ -147,7 +141,7 @@ class KernelOps:
             self.product(inner, unit_.pointwise, residual=residual, out=out, active=active)
             return
         rows, conv, pointwise = batch * positions, unit_.conv, unit_.pointwise
-        tile = self.unit_tile(rows, channels)
+        tile = unit_tile(rows, channels)
         self._launch(
             unit.unit_kernel, (tile.programs(rows, channels),),
             x, conv.weight, conv.bias, conv.alpha, conv.inverse_beta,
@@ -163,14 +157,13 @@ class KernelOps:
         rows = batch * positions
         out = torch.empty(batch, positions, dtype=torch.float32, device=x.device)
         self._launch(
-            rowwise.last_kernel, (triton.cdiv(rows, self.last_rows),),
+            rowwise.last_kernel, (triton.cdiv(rows, LAST_ROWS),),
             x, layer.weight, layer.bias, out, rows, positions, x.stride(0), CHANNELS=channels, TAPS=taps,
-            BLOCK=triton.next_power_of_2(channels), BLOCK_M=self.last_rows, num_warps=ROW_WARPS,
+            BLOCK=triton.next_power_of_2(channels), BLOCK_M=LAST_ROWS, num_warps=ROW_WARPS,
         )  # fmt: skip
         return out
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        options |= self._overlap
         if self._building:
             kernel.warmup(*arguments, grid=grid, **options)
         else:

@@ -35,7 +35,9 @@ PRODUCT_TILES = (
 LONG_WIDTH = 768
 SKINNY_TILE = Tile(16, 32, 256, 4, 3)
 SKINNY_ROWS = 64
-UNIT_ROWS = ((128, 8), (64, 4), (32, 4))
+UNIT_TILES = (Tile(128, 0, 64, 8, 3), Tile(64, 0, 64, 4, 3), Tile(32, 0, 64, 4, 3))
+# Of a unit with few channels; then two programs share a multiprocessor.
+FEW_CHANNELS, FEW_REGISTERS = 96, 128
 
 
 def product_tile(rows: int, columns: int, channels: int, width: int) -> Tile:
@@ -54,9 +56,12 @@ def _fitting(tile: Tile, channels: int) -> Tile:
 
 
 def unit_tile(rows: int, channels: int) -> Tile:
-    sizes = (size for size in UNIT_ROWS if -(-rows // size[0]) >= ENOUGH_PROGRAMS)
-    count, warps = next(sizes, UNIT_ROWS[-1])
-    return Tile(count, channels, divisor(channels, 64), warps, 3)
+    """A program makes all channels of its rows."""
+    tiles = [tile._replace(columns=channels) for tile in UNIT_TILES]
+    tile = next((tile for tile in tiles if tile.programs(rows, channels) >= ENOUGH_PROGRAMS), tiles[-1])
+    if channels <= FEW_CHANNELS and tile.rows > UNIT_TILES[-1].rows:
+        tile = tile._replace(registers=FEW_REGISTERS)
+    return _fitting(tile, channels)
 
 
 def divisor(channels: int, most: int) -> int:

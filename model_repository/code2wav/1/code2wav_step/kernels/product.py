@@ -3,7 +3,6 @@
 import triton
 import triton.language as tl
 
-from code2wav_step.kernels.overlap import wait_for_inputs
 from code2wav_step.kernels.snake import snake
 
 
@@ -12,14 +11,13 @@ def product_kernel(
     x, weight, bias, residual, alpha, inverse_beta, out, active,
     rows, positions, width, x_stride, residual_stride, out_stride, active_stride, eps,
     OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, DILATION: tl.constexpr,
-    NORM: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, FAST: tl.constexpr, OVERLAP: tl.constexpr,
+    NORM: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, FAST: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """ops.Ops.product; a row is a position of a batch entry, strides are those of batch entries.
 
     `width` is taps · channels, no constant so that the loop stays one: unrolled it outgrows the instruction cache.
     """
-    wait_for_inputs(OVERLAP)
     tiles = tl.cdiv(OUTPUTS, BLOCK_N)
     # Neighbours share rows of x, the weights stay in the cache anyway.
     tile_m, tile_n = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -34,14 +32,19 @@ def product_kernel(
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     upper = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     squares = tl.zeros([BLOCK_M], tl.float32)
+    # Matrix units that read shared memory by themselves do so while the pipeline goes on, and it does not wait for them
+    # with rows that registers read too (Triton 3.6 keeps a buffer too few): those are then read twice.
+    TWICE: tl.constexpr = NORM and BLOCK_M >= 64
+    if TWICE:
+        for start in range(0, width, BLOCK_K):
+            squares += _squares(tl.load(x_rows + start))
     for start in range(0, width, BLOCK_K):
         tile = tl.load(x_rows + (start + start // CHANNELS * ((DILATION - 1) * CHANNELS)))
         total = tl.dot(tile, tl.load(weight_columns + start), total)
         if GATED:
             upper = tl.dot(tile, tl.load(weight_columns + (start + OUTPUTS * width)), upper)
-        if NORM:
-            exact = tile.to(tl.float32)
-            squares += tl.sum(exact * exact, axis=1)
+        if NORM and not TWICE:
+            squares += _squares(tile)
     if NORM:
         scale = tl.rsqrt(squares / width + eps)[:, None]
         total *= scale
@@ -62,3 +65,9 @@ def product_kernel(
         betas = tl.load(inverse_beta + column, mask=column < OUTPUTS, other=0.0)[None, :]
         activated = snake(total, alphas, betas, FAST).to(active.dtype.element_ty)
         tl.store(active + (entry * active_stride)[:, None] + at, activated, mask=inside)
+
+
+@triton.jit
+def _squares(tile):
+    exact = tile.to(tl.float32)
+    return tl.sum(exact * exact, axis=1)

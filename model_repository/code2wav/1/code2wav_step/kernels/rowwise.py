@@ -3,16 +3,13 @@
 import triton
 import triton.language as tl
 
-from code2wav_step.kernels.overlap import wait_for_inputs
-
 
 @triton.jit
 def embed_kernel(
     codes, table, out, frames, out_stride, QUANTIZERS: tl.constexpr, CODES: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """ops.Ops.embed, one frame a program; codes out of range are limited, not looked up."""
-    wait_for_inputs(OVERLAP)
     frame, channel = tl.program_id(0), tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for quantizer in tl.static_range(QUANTIZERS):
@@ -26,10 +23,9 @@ def embed_kernel(
 @triton.jit
 def depthwise_kernel(
     x, weight, bias, out, positions, x_stride, eps, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
+
 ):  # fmt: skip
     """ops.Ops.depthwise, one position a program."""
-    wait_for_inputs(OVERLAP)
     row, channel = tl.program_id(0), tl.arange(0, BLOCK)
     inside = channel < CHANNELS
     at = x + row // positions * x_stride + row % positions * CHANNELS + channel
@@ -45,10 +41,9 @@ def depthwise_kernel(
 @triton.jit
 def last_kernel(
     x, weight, bias, out, rows, positions, x_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """ops.Ops.last."""
-    wait_for_inputs(OVERLAP)
     row, channel = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (channel < CHANNELS)[None, :]
     at = x + (row // positions * x_stride + row % positions * CHANNELS)[:, None] + channel[None, :]
@@ -60,7 +55,7 @@ def last_kernel(
 
 
 @triton.jit
-def history_kernel(state, arena, plan, state_size, CLOSE: tl.constexpr, CHANNELS: tl.constexpr, OVERLAP: tl.constexpr):
+def history_kernel(state, arena, plan, state_size, CLOSE: tl.constexpr, CHANNELS: tl.constexpr):
     """Histories [channels, past] of the state to the front of sequences [past + new, channels], or their ends back.
 
     A line of `plan` is up to CHANNELS channels of a piece: where they begin in the state, how long the past is, where
@@ -74,7 +69,6 @@ def history_kernel(state, arena, plan, state_size, CLOSE: tl.constexpr, CHANNELS
     if CLOSE:
         moved += tl.load(line + 5) * row_stride
     channels = tl.load(line + 6)
-    wait_for_inputs(OVERLAP)
     if past <= 2:
         _move(kept, moved, past, row_stride, channels, CLOSE, CHANNELS, 2)
     elif past <= 8:

@@ -3,7 +3,6 @@
 import triton
 import triton.language as tl
 
-from code2wav_step.kernels.overlap import wait_for_inputs
 from code2wav_step.kernels.snake import snake
 
 
@@ -11,14 +10,13 @@ from code2wav_step.kernels.snake import snake
 def unit_kernel(
     x, weight, bias, alpha, inverse_beta, weight2, bias2, alpha2, inverse_beta2, residual, out, active,
     rows, positions, width, x_stride, active_stride,
-    CHANNELS: tl.constexpr, DILATION: tl.constexpr, FAST: tl.constexpr, OVERLAP: tl.constexpr,
+    CHANNELS: tl.constexpr, DILATION: tl.constexpr, FAST: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """ops.Ops.unit. Blocks are powers of two and channels three times one: each row is done as two thirds and a third.
 
     `width` is as in product_kernel; `residual` and `out` have no gaps between batch entries.
     """
-    wait_for_inputs(OVERLAP)
     LARGE: tl.constexpr = CHANNELS // 3 * 2
     SMALL: tl.constexpr = CHANNELS // 3
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
