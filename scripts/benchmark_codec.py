@@ -6,6 +6,7 @@ Without a checkpoint, random weights of the released size are measured.
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -49,7 +50,6 @@ def main(
     kernels: Annotated[bool, typer.Option(help="fused kernels rather than PyTorch's")] = True,
     repeats: Annotated[int, typer.Option(help="the median counts")] = 7,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
-    commit: Annotated[str, typer.Option(help="where the tree is not a git checkout")] = "",
 ) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     device = torch.device("cuda:0")
@@ -59,7 +59,7 @@ def main(
     runner = _runner(reference, device, kernels, sorted(captured))
     streams = Streams(reference)
     rows = [measure(runner, streams, batch, frames, repeats) for batch, frames in sizes]
-    record = environment(checkpoint, commit, kernels) | {"long": long_error(runner, reference), "rows": rows}
+    record = environment(checkpoint, kernels) | {"long": long_error(runner, reference), "rows": rows}
     show(rows)
     console.print(record["long"])
     if output:
@@ -171,7 +171,9 @@ def _runner(reference: CodecStep, device: torch.device, kernels: bool, shapes: l
     return runner
 
 
-def environment(checkpoint: str | None, commit: str, kernels: bool) -> dict[str, Any]:
+def environment(checkpoint: str | None, kernels: bool) -> dict[str, Any]:
+    # Set where the tree is a copy without its repository.
+    commit = os.environ.get("GIT_COMMIT")
     git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "gpu": torch.cuda.get_device_name(),
