@@ -67,9 +67,12 @@ class Chunker:
         table = self._table
         pending = table.pending
         target = self.chunk_frames(table.sent)
-        last = ~table.talking & (pending > 0)
-        ready = np.flatnonzero(~table.decoding & (last | (pending >= target)))
-        remainder = 1 << np.ceil(np.log2(np.maximum(pending[ready], 1))).astype(np.int64)
+        # What waits for text sends what it has: the listener has nothing else.
+        over = ~table.talking | table.stalled
+        ready = np.flatnonzero(~table.decoding & (pending > 0) & (over | (pending >= target)))
+        exponent = np.log2(np.maximum(pending[ready], 1))
+        # Only the last chunk of a stream may be filled up: what is filled in would become the next one's past.
+        remainder = 1 << np.where(table.talking[ready], np.floor(exponent), np.ceil(exponent)).astype(np.int64)
         return ready, np.minimum(target[ready], remainder)
 
     def chunk_frames(self, sent: np.ndarray) -> np.ndarray:

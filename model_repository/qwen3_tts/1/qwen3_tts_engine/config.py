@@ -46,6 +46,13 @@ class EngineConfig(BaseModel):
     base_frames: int = Field(default=75, ge=2)
     max_chunk_frames: int = Field(default=8, ge=1, le=32)
     """Where the chunk ramp 1, 2, 4, ... stops."""
+    part_text_tokens: int = Field(default=150, ge=0)
+    """A part of a long text ends with the first sentence behind so many tokens; the next one is spoken on its own, in
+    the same voice and without a seam. 0 speaks every text at once."""
+    streamed_part_frames: int = Field(default=1024, ge=2)
+    """Frames for which a stream whose text still comes reserves cache; no part of it can take more."""
+    sequence_idle_seconds: float = Field(default=30.0, gt=0)
+    """A sequence that brings no text for so long, and no end, is ended."""
     text_layout: Literal["auto", "full", "streaming"] = "auto"
     """Where the text goes: all of it into the prompt, or one token a frame; auto is the reference's choice by mode."""
 

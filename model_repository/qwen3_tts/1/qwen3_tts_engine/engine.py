@@ -15,7 +15,7 @@ from qwen3_tts_engine.code2wav import FRAME_SECONDS, SAMPLES_PER_FRAME
 from qwen3_tts_engine.limits import RunnerLimits
 from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.request import Cancelled, Outcome, RequestError, SynthesisRequest, Unavailable
-from qwen3_tts_engine.scheduler import Batch, Frames, Newcomer, Scheduler
+from qwen3_tts_engine.scheduler import Batch, Frames, Newcomer, Scheduler, TextFeed
 from qwen3_tts_engine.stream import Sink, Stream
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,9 @@ class Runner(Protocol):
 
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
         """Load prompts into their slots; returns those that failed, with the reason."""
+
+    def feed(self, feeds: list[TextFeed]) -> None:
+        """Bring text to parts in progress."""
 
     def launch(self, slots: np.ndarray) -> Tick:
         """Start one frame for each of `slots`, int64 [rows]."""
@@ -90,6 +93,36 @@ class Engine:
             self.scheduler.submit(stream)
             self._talker_work.notify()
 
+    def hold(self, stream: Stream) -> None:
+        """Take in a stream whose text is still to come; raises as `submit`."""
+        with self._lock:
+            if self._closed:
+                raise self._closed
+            self.scheduler.hold(stream)
+
+    def tell(self, stream: Stream, change: Callable[[], None]) -> None:
+        """Change the text of a stream that was taken in; nothing comes of it when that has ended."""
+        try:
+            with self._lock:
+                change()
+                ended = self.scheduler.text_came(stream)
+                self._gauge()
+                self._talker_work.notify()
+                self._codec_work.notify()
+        except Unavailable as error:
+            self.fail(stream, error)
+            return
+        if ended:
+            self._finish(stream.sink, None)
+
+    def is_live(self, stream: Stream) -> bool:
+        with self._lock:
+            return stream.key in self.scheduler.live
+
+    def fail(self, stream: Stream, error: RequestError) -> None:
+        """End a stream, unless it has ended."""
+        self._end(stream, error)
+
     def refuse(self, sink: Sink, error: RequestError) -> None:
         """End a request that was never queued."""
         self._finish(sink, error)
@@ -113,6 +146,8 @@ class Engine:
         launched: deque[tuple[Batch, Tick, float]] = deque()
         while (batch := self._next_batch(idle=not launched)) is not None:
             batch = self._prefill(batch)
+            if batch.feeds:
+                self._runner.feed(batch.feeds)
             if len(batch):
                 now = time.perf_counter()
                 launched.append((batch, self._runner.launch(batch.slots), now))
@@ -166,8 +201,9 @@ class Engine:
             return batch
         now = time.perf_counter()
         for newcomer in batch.newcomers:
+            if not newcomer.stream.admitted:
+                self.recorder.observe(metrics.ADMISSION, now - newcomer.stream.arrived)
             newcomer.stream.admitted = now
-            self.recorder.observe(metrics.ADMISSION, now - newcomer.stream.arrived)
         failed = self._runner.prefill(batch.newcomers)
         for newcomer, error in failed:
             log.error("prefill of %s failed: %s", newcomer.stream.key, error)
