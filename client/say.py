@@ -3,6 +3,7 @@
 import argparse
 import codecs
 import contextlib
+import itertools
 import os
 import secrets
 import sys
@@ -14,7 +15,7 @@ from tritonclient.grpc import service_pb2
 from client import metrics, options
 from client.errors import ClientError, ExitCode, SpeechError
 from client.playback import MS, NS
-from client.protocol import SAMPLE_RATE, SpeechRequest, TextPiece, encode
+from client.protocol import MORE_TEXT, SAMPLE_RATE, SpeechRequest, TextPiece, encode
 from client.server import Server
 from client.sink import open_sink
 from client.sync_stream import speak
@@ -59,9 +60,14 @@ def streamed(request: SpeechRequest, model_name: str, pieces: Iterable[str]) -> 
     sequence_id = secrets.randbits(63) | 1
     start = True
     for text in pieces:
-        yield encode(replace(request, text=text), model_name, piece=TextPiece(sequence_id, start, end=False))
+        yield _piece(request if start else SpeechRequest(""), text, model_name, TextPiece(sequence_id, start, end=False))
         start = False
-    yield encode(replace(request, text=""), model_name, piece=TextPiece(sequence_id, start, end=True))
+    yield _piece(request if start else SpeechRequest(""), "", model_name, TextPiece(sequence_id, start, end=True))
+
+
+def _piece(request: SpeechRequest, text: str, model_name: str, piece: TextPiece) -> service_pb2.ModelInferRequest:
+    """The first one says how to speak, the others bring text alone."""
+    return encode(replace(request, text=text), model_name, "" if piece.start else MORE_TEXT, piece)
 
 
 def read_pieces(file: int) -> Iterator[str]:
@@ -75,7 +81,10 @@ def read_pieces(file: int) -> Iterator[str]:
 def _speak(server: Server, args: argparse.Namespace, messages: Iterable[service_pb2.ModelInferRequest]) -> Timeline:
     recorder = TimelineRecorder()
     with contextlib.ExitStack() as stack:
-        stamped = _stamped(messages, recorder)
+        messages = iter(messages)
+        # Standard input may keep us waiting for its first words: nothing runs out meanwhile.
+        first = next(messages)
+        stamped = _stamped(itertools.chain([first], messages), recorder)
         stream = stack.enter_context(contextlib.closing(speak(server.stub, stamped, options.timeouts(args))))
         sink = None
         try:

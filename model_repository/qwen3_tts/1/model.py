@@ -14,6 +14,7 @@ from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.engine import CodecClient, Runner
 from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.sequences import Sequences
 
 log = logging.getLogger("qwen3_tts")
 
@@ -30,10 +31,12 @@ class TritonPythonModel:
         checkpoint = Checkpoint.open(config.checkpoint, config.revision)
         codec = self.make_codec(checkpoint, config, device)
         runner = self.make_runner(checkpoint, config, device)
-        self._engine = startup.build_engine(config, PromptBuilder(checkpoint, config), runner, codec)
+        prompts = PromptBuilder(checkpoint, config)
+        self._engine = startup.build_engine(config, prompts, runner, codec)
         if config.unload_when_dead:
             self._engine.on_death = self._unload
-        self._watcher = triton_io.CancelWatcher(self._engine.cancel)
+        self._sequences = Sequences(self._engine, prompts, config.sequence_idle_seconds)
+        self._watcher = triton_io.CancelWatcher(self._engine.cancel, self._sequences.expire)
         labels = {"model": self._name, "version": args["model_version"]}
         self._reporter = triton_io.MetricsReporter(self._engine.recorder, labels)
         self._engine.start()
@@ -47,7 +50,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            triton_io.accept(request, self._engine, self._watcher)
+            triton_io.accept(request, self._engine, self._sequences, self._watcher)
 
     def is_ready(self) -> bool:
         """Asked by Triton releases in which a model may speak for itself (python_backend pull request 430)."""

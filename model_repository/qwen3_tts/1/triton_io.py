@@ -16,6 +16,7 @@ from qwen3_tts_engine.chunker import Chunks
 from qwen3_tts_engine.codec import CodecStates, to_pcm
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.request import InvalidRequest, Outcome, RequestError, SynthesisRequest, Unavailable
+from qwen3_tts_engine.sequences import SEQUENCE_ID, Sequences
 
 log = logging.getLogger("qwen3_tts")
 
@@ -29,17 +30,22 @@ STATUS = {
     Outcome.CANCELLED: "CANCELLED",
     Outcome.ERROR: "INTERNAL",
 }
+# TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END.
+SEQUENCE_START, SEQUENCE_END = 1, 2
 # At most this many cancel checks (a message to Triton and back, 0.1 ms) in each period.
 CANCEL_CHECKS = 16
 CANCEL_PERIOD = 0.004
 METRICS_PERIOD = 0.5
 
 
-def accept(request: Any, engine: Engine, watcher: "CancelWatcher") -> None:
+def accept(request: Any, engine: Engine, sequences: Sequences, watcher: "CancelWatcher") -> None:
     """Hand a Triton request to the engine; one that it refuses is answered here."""
     sink = ResponseSink(request.get_response_sender(), watcher)
     try:
-        engine.submit(read_request(request), sink, sink.key)
+        if request.correlation_id() or request.flags() & (SEQUENCE_START | SEQUENCE_END):
+            _accept_piece(request, sequences, sink)
+        else:
+            engine.submit(SynthesisRequest.of(read_fields(request)), sink, sink.key)
     except RequestError as error:
         engine.refuse(sink, error)
     except Exception as error:
@@ -47,14 +53,30 @@ def accept(request: Any, engine: Engine, watcher: "CancelWatcher") -> None:
         engine.refuse(sink, RequestError(f"internal error: {error}"))
 
 
-def read_request(request: Any) -> SynthesisRequest:
-    """Tensors to a validated request; raises InvalidRequest. Triton itself has checked data types and shapes."""
+def _accept_piece(request: Any, sequences: Sequences, sink: "ResponseSink") -> None:
+    """A request of a sequence: the first one gets all audio, the others bring text and end at once."""
+    sequence_id, last = request.correlation_id(), bool(request.flags() & SEQUENCE_END)
+    if not sequence_id:
+        raise InvalidRequest(SEQUENCE_ID, sequence_id, "sequence_start and sequence_end need one that is not 0")
+    fields = {"text": ""} | read_fields(request)
+    if request.flags() & SEQUENCE_START:
+        sequences.start(sequence_id, SynthesisRequest.of(fields), sink, sink.key, last)
+        return
+    text = fields.pop("text")
+    for name, value in fields.items():
+        raise InvalidRequest(name, value, "goes with the first request of a sequence; the others bring text alone")
+    sequences.append(sequence_id, text, last)
+    sink.finish(None)
+
+
+def read_fields(request: Any) -> dict[str, Any]:
+    """Tensors to the fields of a request; raises InvalidRequest. Triton itself has checked data types and shapes."""
     fields: dict[str, Any] = {}
     for tensor in request.inputs():
         name = tensor.name()
         value = tensor.as_numpy().reshape(-1)[0]
         fields[name] = _text(name, value) if name in TEXT_FIELDS else value.item()
-    return SynthesisRequest.of(fields)
+    return fields
 
 
 class ResponseSink:
@@ -99,10 +121,14 @@ class ResponseSink:
 
 
 class CancelWatcher:
-    """Asks Triton, stream by stream, whether the client has gone, at a bounded rate and only while streams live."""
+    """Asks Triton, stream by stream, whether the client has gone, at a bounded rate and only while streams live.
 
-    def __init__(self, cancel: Callable[[str], None]) -> None:
+    `expire` is called as often: it ends those of whom nothing is heard any more.
+    """
+
+    def __init__(self, cancel: Callable[[str], None], expire: Callable[[], None]) -> None:
         self._cancel = cancel
+        self._expire = expire
         # Ordered: the stream that was asked about longest ago comes first.
         self._sinks: dict[ResponseSink, None] = {}
         self._changed = threading.Condition()
@@ -127,6 +153,7 @@ class CancelWatcher:
 
     def _run(self) -> None:
         while not self._closed.wait(CANCEL_PERIOD):
+            self._expire()
             for sink in self._next():
                 if sink.is_cancelled():
                     self._cancel(sink.key)

@@ -11,7 +11,7 @@ from qwen3_tts_engine.stream import Sink
 from qwen3_tts_engine.streamed_text import StreamedText
 
 SequenceId = int | str
-FIELD = "sequence_id"
+SEQUENCE_ID = "sequence_id"
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class Sequences:
         with self._lock:
             held = self._open.get(sequence_id)
         if held and self._engine.is_live(held.text.stream):
-            raise InvalidRequest(FIELD, sequence_id, "its last utterance goes on: end it first, or take another id")
+            raise InvalidRequest(SEQUENCE_ID, sequence_id, "its last utterance goes on: end it first, or take another id")
         text = self._prompts.streamed(request, sink, key)
         pieces = text.read(request.text, last)
         self._engine.hold(text.stream)
@@ -60,7 +60,7 @@ class Sequences:
         with self._lock:
             sequence = self._open.get(sequence_id)
             if sequence is None:
-                raise InvalidRequest(FIELD, sequence_id, "not open: its sequence_start has not come, or its end has")
+                raise InvalidRequest(SEQUENCE_ID, sequence_id, "not open: its sequence_start has not come, or its end has")
             sequence.heard = time.perf_counter()
             if last:
                 del self._open[sequence_id]
@@ -80,7 +80,7 @@ class Sequences:
             for sequence_id in idle:
                 del self._open[sequence_id]
         for sequence_id, sequence in idle.items():
-            reason = f"{FIELD}: {sequence_id!r}: neither text nor sequence_end for {self._idle_seconds:g} s"
+            reason = f"{SEQUENCE_ID}: {sequence_id!r}: neither text nor sequence_end for {self._idle_seconds:g} s"
             self._engine.fail(sequence.text.stream, Cancelled(reason))
 
     def _close(self, sequence_id: SequenceId) -> None:
