@@ -26,7 +26,8 @@ class TritonPythonModel:
         self._args = args
         self._name = args["model_name"]
         parameters = json.loads(args["model_config"])["parameters"]
-        config = EngineConfig.from_parameters({name: value["string_value"] for name, value in parameters.items()})
+        values = {name: value["string_value"] for name, value in parameters.items()}
+        config = EngineConfig.from_parameters(values, model=self._name)
         device = startup.choose_device(config, _assigned_device(args))
         checkpoint = Checkpoint.open(config.checkpoint, config.revision)
         codec = self.make_codec(checkpoint, config, device)

@@ -1,12 +1,16 @@
 """Every setting of the engine, with its default and its limits."""
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 ENVIRONMENT_PREFIX = "QWEN3_TTS_"
+MAIN_MODEL = "qwen3_tts"
+# What makes a model another one than its neighbour on the same server.
+OF_ONE_MODEL = ("checkpoint", "revision")
 
 
 class ConfigError(ValueError):
@@ -65,17 +69,19 @@ class EngineConfig(BaseModel):
 
     @classmethod
     def from_parameters(
-        cls, parameters: Mapping[str, str], environment: Mapping[str, str] | None = None
+        cls, parameters: Mapping[str, str], environment: Mapping[str, str] | None = None, model: str = MAIN_MODEL
     ) -> "EngineConfig":
         """Read settings from model parameters; QWEN3_TTS_<SETTING> in the environment comes first.
 
+        A model of another name has its own <NAME>_<SETTING> before that, and takes no checkpoint from the main one's.
         Raises ConfigError for an unknown setting or a value that is not allowed.
         """
         environment = os.environ if environment is None else environment
         settings = {name: value for name, value in parameters.items() if value != ""}
         for name in cls.model_fields:
-            if value := environment.get(ENVIRONMENT_PREFIX + name.upper()):
-                settings[name] = value
+            for prefix in _prefixes(model, name):
+                if value := environment.get(prefix + name.upper()):
+                    settings[name] = value
         try:
             return cls.model_validate(settings)
         except ValidationError as error:
@@ -84,6 +90,12 @@ class EngineConfig(BaseModel):
     def default_max_frames(self, text_tokens: int) -> int:
         """Frames that a text of this many tokens may take when the request names no cap."""
         return min(self.max_frames_limit, self.base_frames + self.frames_per_text_token * text_tokens)
+
+
+def _prefixes(model: str, setting: str) -> list[str]:
+    """Beginnings of the environment variables of a setting; a later one comes before an earlier one."""
+    own = re.sub(r"\W", "_", model).upper() + "_"
+    return [own] if setting in OF_ONE_MODEL else [ENVIRONMENT_PREFIX, own]
 
 
 def _describe(error: Any) -> str:
