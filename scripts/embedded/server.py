@@ -99,11 +99,7 @@ class TritonServer:
             time.sleep(READY_POLL_SECONDS)
 
     def is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://localhost:{self.ports.http}/v2/health/ready", timeout=2):
-                return True
-        except (urllib.error.URLError, OSError):
-            return False
+        return is_ready(self.ports)
 
     def poll(self) -> int | None:
         """The exit code, None while the server runs."""
@@ -120,6 +116,15 @@ class TritonServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
+
+
+def is_ready(ports: Ports) -> bool:
+    """Whether a server answers there and all its models are ready."""
+    try:
+        with urllib.request.urlopen(f"http://localhost:{ports.http}/v2/health/ready", timeout=2):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
 
 
 def find_tritonserver() -> Path:
