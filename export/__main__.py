@@ -9,15 +9,16 @@ from rich.progress import Progress
 from export.code2wav import ExportError, export, is_current, version_folder
 from export.form import Form
 from export.onnx_form import ONNX
+from export.python_form import PYTHON
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 
-FORMS: dict[str, Form] = {"onnx": ONNX}
+FORMS: dict[str, Form] = {"onnx": ONNX, "python": PYTHON}
 
 
 def main(
     checkpoint: Annotated[str, typer.Option(help="a folder, or a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice")],
     model_repository: Annotated[Path, typer.Option(exists=True, file_okay=False)] = Path("model_repository"),
-    form: Annotated[Literal["onnx"], typer.Option(help="what the server runs")] = "onnx",
+    form: Annotated[Literal["onnx", "python"], typer.Option(help="what the server runs")] = "onnx",
     force: Annotated[bool, typer.Option("--force", help="export even when the repository is up to date")] = False,
 ) -> None:
     """Export the codec into MODEL_REPOSITORY/code2wav/1 and verify it against PyTorch."""

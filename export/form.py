@@ -1,4 +1,4 @@
-"""What a form of code2wav is: ONNX now, TensorRT later."""
+"""What a form of code2wav is: ONNX, folded weights for the Python backend, TensorRT later."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Form:
     name: FormName
     filename: str
     state_dtype: Literal["FP32", "FP16"]
-    opset: int
+    opset: int | None
     limit: Agreement
     build: Callable[[CodecStep, Path], None]
     load: Callable[[Path], Step]

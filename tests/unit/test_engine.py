@@ -26,7 +26,8 @@ class Harness:
         self.codec = ScriptedCodec()
         limits = SchedulerLimits(4, 1000, slots, max_waiting, 1000, refuse)
         scheduler = Scheduler(table, limits, Capacity(load_limit, 8, batching_is_free=False))
-        self.engine = Engine(ScriptedPrompts(), scheduler, Chunker(table, 8, lambda: 0.002), self.runner, self.codec)  # type: ignore[arg-type]
+        chunker = Chunker(table, 8, lambda: scheduler.capacity.frame_seconds(scheduler.num_talking))
+        self.engine = Engine(ScriptedPrompts(), scheduler, chunker, self.runner, self.codec)  # type: ignore[arg-type]
         self._keys = 0
 
     def speak(self, seed: int = 0, frames: int = 8, listener: Listener | None = None) -> Listener:

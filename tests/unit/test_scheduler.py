@@ -34,7 +34,7 @@ class Traffic(RuleBasedStateMachine):
     @initialize(slots=st.integers(1, 4), pages=st.integers(7, 24), batch=st.integers(1, 4), rows=st.integers(1, 12))
     def start(self, slots: int, pages: int, batch: int, rows: int) -> None:
         self.scheduler = make_scheduler(slots, pages, max_batch=batch, prefill_rows=rows)
-        self.chunker = Chunker(self.scheduler.table, 8, lambda: 0.002)
+        self.chunker = Chunker(self.scheduler.table, 8, lambda: 0.01)
         self.accepted: list[Stream] = []
         self.ended: list[Stream] = []
         self.tick: Batch | None = None

@@ -69,6 +69,8 @@ class Capacity:
 
     def frame_seconds(self, streams: int) -> float:
         """Work that one frame of each of `streams` takes, in calls of full chunks."""
+        if not streams:
+            return 0.0
         calls = -(-streams // MAX_BATCH)
         codec = self._codec.at(streams / calls * self._chunk_frames) * calls / self._chunk_frames
         return self._tick.at(streams) + codec

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from qwen3_tts_engine.checkpoint import CheckpointError, read_config
 
 MANIFEST = "model.json"
-FormName = Literal["onnx", "tensorrt"]
+FormName = Literal["onnx", "tensorrt", "python"]
 
 
 class CodecManifest(BaseModel):
@@ -22,7 +22,7 @@ class CodecManifest(BaseModel):
     codec_digest: str  # Checkpoint.codec_digest
     max_frames: int = Field(gt=0)
     sample_rate: int = Field(gt=0)
-    opset: int
+    opset: int | None  # of the graph; none where the form has no graph
     torch: str
     onnx: str
     commit: str | None
