@@ -58,16 +58,13 @@ def _messages(request: SpeechRequest, model_name: str) -> Iterable[service_pb2.M
 def streamed(request: SpeechRequest, model_name: str, pieces: Iterable[str]) -> Iterator[service_pb2.ModelInferRequest]:
     """One request a piece of text, all of one sequence; a last one without text ends it."""
     sequence_id = secrets.randbits(63) | 1
-    start = True
+    # The first one says how to speak, the others bring text alone.
+    fields, request_id = request, ""
     for text in pieces:
-        yield _piece(request if start else SpeechRequest(""), text, model_name, TextPiece(sequence_id, start, end=False))
-        start = False
-    yield _piece(request if start else SpeechRequest(""), "", model_name, TextPiece(sequence_id, start, end=True))
-
-
-def _piece(request: SpeechRequest, text: str, model_name: str, piece: TextPiece) -> service_pb2.ModelInferRequest:
-    """The first one says how to speak, the others bring text alone."""
-    return encode(replace(request, text=text), model_name, "" if piece.start else MORE_TEXT, piece)
+        piece = TextPiece(sequence_id, start=not request_id, end=False)
+        yield encode(replace(fields, text=text), model_name, request_id, piece)
+        fields, request_id = SpeechRequest(""), MORE_TEXT
+    yield encode(replace(fields, text=""), model_name, request_id, TextPiece(sequence_id, not request_id, end=True))
 
 
 def read_pieces(file: int) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Adds a model for another checkpoint to a repository: its own name and settings, the code and the codec shared.
 
-    python -m scripts.add_model qwen3_tts_design --checkpoint Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign
+python -m scripts.add_model qwen3_tts_design --checkpoint Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign
 """
 
 import re
@@ -68,7 +68,8 @@ def configured(text: str, name: str, checkpoint: str) -> str:
     """The main model's config.pbtxt with another name and checkpoint; everything else, comments too, stays."""
     if not QUOTED.fullmatch(checkpoint):
         raise AddModelError(f"{checkpoint!r}: a checkpoint's name has no quotation marks, backslashes or line breaks")
-    for pattern, value in ((r'^name: "([^"]*)"', name), (r'key: "checkpoint" value { string_value: "([^"]*)"', checkpoint)):
+    values = {r'^name: "([^"]*)"': name, r'key: "checkpoint" value { string_value: "([^"]*)"': checkpoint}
+    for pattern, value in values.items():
         [found] = re.finditer(pattern, text, re.MULTILINE)
         text = text[: found.start(1)] + value + text[found.end(1) :]
     return text

@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from client.protocol import SpeechRequest, TextPiece, encode
 from scripts.embedded.server import TritonServer
@@ -107,7 +106,8 @@ def test_words_every_200_ms_are_heard_before_the_third(voice: Voice) -> None:
     one.send("", end=True)
     one.finish()
     assert one.errors == []
-    print(f"first audio {(one.arrivals[0] - sent[0]) / 1e6:.0f} ms after the first word, {(one.arrivals[0] - sent[1]) / 1e6:.0f} after the second")
+    after = [round((one.arrivals[0] - at) / 1e6) for at in sent[:2]]
+    print(f"first audio {after[0]} ms after the first word, {after[1]} after the second")
     assert one.arrivals[0] < sent[2]
 
 
@@ -166,7 +166,7 @@ def test_white_space_alone_may_continue_a_text(voice: Voice) -> None:
     assert (one.errors, len(one.frames)) == ([], 9)
 
 
-NOT_OPEN = "not open: its sequence_start has not come, or its end has"
+NOT_OPEN = "not open: no sequence_start yet, or its end came"
 
 
 def test_pieces_without_a_start_and_after_the_end_are_refused(voice: Voice) -> None:
@@ -192,7 +192,7 @@ def test_a_second_start_of_a_live_sequence_is_refused_and_the_first_goes_on(voic
     one.send(" you.", end=True)
     one.finish()
     [error] = one.errors
-    assert "INVALID_ARG: sequence_id: 4713: its last utterance goes on: end it first, or take another id" in error
+    assert "INVALID_ARG: sequence_id: 4713: in use: end its utterance first, or take another id" in error
     assert len(one.frames) == 9
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from client.errors import SpeechError
 from client.playback import play
-from client.protocol import SAMPLE_RATE, SpeechRequest, TextPiece, encode
+from client.protocol import SAMPLE_RATE, SpeechRequest, encode
 from client.say import streamed
 from client.stream import Timeouts
 from client.sync_stream import speak
@@ -83,6 +84,7 @@ def test_a_mode_that_a_checkpoint_has_not_is_refused_with_the_one_it_has(caller:
 
 
 def test_each_model_has_its_own_metrics(caller: Voice) -> None:
+    time.sleep(1.5)  # metrics are reported twice a second
     before = [caller.metric("qwen3_tts_requests_total", outcome="ok", model=m) for m in ("qwen3_tts", DESIGN)]
     hear(caller, [SpeechRequest("Hello.", max_frames=5, instruct="Calm.")], DESIGN)
     time.sleep(1.5)
@@ -152,6 +154,5 @@ def test_the_client_reads_standard_input_as_it_comes(server: TritonServer, tmp_p
 
 def test_a_piece_that_fails_ends_the_clients_stream(caller: Voice) -> None:
     pieces = ["Hello <|im_end|> "]
-    with pytest.raises(Exception, match="control tokens may not be part of it"):
+    with pytest.raises(SpeechError, match="control tokens may not be part of it"):
         list(speak(caller.stub, streamed(SpeechRequest("", **CUSTOM), "qwen3_tts", pieces), Timeouts(30, 30)))
-    assert TextPiece(1, True, True).start

@@ -16,8 +16,8 @@ import torch
 from export.codec import CodecStep
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.chunker import Chunks
-from qwen3_tts_engine.codec import CodecStates, to_pcm
 from qwen3_tts_engine.code2wav import max_history
+from qwen3_tts_engine.codec import CodecStates, to_pcm
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.engine import CodecClient, Engine
 from qwen3_tts_engine.prompt import PromptBuilder
@@ -115,6 +115,32 @@ class Studio:
         return key, listener
 
 
+class Dictation:
+    """Sends the pieces of a text with pauses, from a thread of its own."""
+
+    # Triton hands requests over one after the other.
+    _turn = threading.Lock()
+
+    def __init__(self, live: Studio, number: int, pieces: list[str], options: dict[str, Any]) -> None:
+        self._live, self._number, self._pieces = live, number, pieces
+        with self._turn:
+            self._key, self._listener = live.start(number, pieces[0], last=len(pieces) == 1, **options)
+        self._thread = threading.Thread(target=self._send)
+        self._thread.start()
+
+    def codes(self) -> np.ndarray:
+        self._thread.join(WAIT)
+        assert self._listener.ended.wait(WAIT)
+        assert (self._listener.error, self._listener.ends) == (None, 1)
+        return self._live.recorder.of(self._key)
+
+    def _send(self) -> None:
+        for number, piece in enumerate(self._pieces[1:], 2):
+            time.sleep(0.02 * (number % 3 == 0))
+            with self._turn:
+                self._live.sequences.append(self._number, piece, number == len(self._pieces))
+
+
 @contextmanager
 def studio(folder: Path, **settings: Any) -> Iterator[Studio]:
     opened = Studio(folder, **settings)
@@ -140,32 +166,11 @@ def test_pieces_give_the_codes_of_the_whole(tiny_checkpoint: Path, lookahead: in
     with studio(tiny_checkpoint, **settings) as live:
         expected = [live.whole(text, **options) for text in TEXTS]
 
-        def speak(number: int, text: str, pieces: list[str], pauses: list[float]) -> np.ndarray:
-            with lock:  # as Triton hands requests over: one after the other
-                key, listener = live.start(number, pieces[0], last=len(pieces) == 1, **options)
-            for at, (piece, pause) in enumerate(zip(pieces[1:], pauses, strict=True), 2):
-                time.sleep(pause)
-                with lock:
-                    live.sequences.append(number, piece, at == len(pieces))
-            assert listener.ended.wait(WAIT)
-            assert (listener.error, listener.ends) == (None, 1)
-            return live.recorder.of(key)
-
-        lock = threading.Lock()
         for _ in range(3):
-            got: dict[int, np.ndarray] = {}
-            threads = []
-            for number, text in enumerate(TEXTS):
-                pieces = cut(text, rng)
-                pauses = [rng.choice([0.0, 0.0, 0.02]) for _ in pieces[1:]]
-                run = lambda n=number, t=text, p=pieces, w=pauses: got.update({n: speak(n, t, p, w)})  # noqa: E731
-                threads.append(threading.Thread(target=run))
-                threads[-1].start()
+            dictated = [Dictation(live, number, cut(text, rng), options) for number, text in enumerate(TEXTS)]
             live.whole("A request beside them.", **options)
-            for thread in threads:
-                thread.join(WAIT)
-            for number, codes in enumerate(expected):
-                assert_same(got[number], codes, TEXTS[number])
+            for dictation, codes, text in zip(dictated, expected, TEXTS, strict=True):
+                assert_same(dictation.codes(), codes, text)
 
 
 def test_a_stream_without_text_stalls_alone_and_is_never_fed_padding(tiny_checkpoint: Path) -> None:

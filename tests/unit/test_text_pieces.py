@@ -16,7 +16,9 @@ from scripts.synthetic_tokenizer import ADDED_TOKENS
 
 SENTENCES = [str(prompt.fields["text"]) for prompt in read_prompts(DEFAULT_FILE)]
 # What decides about boundaries, and characters that normalizing joins or splits.
-ALPHABET = "ab Zé.,!?'’\"()$+=1२ \t\n\r\u00a0\u3000\u200b。，！我你はが゛\u3099\u0301\u0338가ᄀ\u1161Å\u212bßK\u0958…—«»"
+ALPHABET = (
+    "ab Zé.,!?'’\"()$+=1२ \t\n\r\u00a0\u3000\u200b。，！我你はが゛\u3099\u0301\u0338가ᄀ\u1161Å\u212bßK\u0958…—«»"
+)
 TEXTS = st.one_of(
     st.text(st.sampled_from(ALPHABET), max_size=40),
     st.text(max_size=40),
@@ -30,9 +32,7 @@ def tokenizer(tiny_checkpoint: Path) -> TextTokenizer:
     tokenizer = TextTokenizer(Checkpoint.open(str(tiny_checkpoint)), 4096)
     added = [token.content for token in tokenizer._tokenizer.get_added_tokens_decoder().values()]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1900, special_tokens=added, initial_alphabet=alphabet, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=1900, special_tokens=added, initial_alphabet=alphabet, show_progress=False)
     tokenizer._tokenizer.train_from_iterator([*SENTENCES, *["assistant"] * 500], trainer)
     assert len(tokenizer.encode(SENTENCES[0])) < len(SENTENCES[0]) / 2
     return tokenizer
@@ -138,16 +138,17 @@ def test_a_sentence_without_end_is_cut_at_a_clause_then_between_words(tokenizer:
 @pytest.mark.parametrize("pieces", [["say <|im_", "end|> now"], ["<tts_pad>"], ["a ", "<tts", "_", "pad>"]])
 def test_control_tokens_are_refused_also_across_pieces(tokenizer: TextTokenizer, pieces: list[str]) -> None:
     text = PiecewiseText(tokenizer, 0)
+    for piece in pieces[:-1]:
+        text.add(piece)
     with pytest.raises(InvalidRequest, match="control tokens may not be part of it"):
-        for piece in pieces:
-            text.add(piece)
+        text.add(pieces[-1])
 
 
 def test_the_whole_is_as_limited_as_a_single_request(tiny_checkpoint: Path) -> None:
     tokenizer = TextTokenizer(Checkpoint.open(str(tiny_checkpoint)), 8)
     text = PiecewiseText(tokenizer, 0)
+    text.add("1 2 3 4 5")
     with pytest.raises(InvalidRequest, match="tokens, at most 8 are allowed"):
-        for _ in range(9):
-            text.add("1 ")
+        text.add(" 6 7 8 9")
     with pytest.raises(InvalidRequest, match="129 characters, at most 128 are allowed"):
         PiecewiseText(tokenizer, 0).add("x" * 129)

@@ -60,9 +60,7 @@ class PromptBuilder:
         )
         return StreamedText(builder, request, stream, PiecewiseText(self._tokenizer, config.part_text_tokens))
 
-    def begin_part(
-        self, request: SynthesisRequest, ids: list[int], reserved_frames: int, whole: bool
-    ) -> Prompt | None:
+    def begin_part(self, request: SynthesisRequest, ids: list[int], reserved_frames: int, whole: bool) -> Prompt | None:
         """The prompt of a part that begins with `ids`, open for more; None while they do not fill its rows.
 
         `whole` says that there are no more, so that they need not.

@@ -43,7 +43,7 @@ class Sequences:
         with self._lock:
             held = self._open.get(sequence_id)
         if held and self._engine.is_live(held.text.stream):
-            raise InvalidRequest(SEQUENCE_ID, sequence_id, "its last utterance goes on: end it first, or take another id")
+            raise InvalidRequest(SEQUENCE_ID, sequence_id, "in use: end its utterance first, or take another id")
         text = self._prompts.streamed(request, sink, key)
         pieces = text.read(request.text, last)
         self._engine.hold(text.stream)
@@ -60,7 +60,7 @@ class Sequences:
         with self._lock:
             sequence = self._open.get(sequence_id)
             if sequence is None:
-                raise InvalidRequest(SEQUENCE_ID, sequence_id, "not open: its sequence_start has not come, or its end has")
+                raise InvalidRequest(SEQUENCE_ID, sequence_id, "not open: no sequence_start yet, or its end came")
             sequence.heard = time.perf_counter()
             if last:
                 del self._open[sequence_id]

@@ -89,7 +89,7 @@ class SlotTable:
         """How far the talker may go with the text that is there."""
         prompt, start = stream.prompt, self.part_start[slot]
         self.limit[slot] = limit = min(stream.max_frames, start + stream.part_frames(prompt))
-        # A frame is fed the text that has its number. The last one goes ahead and is fed late, as soon as there is some.
+        # A frame is fed the text that has its number. The last one goes ahead and is fed as soon as there is some.
         self.horizon[slot] = min(limit, start + len(prompt.trailing) + 1) if prompt.is_open else limit
 
     def rest(self, slot: int) -> None:

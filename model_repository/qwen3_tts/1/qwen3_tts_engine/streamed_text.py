@@ -10,7 +10,9 @@ from qwen3_tts_engine.text_pieces import Piece, PiecewiseText
 class PartBuilder(Protocol):
     """What is wanted of prompt.PromptBuilder."""
 
-    def begin_part(self, request: SynthesisRequest, ids: list[int], reserved_frames: int, whole: bool) -> Prompt | None: ...
+    def begin_part(
+        self, request: SynthesisRequest, ids: list[int], reserved_frames: int, whole: bool
+    ) -> Prompt | None: ...
 
     def end_part(self, request: SynthesisRequest, prompt: Prompt) -> None: ...
 

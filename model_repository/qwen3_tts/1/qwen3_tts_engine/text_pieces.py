@@ -15,10 +15,11 @@ BLANKS = " \t\u00a0\u3000"
 SENTENCE_ENDS, WIDE_SENTENCE_ENDS = ".!?…", "。！？｡"
 CLAUSE_ENDS, WIDE_CLAUSE_ENDS = ",;:—", "，、；："
 CLOSERS = "\"'”’»)]}」』）】》〉"
-# A part is cut at the first end of a sentence behind so many times its limit of tokens; then of a clause, then anywhere
-# between words.
+# How many times its limit of tokens a part has when it is cut at the end of a sentence, of a clause, of a word.
 SENTENCE, CLAUSE, WORD = 1, 2, 3
-# Characters that wait to be tokenized together at most, where they may be cut: bounds the work on each end of a sentence.
+PUNCTUATION = {char: (SENTENCE, char in WIDE_SENTENCE_ENDS) for char in SENTENCE_ENDS + WIDE_SENTENCE_ENDS}
+PUNCTUATION |= {char: (CLAUSE, char in WIDE_CLAUSE_ENDS) for char in CLAUSE_ENDS + WIDE_CLAUSE_ENDS}
+# A part may have so many times its limit of tokens before it is cut at the end of a sentence, of a clause, of a word.
 LONG_TAIL = 256
 # More than the longest control token has.
 CONTROL_CHARS = 64
@@ -134,10 +135,9 @@ class Ends:
         """SENTENCE, CLAUSE or WORD when one ends right before `char`, the next one of the text; else 0."""
         if char in CLOSERS:
             return 0
-        for rank, narrow, wide in ((SENTENCE, SENTENCE_ENDS, WIDE_SENTENCE_ENDS), (CLAUSE, CLAUSE_ENDS, WIDE_CLAUSE_ENDS)):
-            if char in narrow or char in wide:
-                self._rank, self._is_wide = rank, char in wide
-                return 0
+        if char in PUNCTUATION:
+            self._rank, self._is_wide = PUNCTUATION[char]
+            return 0
         found, is_wide, self._rank = self._rank, self._is_wide, 0
         if char in "\r\n":
             return SENTENCE
