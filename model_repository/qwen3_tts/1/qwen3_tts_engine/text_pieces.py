@@ -15,11 +15,11 @@ BLANKS = " \t\u00a0\u3000"
 SENTENCE_ENDS, WIDE_SENTENCE_ENDS = ".!?…", "。！？｡"
 CLAUSE_ENDS, WIDE_CLAUSE_ENDS = ",;:—", "，、；："
 CLOSERS = "\"'”’»)]}」』）】》〉"
-# How many times its limit of tokens a part has when it is cut at the end of a sentence, of a clause, of a word.
+# A part is cut at the end of a sentence, a clause or a word once it has so many times its limit of tokens.
 SENTENCE, CLAUSE, WORD = 1, 2, 3
 PUNCTUATION = {char: (SENTENCE, char in WIDE_SENTENCE_ENDS) for char in SENTENCE_ENDS + WIDE_SENTENCE_ENDS}
 PUNCTUATION |= {char: (CLAUSE, char in WIDE_CLAUSE_ENDS) for char in CLAUSE_ENDS + WIDE_CLAUSE_ENDS}
-# A part may have so many times its limit of tokens before it is cut at the end of a sentence, of a clause, of a word.
+# Characters that wait to be tokenized together at most, where they may be cut: bounds the work on each end.
 LONG_TAIL = 256
 # More than the longest control token has.
 CONTROL_CHARS = 64
