@@ -28,6 +28,9 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # The only mode in which a model may leave the ready state, as qwen3_tts does when its engine dies.
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 EXPLICIT_ENVIRONMENT = {"QWEN3_TTS_UNLOAD_WHEN_DEAD": "1"}
+# One codec call carries the states of 64 streams in and out. Triton's default pool of 64 MB cannot hold them, and then
+# every call allocates: measured on an H200, a round trip of 64 states takes 10 ms instead of 2.8.
+GPU_OPTIONS = ("--cuda-memory-pool-byte-size=0:2147483648",)
 STUB = "triton_python_backend_stub"
 READY_POLL_SECONDS = 0.1
 
