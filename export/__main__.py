@@ -7,6 +7,8 @@ import typer
 from rich.progress import Progress
 
 from export.code2wav import ExportError, export, is_current, version_folder
+from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, Encoder, export_encoder
+from export.encoders import is_current as is_encoder_current
 from export.form import Form
 from export.onnx_form import ONNX
 from export.python_form import PYTHON
@@ -19,11 +21,18 @@ def main(
     checkpoint: Annotated[str, typer.Option(help="a folder, or a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice")],
     model_repository: Annotated[Path, typer.Option(exists=True, file_okay=False)] = Path("model_repository"),
     form: Annotated[Literal["onnx", "python"], typer.Option(help="what the server runs")] = "onnx",
+    speaker_encoder: Annotated[
+        str, typer.Option(help="its model name, where several Base checkpoints share a repository")
+    ] = SPEAKER_ENCODER.name,
     force: Annotated[bool, typer.Option("--force", help="export even when the repository is up to date")] = False,
 ) -> None:
-    """Export the codec into MODEL_REPOSITORY/code2wav/1 and verify it against PyTorch."""
+    """Export the codec into MODEL_REPOSITORY/code2wav/1, a Base checkpoint's encoders beside it, and verify them."""
     try:
-        _export(Checkpoint.open(checkpoint), model_repository, FORMS[form], force)
+        opened = Checkpoint.open(checkpoint)
+        _export(opened, model_repository, FORMS[form], force)
+        if opened.config.tts_model_type == "base":
+            _export_encoder(SPEAKER_ENCODER, opened, model_repository / speaker_encoder, force)
+            _export_encoder(CODEC_ENCODER, opened, model_repository / CODEC_ENCODER.name, force)
     except (CheckpointError, ExportError) as error:
         typer.secho(str(error), err=True, fg=typer.colors.RED)
         raise typer.Exit(1) from None
@@ -37,6 +46,15 @@ def _export(checkpoint: Checkpoint, repository: Path, form: Form, force: bool) -
     with Progress() as progress:
         agreement = export(checkpoint, repository, form, progress)
     typer.echo(f"{path}: {agreement} against PyTorch")
+
+
+def _export_encoder(encoder: Encoder, checkpoint: Checkpoint, folder: Path, force: bool) -> None:
+    if not force and is_encoder_current(encoder, checkpoint, folder):
+        typer.echo(f"{folder}: up to date with {checkpoint.folder}; --force exports it again")
+        return
+    with Progress() as progress:
+        agreement = export_encoder(encoder, checkpoint, folder, progress)
+    typer.echo(f"{folder}: {agreement} against PyTorch")
 
 
 if __name__ == "__main__":

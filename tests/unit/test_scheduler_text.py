@@ -20,7 +20,7 @@ RESERVED = 10
 
 def make_prompt(trailing: list[int], is_open: bool = False, frames: int | None = None) -> Prompt:
     rows, codes = np.zeros(ROWS, np.int32), np.zeros((ROWS, NUM_CODEBOOKS), np.int32)
-    return Prompt(rows, codes, trailing, len(trailing), frames, is_open)
+    return Prompt(rows, codes, trailing, len(trailing), max_frames=frames, is_open=is_open)
 
 
 def make_held(key: str, max_frames: int = MAX_FRAMES) -> Stream:

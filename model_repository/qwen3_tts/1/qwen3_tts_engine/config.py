@@ -1,11 +1,14 @@
 """Every setting of the engine, with its default and its limits."""
 
+import math
 import os
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from qwen3_tts_engine.code2wav import FRAME_SECONDS
 
 ENVIRONMENT_PREFIX = "QWEN3_TTS_"
 MAIN_MODEL = "qwen3_tts"
@@ -65,6 +68,21 @@ class EngineConfig(BaseModel):
     text_layout: Literal["auto", "full", "streaming"] = "auto"
     """Where the text goes: all of it into the prompt, or one token a frame; auto is the reference's choice by mode."""
 
+    max_reference_seconds: float = Field(default=30.0, ge=0.1, le=120)
+    """The longest reference of a voice to clone; its frames become part of every prompt."""
+    voices_folder: str = "~/.local/share/qwen3_tts/voices"
+    """Where registered voices are kept; models may share one. Made with the first voice."""
+    max_voices: int = Field(default=1000, ge=0)
+    """Voices that may be registered."""
+    voices_mib: int = Field(default=8192, ge=1)
+    """What all registered voices may take on disk; one takes about 3 MiB, 5 in FP32."""
+    voice_cache_mib: int = Field(default=512, ge=1)
+    """What voices ready for use may take in memory, on the codec's device; the least recently used makes way."""
+    max_voice_requests: int = Field(default=64, ge=1)
+    """Requests that may wait for the encoders; the next one is refused with UNAVAILABLE."""
+    speaker_encoder: str = Field(default="speaker_encoder", min_length=1)
+    """Name of the model that `python -m export` made of this checkpoint's speaker encoder."""
+
     @field_validator("max_chunk_frames")
     @classmethod
     def _is_on_the_ramp(cls, frames: int) -> int:
@@ -91,6 +109,10 @@ class EngineConfig(BaseModel):
             return cls.model_validate(settings)
         except ValidationError as error:
             raise ConfigError("; ".join(map(_describe, error.errors()))) from None
+
+    @property
+    def max_reference_frames(self) -> int:
+        return math.ceil(self.max_reference_seconds / FRAME_SECONDS)
 
     def default_max_frames(self, text_tokens: int) -> int:
         """Frames that a text of this many tokens may take when the request names no cap."""

@@ -82,12 +82,16 @@ class Engine:
     def is_alive(self) -> bool:
         return self._closed is None
 
-    def submit(self, request: SynthesisRequest, sink: Sink, key: str) -> None:
+    def submit(self, request: SynthesisRequest, sink: Sink, key: str, arrived: float | None = None) -> None:
         """Queue an utterance under a key of its own; from now on its sink is called.
+
+        `arrived`, in perf_counter seconds, is when it was asked for, if that was not now.
 
         Raises InvalidRequest when the checkpoint cannot speak it, Unavailable when the engine is full or closed.
         """
         stream = self._prompts.stream(request, sink, key)
+        if arrived is not None:
+            stream.arrived = arrived
         with self._lock:
             if self._closed:
                 raise self._closed
@@ -236,7 +240,7 @@ class Engine:
             if row in failed:
                 self._end(stream, failed[row])
             else:
-                self._send(stream, pcm[row, : chunks.counts[row] * SAMPLES_PER_FRAME], first=chunks.history[row] == 0)
+                self._send(stream, pcm[row, : chunks.counts[row] * SAMPLES_PER_FRAME], first=bool(chunks.first[row]))
         ended = self._settle(chunks)
         for stream in ended:
             self._finish(stream.sink, None)

@@ -62,6 +62,8 @@ class TalkerRunner:
             torch.from_numpy(ids).to(self._device, torch.int64) for ids in (prompt.text_ids, prompt.code_ids)
         )
         rows = self._talker.embed(text, codes)
+        if prompt.vector is not None:
+            rows[prompt.vector_row] += self._state.vectors[newcomer.slot]
         positions = torch.arange(len(prompt) - 1, device=self._device)
         slots = torch.full_like(positions, newcomer.slot)
         self._state.input[newcomer.slot] = rows[-1]

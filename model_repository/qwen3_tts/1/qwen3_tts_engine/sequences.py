@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 from qwen3_tts_engine.engine import Engine
@@ -14,18 +15,33 @@ SequenceId = int | str
 SEQUENCE_ID = "sequence_id"
 
 
+@dataclass(frozen=True)
+class SequencePiece:
+    """Where a request stands in its sequence."""
+
+    sequence_id: SequenceId
+    start: bool
+    last: bool
+
+
 @dataclass(eq=False)
 class Sequence:
-    """`heard` is when it last brought text, in perf_counter seconds."""
+    """One utterance. What comes before its voice is found waits in `backlog`; `lock` keeps the pieces in order.
 
-    text: StreamedText
+    `heard` is when it last brought text, in perf_counter seconds.
+    """
+
+    sequence_id: SequenceId
+    text: StreamedText | None = None
+    backlog: deque[tuple[str, bool]] = field(default_factory=deque)
     heard: float = field(default_factory=time.perf_counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Sequences:
     """The sequences that are open, by the id that their caller chose.
 
-    `start` and `append` are called by one thread, in the order of the requests; `expire` by any other.
+    `open` and `append` are called by one thread, in the order of the requests; the others by any.
     """
 
     def __init__(self, engine: Engine, prompts: PromptBuilder, idle_seconds: float) -> None:
@@ -35,22 +51,51 @@ class Sequences:
         self._open: dict[SequenceId, Sequence] = {}
         self._lock = threading.Lock()
 
-    def start(self, sequence_id: SequenceId, request: SynthesisRequest, sink: Sink, key: str, last: bool) -> None:
-        """Begin an utterance with the text that its first request brings, which may be empty.
+    def open(self, sequence_id: SequenceId, text: str, last: bool) -> Sequence:
+        """Take in the text of a first request, which may be empty; `begin` or `abandon` what is returned.
 
-        From now on its sink is called. Raises InvalidRequest, also for an id that is in use; Unavailable.
+        Raises InvalidRequest for an id that is in use.
         """
         with self._lock:
             held = self._open.get(sequence_id)
-        if held and self._engine.is_live(held.text.stream):
-            raise InvalidRequest(SEQUENCE_ID, sequence_id, "in use: end its utterance first, or take another id")
-        text = self._prompts.streamed(request, sink, key)
-        pieces = text.read(request.text, last)
-        self._engine.hold(text.stream)
-        if not last:
-            with self._lock:
-                self._open[sequence_id] = Sequence(text)
-        self._engine.tell(text.stream, lambda: text.apply(pieces, last))
+            if held and (held.text is None or self._engine.is_live(held.text.stream)):
+                raise InvalidRequest(SEQUENCE_ID, sequence_id, "in use: end its utterance first, or take another id")
+            sequence = Sequence(sequence_id)
+            sequence.backlog.append((text, last))
+            if not last:
+                self._open[sequence_id] = sequence
+        return sequence
+
+    def begin(self, sequence: Sequence, request: SynthesisRequest, sink: Sink, key: str, arrived: float) -> None:
+        """Speak what has come, and what comes. From now on the sink is called.
+
+        `arrived`, in perf_counter seconds, is when it was asked for. Raises InvalidRequest, Unavailable.
+        """
+        with sequence.lock:
+            text = self._prompts.streamed(request, sink, key)
+            text.stream.arrived = arrived
+            first, last = sequence.backlog.popleft()
+            pieces = text.read(first, last)
+            self._engine.hold(text.stream)
+            self._engine.tell(text.stream, lambda: text.apply(pieces, last))
+            sequence.text = text
+            while sequence.backlog:
+                self._add(sequence, text, *sequence.backlog.popleft())
+
+    def start(self, sequence_id: SequenceId, request: SynthesisRequest, sink: Sink, key: str, last: bool) -> None:
+        """Open a sequence whose voice is at hand, and begin it; raises as they do."""
+        sequence = self.open(sequence_id, request.text, last)
+        try:
+            self.begin(sequence, request, sink, key, time.perf_counter())
+        except RequestError:
+            self.abandon(sequence)
+            raise
+
+    def abandon(self, sequence: Sequence) -> None:
+        """Forget a sequence whose utterance did not begin or has failed."""
+        with self._lock:
+            if self._open.get(sequence.sequence_id) is sequence:
+                del self._open[sequence.sequence_id]
 
     def append(self, sequence_id: SequenceId, text: str, last: bool) -> None:
         """More text for an open sequence, and its end when `last`.
@@ -64,25 +109,31 @@ class Sequences:
             sequence.heard = time.perf_counter()
             if last:
                 del self._open[sequence_id]
-        try:
-            pieces = sequence.text.read(text, last)
-        except RequestError as error:
-            self._close(sequence_id)
-            self._engine.fail(sequence.text.stream, error)
-            raise
-        self._engine.tell(sequence.text.stream, lambda: sequence.text.apply(pieces, last))
+        with sequence.lock:
+            if sequence.text is None:
+                sequence.backlog.append((text, last))
+            elif error := self._add(sequence, sequence.text, text, last):
+                raise error
 
     def expire(self) -> None:
         """End the sequences that have brought nothing for too long."""
         now = time.perf_counter()
         with self._lock:
-            idle = {i: s for i, s in self._open.items() if now - s.heard > self._idle_seconds}
-            for sequence_id in idle:
-                del self._open[sequence_id]
-        for sequence_id, sequence in idle.items():
-            reason = f"{SEQUENCE_ID}: {sequence_id!r}: neither text nor sequence_end for {self._idle_seconds:g} s"
-            self._engine.fail(sequence.text.stream, Cancelled(reason))
+            idle = [s for s in self._open.values() if s.text and now - s.heard > self._idle_seconds]
+            for sequence in idle:
+                del self._open[sequence.sequence_id]
+        for sequence in idle:
+            reason = f"{SEQUENCE_ID}: {sequence.sequence_id!r}: neither text nor sequence_end for"
+            assert sequence.text
+            self._engine.fail(sequence.text.stream, Cancelled(f"{reason} {self._idle_seconds:g} s"))
 
-    def _close(self, sequence_id: SequenceId) -> None:
-        with self._lock:
-            self._open.pop(sequence_id, None)
+    def _add(self, sequence: Sequence, text: StreamedText, more: str, last: bool) -> RequestError | None:
+        """Returns why the text cannot be spoken, which ends the utterance."""
+        try:
+            pieces = text.read(more, last)
+        except RequestError as error:
+            self.abandon(sequence)
+            self._engine.fail(text.stream, error)
+            return error
+        self._engine.tell(text.stream, lambda: text.apply(pieces, last))
+        return None

@@ -16,7 +16,8 @@ class SlotState:
 
     `input` [slots, H] is what the talker reads next, at `position`; `frame` counts frames; `trailing` holds the text
     ids that are fed after each frame, `num_trailing` how many (all columns while more are to come: the unknown ones
-    hold the id of a zero row); `seen` marks codes of codebook 0 that were drawn.
+    hold the id of a zero row); `seen` marks codes of codebook 0 that were drawn;
+    `vectors` [slots, H] are the speakers of cloned voices, zero in the last slot.
     """
 
     def __init__(self, talker: Talker, limits: RunnerLimits) -> None:
@@ -27,6 +28,7 @@ class SlotState:
         self.padding_slot = limits.num_slots
         slots = limits.num_slots + 1
         self.input = torch.zeros(slots, config.hidden_size, dtype=table.dtype, device=table.device)
+        self.vectors = torch.zeros_like(self.input)
         self.seen = torch.zeros(slots, config.code_predictor_config.vocab_size, dtype=torch.bool, device=table.device)
         # One matrix, so that a newcomer costs one copy to the device; the fields are its columns.
         widths = [1, 1, 1, 1, NUM_OPTIONS, limits.max_pages, limits.max_trailing + 1]
@@ -46,6 +48,9 @@ class SlotState:
         slots = self._to_device(np.array([n.slot for n in newcomers]))
         self._fields[slots] = fields
         self.seen[slots] = False
+        for newcomer in newcomers:
+            if (vector := newcomer.stream.prompt.vector) is not None:
+                self.vectors[newcomer.slot] = torch.from_numpy(vector).to(self.vectors)
 
     def feed(self, feeds: list[TextFeed]) -> None:
         """Give slots text that came for frames to come; a frame that went ahead of its text gets it now."""

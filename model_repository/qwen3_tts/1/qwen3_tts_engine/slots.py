@@ -66,6 +66,8 @@ class SlotTable:
         self.launched = np.zeros(num_slots, np.int32)
         self.written = np.zeros(num_slots, np.int32)
         self.sent = np.zeros(num_slots, np.int32)
+        self.preset = np.zeros(num_slots, np.int32)
+        """Frames of a cloned voice's reference, which the codec has had before the stream's own."""
         self.deadline = np.zeros(num_slots)
         """When the listener runs dry, perf_counter seconds; until the first audio the arrival, far in the past."""
         self.codes = np.empty((num_slots, max_frames, num_codebooks), np.int16)
@@ -75,6 +77,7 @@ class SlotTable:
         self.streams[slot] = stream
         self.talking[slot] = True
         self.decoding[slot] = False
+        self.preset[slot] = stream.voice.num_frames if stream.voice else 0
         self.deadline[slot] = stream.arrived - FIRST_AUDIO_LEAD
         for counter in (self.launched, self.written, self.sent):
             counter[slot] = 0

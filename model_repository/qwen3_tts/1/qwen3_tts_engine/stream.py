@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from qwen3_tts_engine.request import RequestError, Sampling
+from qwen3_tts_engine.voice import Voice
 
 NONE = -1
 MAX_SEED = 1 << 63
@@ -20,6 +21,7 @@ class Prompt:
     Row i is the projected embedding of `text_ids[i]` plus the sum over j of the embedding of codebook j for
     `code_ids[i, j]`; NONE adds nothing. `text_ids` is int32 [rows], `code_ids` int32 [rows, codebooks]. After frame t
     the talker is fed `trailing[t]`, and the pad token once they are used up. `num_spoken` is how many tokens it speaks.
+    A cloned voice adds `vector`, float32 [H], to row `vector_row`.
 
     While `is_open`, more ids follow and nothing is fed in their place. They come in through `arrived`, and `complete`
     says that these were the last; the scheduler alone moves them on, so that the runner reads what does not change.
@@ -29,6 +31,8 @@ class Prompt:
     code_ids: np.ndarray
     trailing: list[int]
     num_spoken: int
+    vector: np.ndarray | None = None
+    vector_row: int = NONE
     max_frames: int | None = None
     """Frames that this part may take; None leaves it all that its stream may."""
     is_open: bool = False
@@ -74,6 +78,7 @@ class Stream:
     sampling: Sampling
     max_frames: int
     sink: Sink
+    voice: Voice | None = None
     arrived: float = field(default_factory=time.perf_counter)
     admitted: float = 0.0
     slot: int = -1

@@ -60,6 +60,13 @@ class TextTokenizer:
         """Ids of the assistant header."""
         return self.encode("<|im_start|>assistant\n")
 
+    def reference(self, text: str) -> list[int]:
+        """Ids of what is said in a reference; raises InvalidRequest as `spoken` does."""
+        clean = self._sanitise("ref_text", text)
+        ids = self.encode(f"<|im_start|>assistant\n{clean}<|im_end|>\n")[ROLE_TOKENS:-REFERENCE_END_TOKENS]
+        self._limit("ref_text", clean, len(ids))
+        return ids
+
     def instruct(self, text: str) -> list[int]:
         """Ids of a style instruction, its template included."""
         clean = self._sanitise("instruct", text)
