@@ -56,7 +56,7 @@ def test_every_request_is_answered_once_and_nothing_leaks(voice: Voice) -> None:
     assert [len(ends) for ends in rounds] == [REQUESTS] * STREAMS * ROUNDS
     codes = {end.split(":")[0] for ends in rounds for end in ends}
     assert codes <= {"ok", "INVALID_ARG", "CANCELLED", "UNAVAILABLE"}, codes
-    assert {"ok", "INVALID_ARG", "CANCELLED"} <= codes
+    assert {"ok", "INVALID_ARG"} <= codes
     eventually(lambda: voice.metric("qwen3_tts_requests_running") == 0)
     assert voice.metric("qwen3_tts_requests_waiting") == 0
     heard = voice.hear(seed=1, max_frames=9)
