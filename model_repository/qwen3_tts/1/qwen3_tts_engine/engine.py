@@ -124,10 +124,6 @@ class Engine:
         with self._lock:
             return stream.key in self.scheduler.live
 
-    def fail(self, stream: Stream, error: RequestError) -> None:
-        """End a stream, unless it has ended."""
-        self._end(stream, error)
-
     def refuse(self, sink: Sink, error: RequestError) -> None:
         """End a request that was never queued."""
         self._finish(sink, error)
@@ -137,7 +133,7 @@ class Engine:
         with self._lock:
             stream = self.scheduler.live.get(key)
         if stream:
-            self._end(stream, Cancelled("cancelled by the client"))
+            self.fail(stream, Cancelled("cancelled by the client"))
 
     def close(self, timeout: float = 10.0) -> None:
         """End every stream with UNAVAILABLE and stop both threads; safe to call twice."""
@@ -214,7 +210,7 @@ class Engine:
         failed = self._runner.prefill(batch.newcomers)
         for newcomer, error in failed:
             log.error("prefill of %s failed: %s", newcomer.stream.key, error)
-            self._end(newcomer.stream, RequestError(f"prefill failed: {error}"))
+            self.fail(newcomer.stream, RequestError(f"prefill failed: {error}"))
         return batch.without([newcomer for newcomer, _ in failed])
 
     def _collect(self, batch: Batch, tick: Tick, launched_at: float) -> None:
@@ -238,7 +234,7 @@ class Engine:
     def _deliver(self, chunks: Chunks, pcm: np.ndarray, failed: dict[int, RequestError]) -> None:
         for row, stream in enumerate(chunks.streams):
             if row in failed:
-                self._end(stream, failed[row])
+                self.fail(stream, failed[row])
             else:
                 self._send(stream, pcm[row, : chunks.counts[row] * SAMPLES_PER_FRAME], first=bool(chunks.first[row]))
         ended = self._settle(chunks)
@@ -262,13 +258,14 @@ class Engine:
             stream.sink.send(samples)
         except Exception as error:
             log.warning("sending to %s failed: %s", stream.key, error)
-            self._end(stream, RequestError(f"the response could not be sent: {error}"))
+            self.fail(stream, RequestError(f"the response could not be sent: {error}"))
             return
         self.recorder.count(metrics.AUDIO, len(samples) / SAMPLES_PER_FRAME * FRAME_SECONDS)
         if first:
             self.recorder.observe(metrics.TTFA, time.perf_counter() - stream.arrived)
 
-    def _end(self, stream: Stream, error: RequestError) -> None:
+    def fail(self, stream: Stream, error: RequestError) -> None:
+        """End a stream, unless it has ended."""
         with self._lock:
             ended = self.scheduler.end(stream)
             self._talker_work.notify()
