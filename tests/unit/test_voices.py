@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +81,14 @@ def voices(encoder: ScriptedEncoder, tmp_path: Path) -> Iterator[Voices]:
     voices.close()
 
 
-def open_voices(encoder: ScriptedEncoder, folder: Path, **settings: Any) -> Voices:
+def open_voices(encoder: ScriptedEncoder, folder: Path, origin: Origin = ORIGIN, **settings: Any) -> Voices:
     config = EngineConfig(checkpoint="any", **settings)
 
     def check_text(text: str) -> None:
         if text == "bad":
             raise InvalidRequest("ref_text", text, "must not be bad")
 
-    return Voices(encoder, VoiceStore(folder, 10, 1 << 20), ORIGIN, config, check_text)
+    return Voices(encoder, VoiceStore(folder, 10, 1 << 20), origin, config, check_text)
 
 
 def request(seconds: float = 1.0, text: str | None = "said", **fields: Any) -> SynthesisRequest:
@@ -224,6 +225,21 @@ def test_two_registers_of_a_name(voices: Voices, encoder: ScriptedEncoder) -> No
     listed = Told()
     voices.list(listed)
     assert len(listed.answer) == 1
+
+
+def test_a_voice_of_another_model_is_refused_by_name(encoder: ScriptedEncoder, tmp_path: Path) -> None:
+    """Two models share a folder."""
+    voices = open_voices(encoder, tmp_path)
+    register(voices, "anna")
+    other = open_voices(encoder, tmp_path, origin=replace(ORIGIN, hidden_size=16))
+    with pytest.raises(InvalidRequest, match="voice: 'anna': made for a talker of hidden size 8, this model's has 16"):
+        other.find(named("anna"), Told())
+    assert isinstance(register(other, "anna"), InvalidRequest), "the name is taken for both"
+    assert [record.name for record in register(other, "bert")] == ["bert"]
+    with pytest.raises(InvalidRequest, match="hidden size 16, this model's has 8"):
+        voices.find(named("bert"), Told())
+    voices.close()
+    other.close()
 
 
 @pytest.mark.parametrize(
