@@ -34,6 +34,9 @@ INPUTS = {
 }
 OUTPUTS = {"waveform": "INT16", "sample_rate": "INT32", "voices": "BYTES"}
 
+# Id of the requests that bring an utterance more text: their own ends are not the end of its audio.
+MORE_TEXT = "more-text"
+
 _SCALAR_FORMATS = {"BOOL": "<?", "FP32": "<f", "INT32": "<i", "INT64": "<q"}
 
 
@@ -63,7 +66,7 @@ class SpeechRequest:
 class TextPiece:
     """Where a request stands in an utterance whose text is sent piece by piece."""
 
-    sequence_id: int
+    sequence_id: int | str
     start: bool
     end: bool
 
@@ -88,7 +91,7 @@ class Error:
 
 @dataclass(frozen=True)
 class End:
-    pass
+    request_id: str = ""
 
 
 Event = AudioChunk | VoiceList | Error | End
@@ -101,7 +104,10 @@ def encode(
     message = service_pb2.ModelInferRequest(model_name=model_name, id=request_id)
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     if piece is not None:
-        message.parameters["sequence_id"].int64_param = piece.sequence_id
+        if isinstance(piece.sequence_id, str):
+            message.parameters["sequence_id"].string_param = piece.sequence_id
+        else:
+            message.parameters["sequence_id"].int64_param = piece.sequence_id
         message.parameters["sequence_start"].bool_param = piece.start
         message.parameters["sequence_end"].bool_param = piece.end
     for name, datatype in INPUTS.items():
@@ -150,7 +156,7 @@ def decode(response: service_pb2.ModelStreamInferResponse) -> Iterator[Event]:
     if "voices" in tensors:
         yield VoiceList([json.loads(voice) for voice in _strings(tensors["voices"])])
     if "triton_final_response" in result.parameters and result.parameters["triton_final_response"].bool_param:
-        yield End()
+        yield End(result.id)
 
 
 def _strings(raw: bytes) -> Iterator[bytes]:

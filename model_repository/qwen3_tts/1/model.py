@@ -14,6 +14,7 @@ from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.engine import Runner
 from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.sequences import Sequences
 from qwen3_tts_engine.voices import Voices
 from triton_voices import BlsEncoder, Desk
 
@@ -27,7 +28,8 @@ class TritonPythonModel:
         self._args = args
         self._name = args["model_name"]
         parameters = json.loads(args["model_config"])["parameters"]
-        config = EngineConfig.from_parameters({name: value["string_value"] for name, value in parameters.items()})
+        values = {name: value["string_value"] for name, value in parameters.items()}
+        config = EngineConfig.from_parameters(values, model=self._name)
         device = startup.choose_device(config, _assigned_device(args))
         checkpoint = Checkpoint.open(config.checkpoint, config.revision)
         codec = self.make_codec(checkpoint, config, device)
@@ -35,10 +37,11 @@ class TritonPythonModel:
         voices = self.make_voices(checkpoint, config, prompts, codec)
         runner = self.make_runner(checkpoint, config, device)
         self._engine = startup.build_engine(config, prompts, runner, codec)
-        self._desk = Desk(self._engine, prompts, voices)
+        self._sequences = Sequences(self._engine, prompts, config.sequence_idle_seconds)
+        self._desk = Desk(self._engine, prompts, voices, self._sequences)
         if config.unload_when_dead:
             self._engine.on_death = self._unload
-        self._watcher = triton_io.CancelWatcher(self._engine.cancel)
+        self._watcher = triton_io.CancelWatcher(self._engine.cancel, self._sequences.expire)
         labels = {"model": self._name, "version": args["model_version"]}
         self._reporter = triton_io.MetricsReporter(self._engine.recorder, labels)
         self._engine.start()

@@ -17,6 +17,7 @@ from qwen3_tts_engine.chunker import Chunks
 from qwen3_tts_engine.codec import CodecStates, invalid_codes, to_pcm
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.request import InvalidRequest, Outcome, RequestError, Unavailable
+from qwen3_tts_engine.sequences import SEQUENCE_ID, SequencePiece
 
 log = logging.getLogger("qwen3_tts")
 
@@ -30,6 +31,8 @@ STATUS = {
     Outcome.CANCELLED: "CANCELLED",
     Outcome.ERROR: "INTERNAL",
 }
+# TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END.
+SEQUENCE_START, SEQUENCE_END = 1, 2
 CODEC_IS_GONE = ("Server not ready", "no available versions", "is not ready")
 # At most this many cancel checks (a message to Triton and back, 0.1 ms) in each period.
 CANCEL_CHECKS = 16
@@ -42,7 +45,7 @@ class Desk(Protocol):
 
     engine: Engine
 
-    def accept(self, fields: dict[str, Any], sink: "ResponseSink") -> None:
+    def accept(self, fields: dict[str, Any], sink: "ResponseSink", piece: SequencePiece | None) -> None:
         """Raises RequestError for a request that is refused at once."""
 
 
@@ -51,12 +54,23 @@ def accept(request: Any, desk: "Desk", watcher: "CancelWatcher") -> None:
     sink = ResponseSink(request.get_response_sender(), watcher)
     engine = desk.engine
     try:
-        desk.accept(read_fields(request), sink)
+        desk.accept(read_fields(request), sink, read_piece(request))
     except RequestError as error:
         engine.refuse(sink, error)
     except Exception as error:
         log.exception("request %s failed before it was queued", sink.key)
         engine.refuse(sink, RequestError(f"internal error: {error}"))
+
+
+def read_piece(request: Any) -> SequencePiece | None:
+    """Where a request stands in a sequence of requests, if it does. Raises InvalidRequest."""
+    sequence_id, flags = request.correlation_id(), request.flags()
+    start, last = bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)
+    if sequence_id:
+        return SequencePiece(sequence_id, start, last)
+    if start or last:
+        raise InvalidRequest(SEQUENCE_ID, sequence_id, "sequence_start and sequence_end need one that is not 0")
+    return None
 
 
 def read_fields(request: Any) -> dict[str, Any]:
@@ -122,10 +136,14 @@ class ResponseSink:
 
 
 class CancelWatcher:
-    """Asks Triton, stream by stream, whether the client has gone, at a bounded rate and only while streams live."""
+    """Asks Triton, stream by stream, whether the client has gone, at a bounded rate and only while streams live.
 
-    def __init__(self, cancel: Callable[[str], None]) -> None:
+    `expire` is called as often: it ends those of whom nothing is heard any more.
+    """
+
+    def __init__(self, cancel: Callable[[str], None], expire: Callable[[], None]) -> None:
         self._cancel = cancel
+        self._expire = expire
         # Ordered: the stream that was asked about longest ago comes first.
         self._sinks: dict[ResponseSink, None] = {}
         self._changed = threading.Condition()
@@ -150,6 +168,7 @@ class CancelWatcher:
 
     def _run(self) -> None:
         while not self._closed.wait(CANCEL_PERIOD):
+            self._expire()
             for sink in self._next():
                 if sink.is_cancelled():
                     self._cancel(sink.key)

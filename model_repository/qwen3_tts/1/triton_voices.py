@@ -1,7 +1,8 @@
 """Where requests are told apart: speech, speech in a voice that has to be found first, and operations on voices."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from qwen3_tts_engine.codec import CodecStates
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.request import Cancelled, InvalidRequest, RequestError, SynthesisRequest
+from qwen3_tts_engine.sequences import SequencePiece, Sequences
 from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voice_store import VoiceRecord
 from qwen3_tts_engine.voices import Voices
@@ -21,19 +23,28 @@ from triton_io import ResponseSink, model_error, output_tensor
 log = logging.getLogger("qwen3_tts")
 
 SPEAK, REGISTER, LIST, DELETE = "speak", "register_voice", "list_voices", "delete_voice"
+# Takes a request whose voice is found; raises RequestError.
+Begin = Callable[[SynthesisRequest], None]
 OPERATIONS = (SPEAK, REGISTER, LIST, DELETE)
 
 
 class Desk:
     """Takes every request (triton_io.Desk). `voices` is None for a checkpoint that clones none."""
 
-    def __init__(self, engine: Engine, prompts: PromptBuilder, voices: Voices | None) -> None:
+    def __init__(self, engine: Engine, prompts: PromptBuilder, voices: Voices | None, sequences: Sequences) -> None:
         self.engine = engine
+        self._sequences = sequences
         self._prompts = prompts
         self._voices = voices
 
-    def accept(self, fields: dict[str, Any], sink: ResponseSink) -> None:
-        """Raises RequestError for a request that is refused at once; one that waits for its voice is answered later."""
+    def accept(self, fields: dict[str, Any], sink: ResponseSink, piece: SequencePiece | None) -> None:
+        """Raises RequestError for a request that is refused at once; one that waits for its voice is answered later.
+
+        `piece` says where it stands in a sequence of requests, if it does.
+        """
+        if piece is not None:
+            self._accept_piece({"text": ""} | fields, sink, piece)
+            return
         operation = fields.pop("operation", SPEAK)
         if operation not in OPERATIONS:
             raise InvalidRequest("operation", operation, f"one of {', '.join(OPERATIONS)}")
@@ -41,26 +52,62 @@ class Desk:
             self._operate(operation, SynthesisRequest.of({"text": "", **fields}), sink)
             return
         request = SynthesisRequest.of(fields)
-        if self._voices is None:
-            self.engine.submit(request, sink, sink.key)
-        else:
-            self._prompts.check(request)
-            self._voices.find(request, lambda voice: self._speak(request, voice, sink))
+        submit = partial(self.engine.submit, sink=sink, key=sink.key, arrived=sink.arrived)
+        self._speak(request, sink, submit, abandon=lambda: None)
 
     def close(self) -> None:
         if self._voices is not None:
             self._voices.close()
 
-    def _speak(self, request: SynthesisRequest, voice: Voice | RequestError, sink: ResponseSink) -> None:
+    def _accept_piece(self, fields: dict[str, Any], sink: ResponseSink, piece: SequencePiece) -> None:
+        """The first request of a sequence gets all audio; the others bring text and end at once."""
+        text = fields["text"]
+        if not piece.start:
+            for name in fields.keys() - {"text"}:
+                raise InvalidRequest(name, fields[name], "goes with the first request of a sequence")
+            self._sequences.append(piece.sequence_id, text, piece.last)
+            sink.finish(None)
+            return
+        if (operation := fields.pop("operation", SPEAK)) != SPEAK:
+            raise InvalidRequest("operation", operation, f"{SPEAK} alone may be a sequence")
+        # The text itself is looked at when it is there.
+        request = SynthesisRequest.of(fields | {"text": "."})
+        sequence = self._sequences.open(piece.sequence_id, text, piece.last)
+        begin = partial(self._sequences.begin, sequence, sink=sink, key=sink.key, arrived=sink.arrived)
+        abandon = partial(self._sequences.abandon, sequence)
+        try:
+            self._speak(request, sink, begin, abandon)
+        except Exception:
+            abandon()
+            raise
+
+    def _speak(self, request: SynthesisRequest, sink: ResponseSink, begin: Begin, abandon: Callable[[], None]) -> None:
+        """`begin` a request once its voice is found, or `abandon` it then; raises for one that is refused at once."""
+        if self._voices is None:
+            begin(request)
+            return
+        self._prompts.check(request)
+        self._voices.find(request, lambda voice: self._speak_in(voice, request, sink, begin, abandon))
+
+    def _speak_in(
+        self,
+        voice: Voice | RequestError,
+        request: SynthesisRequest,
+        sink: ResponseSink,
+        begin: Begin,
+        abandon: Callable[[], None],
+    ) -> None:
         try:
             if isinstance(voice, RequestError):
                 raise voice
             if sink.is_cancelled():
                 raise Cancelled("cancelled by the client")
-            self.engine.submit(request.in_voice(voice), sink, sink.key, sink.arrived)
+            begin(request.in_voice(voice))
         except RequestError as error:
+            abandon()
             self.engine.refuse(sink, error)
         except Exception as error:
+            abandon()
             log.exception("request %s failed before it was queued", sink.key)
             self.engine.refuse(sink, RequestError(f"internal error: {error}"))
 

@@ -88,8 +88,11 @@ class Chunker:
     def _ready(self, now: float) -> np.ndarray:
         table = self._table
         pending = table.pending
-        last = ~table.talking & (pending > 0)
-        ready: np.ndarray = np.flatnonzero(~table.decoding & (last | (pending >= self.chunk_frames(now))))
+        # What is over or waits for text sends what it has: the listener has nothing else.
+        over = ~table.talking | table.stalled
+        ready: np.ndarray = np.flatnonzero(
+            ~table.decoding & (pending > 0) & (over | (pending >= self.chunk_frames(now)))
+        )
         return ready
 
     def _lengths(self, slots: np.ndarray) -> np.ndarray:

@@ -1,13 +1,18 @@
 """A request as the rows that the talker reads (spec §2)."""
 
+from collections import deque
+from copy import copy
+
 import numpy as np
 
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.modes import check_mode, describe
 from qwen3_tts_engine.request import InvalidRequest, Sampling, SynthesisRequest
-from qwen3_tts_engine.stream import NONE, Prompt, Sink, Stream
+from qwen3_tts_engine.stream import NONE, Prompt, Sink, Stream, no_prompt
+from qwen3_tts_engine.streamed_text import StreamedText
 from qwen3_tts_engine.text import SpokenText, TextTokenizer
+from qwen3_tts_engine.text_pieces import PiecewiseText
 from qwen3_tts_engine.voice import Voice
 
 AUTO = "auto"
@@ -34,16 +39,65 @@ class PromptBuilder:
 
     def stream(self, request: SynthesisRequest, sink: Sink, key: str) -> Stream:
         """The stream of a request; raises InvalidRequest naming the field that this checkpoint cannot serve."""
-        prompt = self.build(request)
+        parts = self._tokenizer.parts(request.text, self._config.part_text_tokens)
+        prompt, *following = (self.build(request, spoken) for spoken in parts)
         sampling = Sampling.from_defaults(self._defaults, request)
-        return Stream(key, prompt, sampling, self._max_frames(request, prompt), sink, request.cloned)
+        if following and request.max_frames is None:
+            for part in (prompt, *following):
+                part.max_frames = self._config.default_max_frames(part.num_spoken)
+        max_frames = self._max_frames(request, prompt, *following)
+        return Stream(key, prompt, sampling, max_frames, sink, request.cloned, following=deque(following))
 
-    def build(self, request: SynthesisRequest) -> Prompt:
-        """Raises InvalidRequest naming the field that this checkpoint cannot serve."""
+    def streamed(self, request: SynthesisRequest, sink: Sink, key: str) -> "StreamedText":
+        """A stream that waits for its text, in the layout that takes it token by token; raises as `stream`."""
+        builder = copy(self)
+        builder._config = self._config.model_copy(update={"text_layout": "streaming"})
+        # Any text does to see whether the rest of the request can be served.
+        builder.build(request, SpokenText(self._tokenizer.role, [self._model.tts_eos_token_id]))
+        config = self._config
+        stream = Stream(
+            key,
+            no_prompt(self.num_codebooks),
+            Sampling.from_defaults(self._defaults, request),
+            config.max_frames_limit if request.max_frames is None else self._max_frames(request),
+            sink,
+            request.cloned,
+            is_open=True,
+            reserved_frames=request.max_frames or min(config.streamed_part_frames, config.max_frames_limit),
+        )
+        return StreamedText(builder, request, stream, PiecewiseText(self._tokenizer, config.part_text_tokens))
+
+    def begin_part(self, request: SynthesisRequest, ids: list[int], reserved_frames: int, whole: bool) -> Prompt | None:
+        """The prompt of a part that begins with `ids`, open for more; None while they do not fill its rows.
+
+        `whole` says that there are no more, so that they need not.
+        """
+        prompt = self.build(request, SpokenText(self._tokenizer.role, ids))
+        prompt.max_frames = reserved_frames
+        if prompt.trailing:
+            # The end of the text is not fed before it is there.
+            prompt.trailing.pop()
+            prompt.is_open = True
+            return prompt
+        return prompt if whole else None
+
+    def end_part(self, request: SynthesisRequest, prompt: Prompt) -> None:
+        """No more text comes for a part."""
+        if prompt.is_open:
+            prompt.arrived.append(self._model.tts_eos_token_id)
+            prompt.complete = True
+        if request.max_frames is None and prompt.max_frames is not None:
+            prompt.max_frames = min(prompt.max_frames, self._config.default_max_frames(prompt.num_spoken))
+
+    def build(self, request: SynthesisRequest, spoken: SpokenText | None = None) -> Prompt:
+        """The prompt of a request, or of a part of its text.
+
+        Raises InvalidRequest naming the field that this checkpoint cannot serve.
+        """
         check_mode(self._model, request)
         speaker = self._speaker(request)
         language = self._language(request.language, speaker)
-        spoken = self._tokenizer.spoken(request.text)
+        spoken = spoken or self._tokenizer.spoken(request.text)
         rows = _Rows(self._talker.num_code_groups)
         rows.add(self._instruct(request), NONE)
         rows.add(spoken.role, NONE)
@@ -61,11 +115,11 @@ class PromptBuilder:
         """Raises InvalidRequest for a text that a reference cannot have."""
         self._tokenizer.reference(text)
 
-    def _max_frames(self, request: SynthesisRequest, prompt: Prompt) -> int:
+    def _max_frames(self, request: SynthesisRequest, *parts: Prompt) -> int:
         """The request's cap, or one derived from its text; raises InvalidRequest above the server's limit."""
         limit = self._config.max_frames_limit
         if request.max_frames is None:
-            return self._config.default_max_frames(prompt.num_spoken)
+            return min(limit, sum(self._config.default_max_frames(part.num_spoken) for part in parts))
         if request.max_frames > limit:
             raise InvalidRequest("max_frames", request.max_frames, f"at most {limit}")
         return request.max_frames

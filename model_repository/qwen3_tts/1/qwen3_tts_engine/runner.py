@@ -8,7 +8,7 @@ from qwen3_tts_engine.code_predictor import CodePredictor
 from qwen3_tts_engine.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.limits import RunnerLimits
 from qwen3_tts_engine.ops import Ops
-from qwen3_tts_engine.scheduler import Frames, Newcomer
+from qwen3_tts_engine.scheduler import Frames, Newcomer, TextFeed
 from qwen3_tts_engine.slot_state import SlotState
 from qwen3_tts_engine.talker import Talker
 
@@ -42,6 +42,10 @@ class TalkerRunner:
             except RuntimeError as error:  # out of memory is one of these; the other streams go on
                 failed.append((newcomer, error))
         return failed
+
+    @torch.inference_mode()
+    def feed(self, feeds: list[TextFeed]) -> None:
+        self._state.feed(feeds)
 
     @torch.inference_mode()
     def launch(self, slots: np.ndarray) -> Frames:
