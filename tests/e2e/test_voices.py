@@ -262,8 +262,10 @@ def test_a_designed_voice_and_the_modes_it_does_not_have(
             caller.operate("list_voices")
 
 
-def test_the_server_stops_while_voices_are_made(repository: Path, checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
-    """Whoever waits is answered, and nothing holds the server up."""
+def test_a_stopping_server_answers_whoever_waits_for_a_voice(
+    repository: Path, checkpoint_of: CheckpointOf, tmp_path: Path
+) -> None:
+    """Whoever waits for a voice is answered."""
     with serving(repository, checkpoint_of("base"), tmp_path) as server, Voice(server) as caller:
         caller.hear(**greedy(**IN_CONTEXT))
         with ThreadPoolExecutor(12) as pool:
@@ -273,10 +275,10 @@ def test_the_server_stops_while_voices_are_made(repository: Path, checkpoint_of:
                 for audio in long
             ]
             eventually(lambda: any(request.done() for request in asked), 60)
-            assert server.stop() == 0
-            answers = [request.result(60) for request in asked]
+            server.stop()
+            answers = [request.result(5) for request in asked]
     assert any(answer.error is None for answer in answers)
-    print([answer.error for answer in answers])
+    assert all(answer.error is None or answer.error.startswith("UNAVAILABLE: ") for answer in answers)
 
 
 def test_a_missing_encoder_is_named_at_the_start(
