@@ -1,14 +1,16 @@
 """python -m export: turn a checkpoint's codec into the model file that Triton serves."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.progress import Progress
 
-from export.code2wav import ExportError, export, is_current, version_folder
+from export.code2wav import ExportError, build, export, is_current, version_folder
 from export.form import Form
 from export.onnx_form import ONNX
+from export.tensorrt_form import CACHE, PlanError, TensorRtSettings, tensorrt_form
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 
 FORMS: dict[str, Form] = {"onnx": ONNX}
@@ -17,13 +19,24 @@ FORMS: dict[str, Form] = {"onnx": ONNX}
 def main(
     checkpoint: Annotated[str, typer.Option(help="a folder, or a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice")],
     model_repository: Annotated[Path, typer.Option(exists=True, file_okay=False)] = Path("model_repository"),
-    form: Annotated[Literal["onnx"], typer.Option(help="what the server runs")] = "onnx",
+    form: Annotated[Literal["onnx", "tensorrt"], typer.Option(help="what the server runs")] = "onnx",
     force: Annotated[bool, typer.Option("--force", help="export even when the repository is up to date")] = False,
+    build_only: Annotated[
+        Path | None, typer.Option(help="write the file here, unverified, and leave the repository alone")
+    ] = None,
+    tensorrt_python: Annotated[Path, typer.Option(help="the Python that has TensorRT")] = Path(sys.executable),
+    tensorrt_level: Annotated[int, typer.Option(min=0, max=5, help="how long TensorRT searches: 0 to 5")] = 3,
+    tensorrt_cache: Annotated[Path, typer.Option(help="TensorRT's timings, which shorten the next build")] = CACHE,
 ) -> None:
     """Export the codec into MODEL_REPOSITORY/code2wav/1 and verify it against PyTorch."""
+    chosen = FORMS.get(form) or tensorrt_form(TensorRtSettings(tensorrt_python, tensorrt_level, tensorrt_cache))
     try:
-        _export(Checkpoint.open(checkpoint), model_repository, FORMS[form], force)
-    except (CheckpointError, ExportError) as error:
+        opened = Checkpoint.open(checkpoint)
+        if build_only:
+            _build_only(opened, build_only, chosen)
+        else:
+            _export(opened, model_repository, chosen, force)
+    except (CheckpointError, ExportError, PlanError) as error:
         typer.secho(str(error), err=True, fg=typer.colors.RED)
         raise typer.Exit(1) from None
 
@@ -34,8 +47,16 @@ def _export(checkpoint: Checkpoint, repository: Path, form: Form, force: bool) -
         typer.echo(f"{path}: up to date with {checkpoint.folder}; --force exports it again")
         return
     with Progress() as progress:
-        agreement = export(checkpoint, repository, form, progress)
-    typer.echo(f"{path}: {agreement} against PyTorch")
+        exported = export(checkpoint, repository, form, progress)
+    typer.echo(f"{path}: {exported.agreement} against PyTorch")
+    for line in exported.lines:
+        typer.echo(f"  {line}")
+
+
+def _build_only(checkpoint: Checkpoint, path: Path, form: Form) -> None:
+    with Progress() as progress:
+        engine = build(checkpoint, path, form, progress)
+    typer.echo(f"{path}: built, NOT verified: nothing may be served from it{f'; {engine}' if engine else ''}")
 
 
 if __name__ == "__main__":
