@@ -16,19 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import helper, numpy_helper
 
 from export import onnx_form
 from export.codec import CodecStep
 from export.form import Form
+from export.onnx_opset import OPSET, to_opset_17
 from export.verify import CASES, LONG_UTTERANCE, Agreement, Array
 from qwen3_tts_engine.code2wav import CODES, HISTORY, MAX_BATCH, MAX_FRAMES, STATE, STATE_OUT, WAVEFORM
 from qwen3_tts_engine.manifest import PLAN, EngineFacts
 
 ROOT = Path(__file__).parents[1]
-# The newest that every TensorRT takes: the parser of 8.6 knows no reduction with its axes as an input.
-OPSET = 17
 # What the builder tunes for (dynamic rows and frames share one profile, since every further one doubles the build).
 COMMON_BATCH, COMMON_FRAMES = 32, 4
 # (batch, frames) of the summary.
@@ -87,43 +84,6 @@ def profile(state_size: int) -> dict[str, list[list[int]]]:
         STATE: [[rows, state_size] for rows, _ in sizes],
         HISTORY: [[rows, 1] for rows, _ in sizes],
     }
-
-
-def to_opset_17(path: Path) -> None:
-    """Say in opset 17 what the exporter says in 18, and in operators that every TensorRT has for every type.
-
-    Raises onnx's ValidationError.
-    """
-    model = onnx.load(path)
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    nodes = [changed for node in model.graph.node for changed in _portable(node, constants)]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    for opset in model.opset_import:
-        opset.version = OPSET if opset.domain == "" else opset.version
-    onnx.checker.check_model(model)
-    onnx.save(model, path)
-
-
-def _portable(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto]:
-    if node.op_type == "ReduceMean":
-        axes = numpy_helper.to_array(constants[node.input[1]]).tolist()
-        del node.input[1:]
-        _drop(node, "noop_with_empty_axes")
-        node.attribute.append(helper.make_attribute("axes", axes))
-    if node.op_type == "Split":
-        _drop(node, "num_outputs")
-    if node.op_type == "Clip":  # 8.6 has it for floating point only
-        value, lowest, highest = node.input
-        above = helper.make_node("Max", [value, lowest], [f"{node.output[0]}_above"], f"{node.name}_above")
-        return [above, helper.make_node("Min", [above.output[0], highest], node.output, node.name)]
-    return [node]
-
-
-def _drop(node: onnx.NodeProto, name: str) -> None:
-    kept = [attribute for attribute in node.attribute if attribute.name != name]
-    del node.attribute[:]
-    node.attribute.extend(kept)
 
 
 class PlanProcess:
