@@ -1,7 +1,7 @@
 """From a checkpoint to a verified model file of code2wav, and the manifest that says what it was made from."""
 
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def export(checkpoint: Checkpoint, repository: Path, form: Form, progress: Progr
     finally:
         unverified.unlink(missing_ok=True)
     _manifest(checkpoint, step, form, engine).write(folder)
-    return exported
+    return replace(exported, lines=[str(engine), *exported.lines]) if engine else exported
 
 
 def build(checkpoint: Checkpoint, path: Path, form: Form, progress: Progress) -> EngineFacts | None:
