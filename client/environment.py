@@ -34,6 +34,9 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
+    # Set where the tree is a copy without its repository.
+    if commit := os.environ.get("GIT_COMMIT"):
+        return commit
     here = Path(__file__).parent
     commit = _output("git", "-C", str(here), "rev-parse", "HEAD")
     if commit and _output("git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"):

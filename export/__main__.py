@@ -10,16 +10,17 @@ from rich.progress import Progress
 from export.code2wav import ExportError, build, export, is_current, version_folder
 from export.form import Form
 from export.onnx_form import ONNX
+from export.python_form import PYTHON
 from export.tensorrt_form import CACHE, PlanError, TensorRtSettings, tensorrt_form
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 
-FORMS: dict[str, Form] = {"onnx": ONNX}
+FORMS: dict[str, Form] = {"onnx": ONNX, "python": PYTHON}
 
 
 def main(
     checkpoint: Annotated[str, typer.Option(help="a folder, or a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice")],
     model_repository: Annotated[Path, typer.Option(exists=True, file_okay=False)] = Path("model_repository"),
-    form: Annotated[Literal["onnx", "tensorrt"], typer.Option(help="what the server runs")] = "onnx",
+    form: Annotated[Literal["onnx", "python", "tensorrt"], typer.Option(help="what the server runs")] = "onnx",
     force: Annotated[bool, typer.Option("--force", help="export even when the repository is up to date")] = False,
     build_only: Annotated[
         Path | None, typer.Option(help="write the file here, unverified, and leave the repository alone")

@@ -18,7 +18,6 @@ from qwen3_tts_engine.manifest import MANIFEST, CodecManifest, EngineFacts
 from qwen3_tts_engine.plan import differences, tensorrt_version
 
 VERSION = "1"
-DTYPES = {"FP32": torch.float32, "FP16": torch.float16}
 
 
 class ExportError(Exception):
@@ -75,7 +74,7 @@ def export(checkpoint: Checkpoint, repository: Path, form: Form, progress: Progr
 def build(checkpoint: Checkpoint, path: Path, form: Form, progress: Progress) -> EngineFacts | None:
     """Build only: nothing says that the file at `path` is right. Raises CheckpointError."""
     task = progress.add_task(f"build {form.filename}", total=None)
-    engine = form.build(CodecStep.from_checkpoint(checkpoint, DTYPES[form.state_dtype]), path)
+    engine = form.build(CodecStep.from_checkpoint(checkpoint, form.weights_dtype), path)
     progress.update(task, total=1, completed=1)
     return engine
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from export.codec import CodecStep
 from export.verify import CASES, SHORT_UTTERANCE, Agreement, Cases, Step
 from qwen3_tts_engine.manifest import EngineFacts, FormName
@@ -17,11 +19,12 @@ class Form:
     name: FormName
     filename: str
     state_dtype: Literal["FP32", "FP16"]
-    opset: int
+    opset: int | None
     limit: Agreement
     build: Callable[[CodecStep, Path], EngineFacts | None]
-    """Takes a step in the dtype of the state."""
     load: Callable[[Path], Step]
+    weights_dtype: torch.dtype = torch.float32
+    """Of the step that `build` takes."""
     cases: Cases = CASES
     """(batch, frames) to verify."""
     utterance: int = SHORT_UTTERANCE

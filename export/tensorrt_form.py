@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from export import onnx_form
 from export.codec import CodecStep
@@ -57,6 +58,7 @@ def tensorrt_form(settings: TensorRtSettings) -> Form:
         limit=Agreement(max_error=0.1, snr_db=30.0, drift_db=3.0),
         build=partial(build, settings),
         load=partial(PlanProcess, settings),
+        weights_dtype=torch.float16,
         cases=(*CASES, (MAX_BATCH, COMMON_FRAMES), (MAX_BATCH, MAX_FRAMES)),
         utterance=LONG_UTTERANCE,
         timings=timings,

@@ -30,6 +30,9 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # The only mode in which a model may leave the ready state, as qwen3_tts does when its engine dies.
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 EXPLICIT_ENVIRONMENT = {"QWEN3_TTS_UNLOAD_WHEN_DEAD": "1"}
+# One codec call carries the states of 64 streams in and out. Triton's default pool of 64 MB cannot hold them, and then
+# every call allocates: measured on an H200, a round trip of 64 states takes 10 ms instead of 2.8.
+GPU_OPTIONS = ("--cuda-memory-pool-byte-size=0:2147483648",)
 STUB = "triton_python_backend_stub"
 READY_POLL_SECONDS = 0.1
 
@@ -101,11 +104,7 @@ class TritonServer:
             time.sleep(READY_POLL_SECONDS)
 
     def is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://localhost:{self.ports.http}/v2/health/ready", timeout=2):
-                return True
-        except (urllib.error.URLError, OSError):
-            return False
+        return is_ready(self.ports)
 
     def poll(self) -> int | None:
         """The exit code, None while the server runs."""
@@ -122,6 +121,15 @@ class TritonServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
+
+
+def is_ready(ports: Ports) -> bool:
+    """Whether a server answers there and all its models are ready."""
+    try:
+        with urllib.request.urlopen(f"http://localhost:{ports.http}/v2/health/ready", timeout=2):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
 
 
 def find_tritonserver() -> Path:

@@ -1,5 +1,6 @@
 """Servers that tests share; each is started once."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,12 @@ import pytest
 
 from scripts.embedded.server import TritonServer
 from tests.e2e.serving import Voice, copy_repository, serve
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """A suite that a shell started in the background ignores Ctrl-C, and so would every process that it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

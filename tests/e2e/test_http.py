@@ -22,7 +22,8 @@ def generate_stream(server: TritonServer, fields: dict[str, Any]) -> list[dict[s
 
 def test_events_carry_the_chunks(scripted: TritonServer) -> None:
     events = generate_stream(scripted, {"text": "Hello.", "speaker": "ryan", "seed": 4, "max_frames": 9})
-    assert [event.get("sample_rate") for event in events] == [24000, None, None, None]
+    assert len(events) > 1
+    assert [event.get("sample_rate") for event in events] == [24000] + [None] * (len(events) - 1)
     frames = np.concatenate([event["waveform"] for event in events]).reshape(-1, 1920)
     assert frames[:, :2].tolist() == [[4, number] for number in range(9)]
 

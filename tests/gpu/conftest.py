@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from qwen3_tts_engine.checkpoint import Checkpoint
+
 FOLDER = Path(__file__).parent
 
 
@@ -16,6 +18,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("gpu")
             if not torch.cuda.is_available():
                 item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tiny_checkpoint: Path) -> Checkpoint:
+    return Checkpoint.open(str(tiny_checkpoint))
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The CUDA runner: graphs against the same operations without graphs, and against the CPU engine."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -19,11 +17,6 @@ FRAMES = 40
 SLOTS = 16
 PAGES = 8
 CUDA, CPU = torch.device("cuda:0"), torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tiny_checkpoint: Path) -> Checkpoint:
-    return Checkpoint.open(str(tiny_checkpoint))
 
 
 def config_of(checkpoint: Checkpoint, **settings: object) -> EngineConfig:

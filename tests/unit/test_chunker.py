@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qwen3_tts_engine.chunker import Chunker
+from qwen3_tts_engine.code2wav import FRAME_SECONDS
 from qwen3_tts_engine.slots import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
@@ -20,35 +23,60 @@ def table_with(pending: list[int], sent: list[int] | None = None, done: bool = F
     return table
 
 
-def drain(table: SlotTable, chunker: Chunker) -> list[int]:
-    lengths = []
-    while chunks := chunker.next_chunks():
-        lengths += chunks.counts.tolist()
-        chunker.done(chunks, 0.0)
-    return lengths
+def chunker_of(table: SlotTable, frame_seconds: float = 0.002) -> Chunker:
+    return Chunker(table, 8, lambda: frame_seconds)
 
 
-def test_the_ramp_doubles_to_its_limit() -> None:
-    table = table_with([47])
-    assert drain(table, Chunker(table, 8)) == [1, 2, 4, 8, 8, 8, 8, 8]
+def speak(frames: int, frame_seconds: float) -> tuple[list[int], float]:
+    """The chunks of one stream whose frames come at an even pace, and its largest stall in seconds."""
+    table = table_with([0])
+    chunker = chunker_of(table, frame_seconds)
+    lengths, stalls = [], []
+    for made in range(1, frames + 1):
+        now = made * frame_seconds
+        table.written[0] = made
+        table.talking[0] = made < frames
+        while chunks := chunker.next_chunks(now):
+            stalls.append(now - table.deadline[0] if lengths else 0.0)
+            lengths += chunks.counts.tolist()
+            chunker.done(chunks, now)
+    assert sum(lengths) == frames
+    return lengths, max(stalls)
 
 
-@pytest.mark.parametrize("frames", range(1, 40))
-def test_every_frame_of_an_utterance_goes_out_once(frames: int) -> None:
-    table = table_with([frames], done=True)
-    assert sum(drain(table, Chunker(table, 8))) == frames
+def test_a_fast_talker_sends_one_frame_and_then_long_chunks() -> None:
+    assert speak(40, 0.002)[0] == [1, 8, 8, 8, 8, 7]
+
+
+def test_a_slower_talker_climbs_as_the_lead_grows() -> None:
+    lengths, stall = speak(60, 0.02)
+    assert lengths[:3] == [1, 2, 4]
+    assert lengths[5] == 8
+    assert stall <= 0
+
+
+@given(st.integers(1, 60), st.floats(0.001, FRAME_SECONDS))
+def test_no_listener_runs_dry_while_a_chunk_is_made(frames: int, frame_seconds: float) -> None:
+    assert speak(frames, frame_seconds)[1] < 1e-9
+
+
+@given(st.integers(1, 60), st.floats(FRAME_SECONDS, 0.2))
+def test_a_talker_slower_than_speech_holds_nothing_back(frames: int, frame_seconds: float) -> None:
+    assert set(speak(frames, frame_seconds)[0]) == {1}
 
 
 def test_nothing_goes_out_before_the_chunk_is_full() -> None:
     table = table_with([1], sent=[1])
-    chunker = Chunker(table, 8)
-    assert not chunker.has_chunks
-    assert chunker.next_chunks() is None
+    table.deadline[:] = 0.08
+    chunker = chunker_of(table)
+    assert not chunker.has_chunks(0.0)
+    assert chunker.next_chunks(0.0) is None
+    assert chunker.has_chunks(0.0775)
 
 
-def test_the_last_chunk_is_filled_up_to_a_common_length() -> None:
+def test_the_last_chunk_is_filled_up_to_a_power_of_two() -> None:
     table = table_with([3], sent=[15], done=True)
-    chunks = Chunker(table, 8).next_chunks()
+    chunks = chunker_of(table).next_chunks(0.0)
     assert chunks is not None
     assert chunks.codes[0, :, 0].tolist() == [15, 16, 17, 17]
     assert chunks.counts.tolist() == [3]
@@ -56,9 +84,9 @@ def test_the_last_chunk_is_filled_up_to_a_common_length() -> None:
 
 def test_chunks_of_one_length_share_a_call_and_the_most_urgent_length_goes_first() -> None:
     table = table_with([1, 8, 1, 8], sent=[0, 15, 0, 15])
-    table.deadline[:] = [4.0, 1.0, 3.0, 2.0]
-    chunker = Chunker(table, 8)
-    first, second = chunker.next_chunks(), chunker.next_chunks()
+    table.deadline[:] = [0.04, 0.01, 0.03, 0.02]
+    chunker = chunker_of(table, FRAME_SECONDS)
+    first, second = chunker.next_chunks(0.0), chunker.next_chunks(0.0)
     assert first is not None
     assert second is not None
     assert first.slots.tolist() == [1, 3]
@@ -67,18 +95,30 @@ def test_chunks_of_one_length_share_a_call_and_the_most_urgent_length_goes_first
     assert first.history.tolist() == [15, 15]
 
 
+def test_a_last_chunk_joins_a_longer_call() -> None:
+    table = table_with([8, 3], sent=[15, 15])
+    table.talking[1] = False
+    table.deadline[:] = [1.0, 2.0]
+    chunks = chunker_of(table).next_chunks(0.0)
+    assert chunks is not None
+    assert chunks.slots.tolist() == [0, 1]
+    assert chunks.counts.tolist() == [8, 3]
+    assert chunks.codes.shape[1] == 8
+
+
 def test_a_stream_has_one_chunk_at_the_codec_at_a_time() -> None:
     table = table_with([3])
-    chunker = Chunker(table, 8)
-    assert chunker.next_chunks() is not None
-    assert chunker.next_chunks() is None
+    chunker = chunker_of(table)
+    assert chunker.next_chunks(0.0) is not None
+    assert chunker.next_chunks(0.0) is None
 
 
 def test_the_deadline_is_when_the_listener_runs_dry() -> None:
-    table = table_with([7])
-    chunker = Chunker(table, 8)
-    for now, deadline in ((10.0, 10.08), (10.05, 10.24), (11.0, 11.32)):
-        chunks = chunker.next_chunks()
+    table = table_with([1])
+    chunker = chunker_of(table, FRAME_SECONDS)
+    for now, pending, deadline in ((10.0, 1, 10.08), (10.05, 2, 10.24), (11.0, 4, 11.32)):
+        table.written[:] = table.sent + pending
+        chunks = chunker.next_chunks(now)
         assert chunks is not None
         chunker.done(chunks, now)
         assert table.deadline[0] == pytest.approx(deadline)

@@ -12,9 +12,11 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from export.code2wav import version_folder
 from qwen3_tts_engine.checkpoint import SpeechTokenizerConfig
-from qwen3_tts_engine.code2wav import MAX_BATCH, MODEL_NAME, state_size
+from qwen3_tts_engine.code2wav import MAX_BATCH, state_size
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, EngineConfig
+from qwen3_tts_engine.manifest import MANIFEST, PLAN
 from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, Ports
 from scripts.synthetic_configs import speech_tokenizer_config
 
@@ -126,9 +128,12 @@ def test_nothing_runs_as_root_or_fetches_code() -> None:
 
 
 def test_plan_is_built_before_it_is_served_and_cannot_be_written_then() -> None:
-    folder = f"/opt/qwen3-tts/model_repository/{MODEL_NAME}/1"
-    assert f"plan:{folder}" in SERVICES["codec"]["volumes"]
-    assert f"plan:{folder}:ro" in SERVICES["server"]["volumes"]
+    assert "plan:/var/lib/qwen3-tts" in SERVICES["codec"]["volumes"]
+    assert "plan:/var/lib/qwen3-tts:ro" in SERVICES["server"]["volumes"]
+    assert "--model-repository /var/lib/qwen3-tts" in (DOCKER / "build_codec.sh").read_text()
+    for file in (PLAN, MANIFEST):
+        assert f" {version_folder(Path('/var/lib/qwen3-tts')) / file} " in DOCKERFILE
+    assert f"--target-directory={version_folder(Path('model_repository'))}\n" in DOCKERFILE
     assert SERVICES["server"]["depends_on"] == {"codec": {"condition": "service_completed_successfully"}}
     assert SERVICES["client"]["depends_on"] == {"server": {"condition": "service_healthy"}}
 

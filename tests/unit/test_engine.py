@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from qwen3_tts_engine.capacity import Capacity
 from qwen3_tts_engine.chunker import Chunker
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.request import Outcome, RequestError, SynthesisRequest, Unavailable
@@ -17,12 +18,16 @@ WAIT = 10.0
 
 
 class Harness:
-    def __init__(self, slots: int = 4, max_waiting: int = 100, lookahead: int = 0) -> None:
+    def __init__(
+        self, slots: int = 4, max_waiting: int = 100, lookahead: int = 0, load_limit: float = 0, refuse: bool = False
+    ) -> None:
         table = SlotTable(slots, 256, NUM_CODEBOOKS)
         self.runner = ScriptedRunner(slots, lookahead=lookahead)
         self.codec = ScriptedCodec()
-        limits = SchedulerLimits(4, 1000, slots, max_waiting, 1000)
-        self.engine = Engine(ScriptedPrompts(), Scheduler(table, limits), Chunker(table, 8), self.runner, self.codec)  # type: ignore[arg-type]
+        limits = SchedulerLimits(4, 1000, slots, max_waiting, 1000, refuse)
+        scheduler = Scheduler(table, limits, Capacity(load_limit, 8, batching_is_free=False))
+        chunker = Chunker(table, 8, lambda: scheduler.capacity.frame_seconds(scheduler.num_talking))
+        self.engine = Engine(ScriptedPrompts(), scheduler, chunker, self.runner, self.codec)  # type: ignore[arg-type]
         self._keys = 0
 
     def speak(self, seed: int = 0, frames: int = 8, listener: Listener | None = None) -> Listener:

@@ -19,6 +19,7 @@ REPOSITORY = Path(__file__).parents[2] / "model_repository"
 CONFIGS = sorted(REPOSITORY.glob("*/config.pbtxt")) + sorted(REPOSITORY.glob("*/configs/*.pbtxt"))
 TENSORRT = REPOSITORY / code2wav.MODEL_NAME / "config.pbtxt"
 ONNXRUNTIME = REPOSITORY / code2wav.MODEL_NAME / "configs" / "onnxruntime.pbtxt"
+PYTHON = REPOSITORY / code2wav.MODEL_NAME / "configs" / "python.pbtxt"
 
 PLAN_FORM = tensorrt_form(TensorRtSettings())
 
@@ -45,10 +46,10 @@ def test_literal_and_named_after_the_folder(path: Path) -> None:
     assert config.backend
 
 
-@pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME, PYTHON], ids=lambda path: path.stem)
 def test_code2wav(path: Path) -> None:
     config = parse(path)
-    state = (PLAN_FORM if path == TENSORRT else ONNX).state_dtype
+    state = (ONNX if path == ONNXRUNTIME else PLAN_FORM).state_dtype
     assert tensors(config.input) == {
         code2wav.CODES: ("INT32", [-1, 16]),
         code2wav.STATE: (state, [-1]),
@@ -66,15 +67,21 @@ def test_each_code2wav_names_its_backend_and_file() -> None:
     assert int(onnxruntime.parameters["intra_op_thread_count"].string_value) in (1, 2)
 
 
+def test_python_form_takes_states_where_they_are() -> None:
+    python = parse(PYTHON)
+    assert python.backend == "python"
+    assert python.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value == "no"
+
+
 def test_configurations_of_a_model_differ_only_where_they_must() -> None:
-    tensorrt, onnxruntime = parse(TENSORRT), parse(ONNXRUNTIME)
-    for config in (tensorrt, onnxruntime):
+    tensorrt, onnxruntime, python = parse(TENSORRT), parse(ONNXRUNTIME), parse(PYTHON)
+    for config in (tensorrt, onnxruntime, python):
         for field in ("backend", "default_model_filename", "instance_group", "parameters", "optimization"):
             config.ClearField(field)
         for tensor in (*config.input, *config.output):
             if tensor.name in (code2wav.STATE, code2wav.STATE_OUT):
                 tensor.ClearField("data_type")
-    assert tensorrt == onnxruntime
+    assert tensorrt == onnxruntime == python
 
 
 @pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME], ids=lambda path: path.stem)

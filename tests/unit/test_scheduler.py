@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from qwen3_tts_engine.capacity import Capacity
 from qwen3_tts_engine.chunker import Chunker, Chunks
 from qwen3_tts_engine.request import Unavailable
 from qwen3_tts_engine.scheduler import Batch, Frames, Scheduler, SchedulerLimits
@@ -19,7 +20,7 @@ MAX_FRAMES = 24
 def make_scheduler(slots: int = 4, pages: int = 20, **limits: int) -> Scheduler:
     table = SlotTable(slots, MAX_FRAMES, NUM_CODEBOOKS)
     defaults = {"page_size": 4, "num_pages": pages, "max_batch": slots, "max_waiting": 8, "prefill_rows": 1000}
-    return Scheduler(table, SchedulerLimits(**(defaults | limits)))
+    return Scheduler(table, SchedulerLimits(**(defaults | limits)), Capacity(0, 8, batching_is_free=False))
 
 
 def frames_for(batch: Batch, ended: frozenset[int] = frozenset()) -> Frames:
@@ -33,7 +34,7 @@ class Traffic(RuleBasedStateMachine):
     @initialize(slots=st.integers(1, 4), pages=st.integers(7, 24), batch=st.integers(1, 4), rows=st.integers(1, 12))
     def start(self, slots: int, pages: int, batch: int, rows: int) -> None:
         self.scheduler = make_scheduler(slots, pages, max_batch=batch, prefill_rows=rows)
-        self.chunker = Chunker(self.scheduler.table, 8)
+        self.chunker = Chunker(self.scheduler.table, 8, lambda: 0.01)
         self.accepted: list[Stream] = []
         self.ended: list[Stream] = []
         self.tick: Batch | None = None
@@ -66,7 +67,7 @@ class Traffic(RuleBasedStateMachine):
     @precondition(lambda self: self.chunks is None)
     @rule()
     def dispatch(self) -> None:
-        self.chunks = self.chunker.next_chunks()
+        self.chunks = self.chunker.next_chunks(self.now)
 
     @precondition(lambda self: self.chunks is not None)
     @rule()

@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from qwen3_tts_engine import code2wav, metrics
 from qwen3_tts_engine.chunker import Chunks
-from qwen3_tts_engine.codec import CodecStates, to_pcm
+from qwen3_tts_engine.codec import CodecStates, invalid_codes, to_pcm
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.request import InvalidRequest, Outcome, RequestError, SynthesisRequest, Unavailable
 
@@ -29,6 +29,7 @@ STATUS = {
     Outcome.CANCELLED: "CANCELLED",
     Outcome.ERROR: "INTERNAL",
 }
+CODEC_IS_GONE = ("Server not ready", "no available versions", "is not ready")
 # At most this many cancel checks (a message to Triton and back, 0.1 ms) in each period.
 CANCEL_CHECKS = 16
 CANCEL_PERIOD = 0.004
@@ -157,7 +158,8 @@ class BlsCodec:
             waveform, state_out = (_tensor(response, name) for name in (code2wav.WAVEFORM, code2wav.STATE_OUT))
             self._states.store(chunks, state_out)
             # Brings the samples to the host, and so waits until the states are stored too.
-            return to_pcm(waveform)
+            pcm, failed = to_pcm(waveform)
+        return pcm, failed | invalid_codes(chunks)
 
     def _call(self, inputs: list[Any]) -> Any:
         device = self._states.device
@@ -239,9 +241,9 @@ def _triton_error(error: RequestError) -> Any:
 
 
 def _codec_error(error: Any) -> RequestError:
-    # A server that is going down no longer takes calls from its own models.
-    kind = Unavailable if error.code() == pb_utils.TritonError.UNAVAILABLE else RequestError
-    return kind(f"{code2wav.MODEL_NAME}: {error.message()}")
+    # A server that is going down takes no more calls from its own models. Triton reports some of that as INTERNAL.
+    gone = error.code() == pb_utils.TritonError.UNAVAILABLE or any(sign in error.message() for sign in CODEC_IS_GONE)
+    return (Unavailable if gone else RequestError)(f"{code2wav.MODEL_NAME}: {error.message()}")
 
 
 def _text(name: str, value: bytes) -> str:

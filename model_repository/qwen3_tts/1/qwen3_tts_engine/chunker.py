@@ -1,5 +1,6 @@
 """Which frames go to the codec next. No tensors, no threads."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,6 +8,11 @@ import numpy as np
 from qwen3_tts_engine.code2wav import FRAME_SECONDS, MAX_BATCH
 from qwen3_tts_engine.slots import SlotTable
 from qwen3_tts_engine.stream import Stream
+
+# How much of the listener's lead the wait for more frames may take; the rest is for the codec and for accidents.
+LEAD_SHARE = 0.5
+# Where nothing was measured yet.
+SHORTEST_FRAME = 1e-6
 
 
 @dataclass(frozen=True)
@@ -30,27 +36,35 @@ class Chunks:
 
 
 class Chunker:
-    """The chunk ramp: 1, 2, 4, ... frames up to `max_chunk_frames`, so each chunk plays as long as all before it."""
+    """Chunks of 1, 2, 4, ... frames: one for the first audio, then as long as the listener's lead allows.
 
-    def __init__(self, table: SlotTable, max_chunk_frames: int) -> None:
+    This is the one place where a chunk's length is decided. Long chunks cost the codec less; but while one is made, its
+    listener lives on what was sent before.
+    """
+
+    def __init__(self, table: SlotTable, max_chunk_frames: int, frame_seconds: Callable[[], float]) -> None:
+        """`frame_seconds` says how long one frame of every stream takes at present."""
         self._table = table
         self._max_chunk_frames = max_chunk_frames
+        self._frame_seconds = frame_seconds
 
-    def next_chunks(self) -> Chunks | None:
+    def next_chunks(self, now: float) -> Chunks | None:
         """The chunks that are ready and as long as the most urgent one; marks their slots as decoding."""
         table = self._table
-        ready, lengths = self._ready()
+        ready = self._ready(now)
         if not len(ready):
             return None
-        order = np.argsort(table.deadline[ready], kind="stable")
-        ready, lengths = ready[order], lengths[order]
-        slots = ready[lengths == lengths[0]][:MAX_BATCH]
+        ready = ready[np.argsort(table.deadline[ready], kind="stable")]
+        lengths = self._lengths(ready)
+        last = ~table.talking[ready]
+        # A last chunk may be filled up to any length, so it need not wait for others of its own.
+        together = (lengths == lengths[0]) | (last & (lengths < lengths[0]))
+        slots = ready[together][:MAX_BATCH]
         table.decoding[slots] = True
         return self._gather(slots, int(lengths[0]))
 
-    @property
-    def has_chunks(self) -> bool:
-        return len(self._ready()[0]) > 0
+    def has_chunks(self, now: float) -> bool:
+        return len(self._ready(now)) > 0
 
     def done(self, chunks: Chunks, now: float) -> list[Stream]:
         """The codec is through with `chunks`; returns the streams of which it was the last one."""
@@ -63,19 +77,24 @@ class Chunker:
         drained = ~table.talking[slots] & (table.pending[slots] <= 0)
         return [chunks.streams[i] for i in np.flatnonzero(drained)]
 
-    def _ready(self) -> tuple[np.ndarray, np.ndarray]:
+    def chunk_frames(self, now: float) -> np.ndarray:
+        """How long each slot's next chunk is to be, int [slots]: what is there, and what can be made in good time."""
+        lead = np.maximum(self._table.deadline - now, 0.0)
+        frames = self._table.pending + lead * LEAD_SHARE / max(self._frame_seconds(), SHORTEST_FRAME)
+        return _power_below(np.clip(frames, 1, self._max_chunk_frames))
+
+    def _ready(self, now: float) -> np.ndarray:
         table = self._table
         pending = table.pending
-        target = self.chunk_frames(table.sent)
         last = ~table.talking & (pending > 0)
-        ready = np.flatnonzero(~table.decoding & (last | (pending >= target)))
-        remainder = 1 << np.ceil(np.log2(np.maximum(pending[ready], 1))).astype(np.int64)
-        return ready, np.minimum(target[ready], remainder)
+        ready: np.ndarray = np.flatnonzero(~table.decoding & (last | (pending >= self.chunk_frames(now))))
+        return ready
 
-    def chunk_frames(self, sent: np.ndarray) -> np.ndarray:
-        """Frames of the next chunk after `sent` frames, int [slots]."""
-        ramp: np.ndarray = 1 << np.floor(np.log2(sent + 1)).astype(np.int64)
-        return ramp.clip(max=self._max_chunk_frames)
+    def _lengths(self, slots: np.ndarray) -> np.ndarray:
+        """All that is pending, as a power of two: the last chunk is filled up to one, others leave a rest behind."""
+        pending = np.minimum(self._table.pending[slots], self._max_chunk_frames)
+        below = _power_below(pending)
+        return np.where(~self._table.talking[slots] & (below < pending), 2 * below, below)
 
     def _gather(self, slots: np.ndarray, length: int) -> Chunks:
         table = self._table
@@ -86,3 +105,8 @@ class Chunker:
         codes = table.codes[slots[:, None], sent[:, None] + offsets].astype(np.int32)
         streams = [stream for slot in slots if (stream := table.streams[slot])]
         return Chunks(streams, slots, codes, sent, counts, table.written_at[slots, sent + counts - 1])
+
+
+def _power_below(frames: np.ndarray) -> np.ndarray:
+    powers: np.ndarray = 1 << np.floor(np.log2(frames)).astype(np.int64)
+    return powers

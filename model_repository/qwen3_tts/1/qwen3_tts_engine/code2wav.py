@@ -16,6 +16,7 @@ SAMPLE_RATE = 24000
 SAMPLES_PER_FRAME = 1920
 FRAME_SECONDS = SAMPLES_PER_FRAME / SAMPLE_RATE
 MAX_FRAMES = 32
+CODEBOOK_SIZE = 2048
 MAX_BATCH = 64
 
 # Kernel sizes and dilations that the released class fixes in code (spec §4.1).

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.chunker import Chunks
+from qwen3_tts_engine.code2wav import CODEBOOK_SIZE
 from qwen3_tts_engine.request import RequestError
 
 PCM_SCALE = 32767
@@ -37,7 +38,9 @@ class CodecStates:
         if fresh.any():
             self._states.index_fill_(0, slots[self._to_device(np.flatnonzero(fresh))], 0)
         history = np.minimum(chunks.history, self._max_history).astype(np.int32)
-        return torch.from_numpy(chunks.codes), self._states[slots], torch.from_numpy(history)[:, None]
+        # A code that is none (`invalid_codes` says so) must not take the rest of the batch down.
+        codes = torch.from_numpy(chunks.codes.clip(0, CODEBOOK_SIZE - 1))
+        return codes, self._states[slots], torch.from_numpy(history)[:, None]
 
     def store(self, chunks: Chunks, states: Tensor) -> None:
         """Keep the states [chunks, S] for the next chunk of each stream."""
@@ -48,6 +51,13 @@ class CodecStates:
 
     def _to_device(self, indices: np.ndarray) -> Tensor:
         return torch.from_numpy(indices).to(self._states.device)
+
+
+def invalid_codes(chunks: Chunks) -> dict[int, RequestError]:
+    """The rows with a code outside 0..2047: what the codec makes of them is no speech."""
+    wrong = ((chunks.codes < 0) | (chunks.codes >= CODEBOOK_SIZE)).any(axis=(1, 2))
+    reason = RequestError(f"the talker gave a code outside 0..{CODEBOOK_SIZE - 1}")
+    return dict.fromkeys(np.flatnonzero(wrong).tolist(), reason)
 
 
 def to_pcm(waveform: Tensor) -> tuple[np.ndarray, dict[int, RequestError]]:

@@ -34,6 +34,11 @@ class EngineConfig(BaseModel):
     """Streams in flight; each holds a slot from admission to its last chunk."""
     max_waiting: int = Field(default=256, ge=0)
     """Requests that may wait for a slot; the next one is refused with UNAVAILABLE."""
+    load_limit: float = Field(default=0.9, ge=0, le=1)
+    """Share of real time that the running streams may take, by the engine's own measurements; a stream beyond it does
+    not run yet. 0 lets everyone run."""
+    overload: Literal["wait", "refuse"] = "wait"
+    """What becomes of a stream beyond load_limit: it waits, as one without a slot does, or gets UNAVAILABLE."""
     page_size: int = Field(default=32, ge=1)
     """Positions in one page of the talker's key/value cache."""
     kv_cache_gib: float = Field(default=0.0, ge=0)
@@ -45,7 +50,7 @@ class EngineConfig(BaseModel):
     """Cap of a request that names none: base_frames + this for each text token (vllm-omni's cap has the same slope)."""
     base_frames: int = Field(default=75, ge=2)
     max_chunk_frames: int = Field(default=8, ge=1, le=32)
-    """Where the chunk ramp 1, 2, 4, ... stops."""
+    """The longest chunk; how long each one is, chunker.py decides by the listener's lead."""
     text_layout: Literal["auto", "full", "streaming"] = "auto"
     """Where the text goes: all of it into the prompt, or one token a frame; auto is the reference's choice by mode."""
 

@@ -65,6 +65,7 @@ class Engine:
         self._talker_work = threading.Condition(self._lock)
         self._codec_work = threading.Condition(self._lock)
         self._closed: RequestError | None = None
+        self._collected = 0.0
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
             for name, loop in (("talker", self._talk), ("codec", self._decode))
@@ -127,6 +128,8 @@ class Engine:
             pcm, failed = self._call_codec(chunks)
             decoded = time.perf_counter()
             self.recorder.observe(metrics.CODEC, decoded - called)
+            with self._lock:
+                self.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, decoded - called)
             self._deliver(chunks, pcm, failed)
             self.recorder.observe(metrics.SEND, time.perf_counter() - decoded)
 
@@ -155,7 +158,7 @@ class Engine:
     def _next_chunks(self) -> Chunks | None:
         with self._lock:
             while not self._closed:
-                if chunks := self._chunker.next_chunks():
+                if chunks := self._chunker.next_chunks(time.perf_counter()):
                     return chunks
                 self._codec_work.wait()
             return None
@@ -177,13 +180,17 @@ class Engine:
     def _collect(self, batch: Batch, tick: Tick, launched_at: float) -> None:
         frames = self._runner.collect(tick)
         now = time.perf_counter()
+        # A tick that was launched behind another one begins when that ends.
+        seconds, self._collected = now - max(launched_at, self._collected), now
         self.recorder.observe(metrics.STEP, now - launched_at)
         self.recorder.count(metrics.FRAMES, len(batch))
         for newcomer in batch.newcomers:
             self.recorder.observe(metrics.PREFILL, now - newcomer.stream.admitted)
         with self._lock:
+            if not batch.newcomers:
+                self.scheduler.capacity.add_tick(len(batch), seconds)
             drained = self.scheduler.collect(batch, frames, now)
-            if self._chunker.has_chunks:
+            if self._chunker.has_chunks(now):
                 self._codec_work.notify()
         for stream in drained:
             self._finish(stream.sink, None)

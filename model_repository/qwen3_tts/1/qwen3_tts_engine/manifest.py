@@ -9,7 +9,7 @@ from qwen3_tts_engine.checkpoint import CheckpointError, read_config
 
 MANIFEST = "model.json"
 PLAN = "model.plan"
-FormName = Literal["onnx", "tensorrt"]
+FormName = Literal["onnx", "tensorrt", "python"]
 
 
 class EngineFacts(BaseModel):
@@ -47,7 +47,7 @@ class CodecManifest(BaseModel):
     codec_digest: str  # Checkpoint.codec_digest
     max_frames: int = Field(gt=0)
     sample_rate: int = Field(gt=0)
-    opset: int
+    opset: int | None  # of the graph; none where the form has no graph
     torch: str
     onnx: str
     commit: str | None

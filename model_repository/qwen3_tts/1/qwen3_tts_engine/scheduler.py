@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qwen3_tts_engine.capacity import Capacity
 from qwen3_tts_engine.request import Unavailable
 from qwen3_tts_engine.slots import Pool, SlotTable
 from qwen3_tts_engine.stream import Stream
@@ -54,24 +55,29 @@ class SchedulerLimits:
     max_waiting: int
     prefill_rows: int
     """Prompt rows that one tick may prefill beside the running streams; one newcomer always gets in."""
+    refuse_overload: bool = False
+    """Refuse a stream that could not be served in real time, instead of letting it wait."""
 
 
 class Scheduler:
-    def __init__(self, table: SlotTable, limits: SchedulerLimits) -> None:
+    def __init__(self, table: SlotTable, limits: SchedulerLimits, capacity: Capacity) -> None:
         self.table = table
         self.limits = limits
+        self.capacity = capacity
         self.slots = Pool(len(table.streams))
         self.pages = Pool(limits.num_pages)
         self.waiting: deque[Stream] = deque()
         self.live: dict[str, Stream] = {}
 
     def submit(self, stream: Stream) -> None:
-        """Queue a stream; raises Unavailable when the queue is full or the stream could never fit."""
+        """Queue a stream; raises Unavailable when the queue is full, or it could never fit, or not in real time."""
         if self._num_pages(stream) > self.pages.size:
             tokens = self.pages.size * self.limits.page_size
             raise Unavailable(f"{stream.num_positions} positions wanted, the key/value cache holds {tokens}")
         if len(self.waiting) >= self.limits.max_waiting and not self._fits(stream):
             raise Unavailable(f"busy: {self.slots.num_used} streams run, {len(self.waiting)} wait")
+        if self.limits.refuse_overload and not self.capacity.admits(self.num_talking + len(self.waiting) + 1):
+            raise Unavailable(f"busy: {self.num_talking} streams talk, another one would not be served in real time")
         self.waiting.append(stream)
         self.live[stream.key] = stream
 
@@ -133,17 +139,24 @@ class Scheduler:
         assert all(s.slot < 0 and not s.pages for s in self.waiting), "a waiting stream holds something"
         assert {id(s) for s in self.live.values()} >= {id(s) for s in self.waiting}, "an ended stream waits"
 
+    @property
+    def num_talking(self) -> int:
+        return int(self.table.talking.sum())
+
     def _num_pages(self, stream: Stream) -> int:
         return -(-stream.num_positions // self.limits.page_size)
 
     def _fits(self, stream: Stream) -> bool:
-        return not self.waiting and self.slots.num_free > 0 and self.pages.num_free >= self._num_pages(stream)
+        return not self.waiting and self._has_room(stream)
 
     @property
     def _can_admit(self) -> bool:
-        if not self.waiting or not self.slots.num_free:
+        return bool(self.waiting) and self._has_room(self.waiting[0])
+
+    def _has_room(self, stream: Stream) -> bool:
+        if not self.slots.num_free or self.pages.num_free < self._num_pages(stream):
             return False
-        return self.pages.num_free >= self._num_pages(self.waiting[0])
+        return self.capacity.admits(self.num_talking + 1)
 
     def _admit(self) -> list[Newcomer]:
         newcomers: list[Newcomer] = []

@@ -2,12 +2,14 @@
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from qwen3_tts_engine import code2wav
+from qwen3_tts_engine.capacity import Capacity
 from qwen3_tts_engine.checkpoint import WEIGHTS, Checkpoint, CheckpointError, load_tensors
 from qwen3_tts_engine.chunker import Chunker
 from qwen3_tts_engine.code_predictor import CodePredictor
@@ -131,8 +133,17 @@ def build_engine(config: EngineConfig, prompts: PromptBuilder, runner: Runner, c
     """The engine around a runner; not started yet."""
     table = SlotTable(config.max_streams, config.max_frames_limit, prompts.num_codebooks)
     pages = (runner.limits.page_size, runner.limits.num_pages)
-    limits = SchedulerLimits(*pages, config.max_streams, config.max_waiting, PREFILL_ROWS)
-    return Engine(prompts, Scheduler(table, limits), Chunker(table, config.max_chunk_frames), runner, codec)
+    refuse = config.overload == "refuse"
+    limits = SchedulerLimits(*pages, config.max_streams, config.max_waiting, PREFILL_ROWS, refuse)
+    # A tick of a graph costs nearly the same for one stream and for many; on a CPU each stream costs its own.
+    capacity = Capacity(config.load_limit, config.max_chunk_frames, batching_is_free=runner.lookahead > 0)
+    scheduler = Scheduler(table, limits, capacity)
+    pace = partial(_frame_seconds, scheduler)
+    return Engine(prompts, scheduler, Chunker(table, config.max_chunk_frames, pace), runner, codec)
+
+
+def _frame_seconds(scheduler: Scheduler) -> float:
+    return scheduler.capacity.frame_seconds(scheduler.num_talking)
 
 
 def open_codec(checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device) -> CodecStates:

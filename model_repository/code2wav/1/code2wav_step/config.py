@@ -1,0 +1,88 @@
+"""What the step must know besides its weights: it travels in the metadata of model.safetensors."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MAX_FRAMES = 32
+MAX_BATCH = 64
+CONV_KERNEL = 7
+RESIDUAL_DILATIONS = (1, 3, 9)
+METADATA = "code2wav"
+KEYS, VALUES = "keys", "values"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A named part of the state vector: `size` elements from `offset`, stored flat in `shape`."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """Dimensions of the codec decoder; `layout` names the pieces of the state and their shapes, in order."""
+
+    codebook_size: int
+    num_quantizers: int
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    window: int  # past frames that the transformer sees
+    rope_theta: float
+    rms_norm_eps: float
+    upsampling_ratios: tuple[int, ...]
+    upsample_rates: tuple[int, ...]
+    layout: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def from_metadata(cls, metadata: dict[str, str] | None) -> "StepConfig":
+        """Raises ValueError when this is not the metadata of an exported step."""
+        try:
+            fields: dict[str, Any] = json.loads((metadata or {})[METADATA])
+            fields["layout"] = tuple((name, tuple(shape)) for name, shape in fields["layout"])
+            for name in ("upsampling_ratios", "upsample_rates"):
+                fields[name] = tuple(fields[name])
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not an exported code2wav step: {error!r}") from None
+
+    def to_metadata(self) -> dict[str, str]:
+        return {METADATA: json.dumps(asdict(self))}
+
+    @property
+    def pieces(self) -> dict[str, Piece]:
+        offset, pieces = 0, {}
+        for name, shape in self.layout:
+            pieces[name] = Piece(name, shape, offset)
+            offset += pieces[name].size
+        return pieces
+
+    @property
+    def state_size(self) -> int:
+        return sum(math.prod(shape) for _, shape in self.layout)
+
+    @property
+    def samples_per_frame(self) -> int:
+        return math.prod(self.upsampling_ratios + self.upsample_rates)
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """Positions a frame adds to the input of each convolution that looks back."""
+        positions, count = {"pre_conv": 1}, 1
+        for i, ratio in enumerate(self.upsampling_ratios):
+            count *= ratio
+            positions[f"upsample.{i}"] = count
+        positions["decoder.0"] = count
+        for block, rate in enumerate(self.upsample_rates, start=1):
+            positions[f"decoder.{block}.transposed"] = count
+            count *= rate
+            positions |= {f"decoder.{block}.residual.{i}": count for i in range(len(RESIDUAL_DILATIONS))}
+        return positions | {"decoder.final": count}

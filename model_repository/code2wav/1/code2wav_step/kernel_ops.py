@@ -1,0 +1,204 @@
+"""The operations of the step as fused Triton kernels."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from code2wav_step.config import KEYS, MAX_FRAMES, VALUES, StepConfig
+from code2wav_step.kernels import attention, product, rowwise, unit
+from code2wav_step.ops import Sequences
+from code2wav_step.tiles import product_tile, unit_tile
+from code2wav_step.torch_ops import rotation
+from code2wav_step.weights import LAYER_NORM_EPS, Depthwise, Product, Unit
+
+# The smallest dimension of a matrix product in a kernel.
+MIN_DIMENSION = 32
+# Units of so many channels are one kernel: their second matrix fits beside the first result.
+FUSED_CHANNELS = (96, 192)
+HISTORY_CHANNELS = 32
+ROW_WARPS = 4
+LAST_ROWS = 64
+
+
+class KernelError(RuntimeError):
+    """The kernels cannot serve this codec; the message says why."""
+
+
+class KernelOps:
+    """Plans are made when a shape is first seen, so every shape must run once before it is captured."""
+
+    def __init__(self, config: StepConfig, device: torch.device) -> None:
+        channels = [shape[0] for name, shape in config.layout if name not in (KEYS, VALUES)]
+        if any(count % MIN_DIMENSION for count in channels) or config.head_dim % (2 * MIN_DIMENSION):
+            raise KernelError(
+                f"channels {sorted(set(channels))}, heads of {config.head_dim}: not multiples of 32 and 64"
+            )
+        self._config, self._pieces = config, config.pieces
+        self._cosine, self._sine = rotation(config, device)
+        self._fast = device.type == "cuda"
+        self.product_tile, self.unit_tile = product_tile, unit_tile
+        self._building = False
+        self._plans: dict[tuple[int, int], Tensor] = {}
+
+    def build(self, run: Callable[[], object]) -> None:
+        """Build the kernels that `run` would launch, all at once."""
+        with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor):
+            self._building = True
+            try:
+                run()
+            finally:
+                self._building = False
+
+    def open(self, state: Tensor, frames: int) -> Sequences:
+        batch, sequences, offset = len(state), {}, 0
+        shapes = {name: self._sequence_shape(name, frames) for name in self._config.positions}
+        self._arena = state.new_empty(batch * sum(length * channels for length, channels in shapes.values()))
+        for name, (length, channels) in shapes.items():
+            size = batch * length * channels
+            sequences[name] = self._arena[offset : offset + size].view(batch, length, channels)
+            offset += size
+        self._move(state, batch, frames, close=False)
+        return sequences
+
+    def close(self, sequences: Sequences, state_out: Tensor) -> None:
+        frames = sequences["pre_conv"].shape[1] - self._pieces["pre_conv"].shape[1]
+        self._move(state_out, len(state_out), frames, close=True)
+
+    def embed(self, codes: Tensor, table: Tensor, out: Tensor) -> None:
+        batch, frames, quantizers = codes.shape
+        channels = table.shape[1]
+        self._launch(
+            rowwise.embed_kernel, (batch * frames,),
+            codes, table, out, frames, out.stride(0), QUANTIZERS=quantizers, CODES=self._config.codebook_size,
+            CHANNELS=channels, BLOCK=triton.next_power_of_2(channels), num_warps=ROW_WARPS,
+        )  # fmt: skip
+
+    def product(
+        self,
+        x: Tensor,
+        layer: Product,
+        *,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
+        active: Tensor | None = None,
+    ) -> Tensor:
+        batch, length, channels = x.shape
+        positions = length - (layer.taps - 1) * layer.dilation
+        if out is None and active is None:
+            out = x.new_empty(batch, positions, layer.outputs)
+        rows = batch * positions
+        tile = self.product_tile(rows, layer.outputs, channels)
+        self._launch(
+            product.product_kernel, (tile.programs(rows, layer.outputs),),
+            x, layer.weight, layer.bias, residual, layer.alpha, layer.inverse_beta, out, active,
+            rows, positions, layer.weight.shape[1], x.stride(0), *map(_stride, (residual, out, active)),
+            layer.norm_eps or 0.0,
+            OUTPUTS=layer.outputs, CHANNELS=channels, DILATION=layer.dilation,
+            NORM=layer.norm_eps is not None, GATED=layer.activation == "gated", GELU=layer.activation == "gelu",
+            FAST=self._fast, BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=tile.depth,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        result = active if out is None else out
+        assert result is not None
+        return result
+
+    def attend(self, qkv: Tensor, layer: int, state: Tensor, history: Tensor, state_out: Tensor) -> Tensor:
+        config = self._config
+        batch, frames, width = qkv.shape
+        out = qkv.new_empty(batch, frames, width // 3)
+        window = config.window * config.num_heads * config.head_dim
+        offsets = (self._pieces[name].offset + layer * window for name in (KEYS, VALUES))
+        self._launch(
+            attention.attention_kernel, (batch, config.num_heads),
+            qkv, state, state_out, history, self._cosine, self._sine, out, *offsets, frames, state.shape[1],
+            config.head_dim**-0.5, WINDOW=config.window, HEADS=config.num_heads, HALF=config.head_dim // 2,
+            BLOCK_T=max(16, triton.next_power_of_2(frames)), BLOCK_S=triton.next_power_of_2(config.window + MAX_FRAMES),
+            num_warps=ROW_WARPS,
+        )  # fmt: skip
+        return out
+
+    def depthwise(self, x: Tensor, layer: Depthwise) -> Tensor:
+        taps, channels = layer.weight.shape
+        batch, positions = len(x), x.shape[1] - taps + 1
+        out = x.new_empty(batch, positions, channels)
+        self._launch(
+            rowwise.depthwise_kernel, (batch * positions,),
+            x, layer.weight, layer.bias, out, positions, x.stride(0), LAYER_NORM_EPS,
+            CHANNELS=channels, TAPS=taps, BLOCK=triton.next_power_of_2(channels), num_warps=ROW_WARPS,
+        )  # fmt: skip
+        return out
+
+    def unit(self, x: Tensor, unit_: Unit, residual: Tensor, out: Tensor | None, active: Tensor) -> None:
+        batch, positions, channels = residual.shape
+        if channels not in FUSED_CHANNELS:
+            inner = torch.empty_like(residual)
+            self.product(x, unit_.conv, active=inner)
+            self.product(inner, unit_.pointwise, residual=residual, out=out, active=active)
+            return
+        rows, conv, pointwise = batch * positions, unit_.conv, unit_.pointwise
+        tile = self.unit_tile(rows, channels)
+        self._launch(
+            unit.unit_kernel, (tile.programs(rows, channels),),
+            x, conv.weight, conv.bias, conv.alpha, conv.inverse_beta,
+            pointwise.weight, pointwise.bias, pointwise.alpha, pointwise.inverse_beta, residual, out, active,
+            rows, positions, conv.weight.shape[1], x.stride(0), active.stride(0),
+            CHANNELS=channels, DILATION=conv.dilation, FAST=self._fast,
+            BLOCK_M=tile.rows, BLOCK_K=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+
+    def last(self, x: Tensor, layer: Depthwise) -> Tensor:
+        taps, channels = layer.weight.shape
+        batch, positions = len(x), x.shape[1] - taps + 1
+        rows = batch * positions
+        out = torch.empty(batch, positions, dtype=torch.float32, device=x.device)
+        self._launch(
+            rowwise.last_kernel, (triton.cdiv(rows, LAST_ROWS),),
+            x, layer.weight, layer.bias, out, rows, positions, x.stride(0), CHANNELS=channels, TAPS=taps,
+            BLOCK=triton.next_power_of_2(channels), BLOCK_M=LAST_ROWS, num_warps=ROW_WARPS,
+        )  # fmt: skip
+        return out
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        if self._building:
+            kernel.warmup(*arguments, grid=grid, **options)
+        else:
+            kernel[grid](*arguments, **options)
+
+    def _sequence_shape(self, name: str, frames: int) -> tuple[int, int]:
+        channels, past = self._pieces[name].shape
+        return past + self._config.positions[name] * frames, channels
+
+    def _move(self, state: Tensor, batch: int, frames: int, *, close: bool) -> None:
+        plan = self._plans.get((batch, frames))
+        if plan is None:
+            plan = torch.tensor(self._plan(batch, frames), device=state.device)
+            self._plans[batch, frames] = plan
+        longest = max(self._pieces[name].shape[1] for name in self._config.positions)
+        self._launch(
+            rowwise.history_kernel, (len(plan), batch),
+            state, self._arena, plan, state.shape[1], CLOSE=close, CHANNELS=HISTORY_CHANNELS,
+            BLOCK_P=triton.next_power_of_2(longest), num_warps=ROW_WARPS,
+        )  # fmt: skip
+
+    def _plan(self, batch: int, frames: int) -> list[tuple[int, ...]]:
+        """rowwise.history_kernel's plan."""
+        lines: list[tuple[int, ...]] = []
+        offset = 0
+        for name, positions in self._config.positions.items():
+            piece = self._pieces[name]
+            length, channels = self._sequence_shape(name, frames)
+            past = piece.shape[1]
+            for channel in range(0, channels, HISTORY_CHANNELS):
+                begin = (piece.offset + channel * past, past, offset + channel)
+                lines.append((*begin, length * channels, channels, positions * frames))
+            offset += batch * length * channels
+        return lines
+
+
+def _stride(x: Any) -> int:
+    return 0 if x is None else int(x.stride(0))

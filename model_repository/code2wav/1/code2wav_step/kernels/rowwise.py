@@ -1,0 +1,74 @@
+"""What the step does without a matrix product: embedding sum, depthwise convolution, last convolution, histories."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def embed_kernel(
+    codes, table, out, frames, out_stride, QUANTIZERS: tl.constexpr, CODES: tl.constexpr, CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """ops.Ops.embed, one frame a program; codes out of range are limited, not looked up."""
+    frame, channel = tl.program_id(0), tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for quantizer in tl.static_range(QUANTIZERS):
+        code = tl.load(codes + frame * QUANTIZERS + quantizer)
+        line = tl.minimum(tl.maximum(code, 0), CODES - 1) + quantizer * CODES
+        total += tl.load(table + line * CHANNELS + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
+    at = frame // frames * out_stride + frame % frames * CHANNELS + channel
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=channel < CHANNELS)
+
+
+@triton.jit
+def depthwise_kernel(
+    x, weight, bias, out, positions, x_stride, eps, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """ops.Ops.depthwise, one position a program."""
+    row, channel = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = channel < CHANNELS
+    at = x + row // positions * x_stride + row % positions * CHANNELS + channel
+    total = tl.load(bias + channel, mask=inside, other=0.0)
+    for tap in tl.static_range(TAPS):
+        value = tl.load(at + tap * CHANNELS, mask=inside, other=0.0).to(tl.float32)
+        total += value * tl.load(weight + tap * CHANNELS + channel, mask=inside, other=0.0)
+    centred = tl.where(inside, total - tl.sum(total, axis=0) / CHANNELS, 0.0)
+    deviation = tl.rsqrt(tl.sum(centred * centred, axis=0) / CHANNELS + eps)
+    tl.store(out + row * CHANNELS + channel, (centred * deviation).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def last_kernel(
+    x, weight, bias, out, rows, positions, x_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """ops.Ops.last."""
+    row, channel = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (channel < CHANNELS)[None, :]
+    at = x + (row // positions * x_stride + row % positions * CHANNELS)[:, None] + channel[None, :]
+    total = tl.zeros([BLOCK_M, BLOCK], tl.float32)
+    for tap in tl.static_range(TAPS):
+        taps = tl.load(weight + tap * CHANNELS + channel, mask=channel < CHANNELS, other=0.0)[None, :]
+        total += tl.load(at + tap * CHANNELS, mask=inside, other=0.0).to(tl.float32) * taps
+    tl.store(out + row, tl.sum(total, axis=1) + tl.load(bias), mask=row < rows)
+
+
+@triton.jit
+def history_kernel(state, arena, plan, state_size, CLOSE: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_P: tl.constexpr):
+    """Histories [channels, past] of the state to the front of sequences [past + new, channels], or their ends back.
+
+    A line of `plan` is some channels of a piece: where they begin in the state and in the arena that holds all
+    sequences, how long the past is, the strides of the sequence's batch entries and positions, and how many are new.
+    """
+    line, entry = plan + tl.program_id(0) * 6, tl.program_id(1).to(tl.int64)
+    past, new = tl.load(line + 1), tl.load(line + 5)
+    channel, position = tl.arange(0, CHANNELS)[:, None], tl.arange(0, BLOCK_P)[None, :]
+    kept = state + entry * state_size + tl.load(line) + channel * past + position
+    if CLOSE:
+        position += new
+    moved = arena + tl.load(line + 2) + entry * tl.load(line + 3) + position * tl.load(line + 4) + channel
+    inside = tl.broadcast_to(tl.arange(0, BLOCK_P)[None, :] < past, [CHANNELS, BLOCK_P])
+    if CLOSE:
+        tl.store(kept, tl.load(moved, mask=inside, other=0.0), mask=inside)
+    else:
+        tl.store(moved, tl.load(kept, mask=inside, other=0.0), mask=inside)

@@ -1,0 +1,60 @@
+"""The operations that the step is written in. Sequences are [batch, positions, channels], channels adjacent."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from code2wav_step.weights import Depthwise, Product, Unit
+
+Sequences = dict[str, Tensor]
+
+
+class Ops(Protocol):
+    def build(self, run: Callable[[], object]) -> None:
+        """Get ready for what `run` does, which is not done."""
+        ...
+
+    def open(self, state: Tensor, frames: int) -> Sequences:
+        """The input of each convolution that looks back, by its piece of the state: the past, and room for the new."""
+        ...
+
+    def close(self, sequences: Sequences, state_out: Tensor) -> None:
+        """Write the end of each sequence to its piece of the next state."""
+        ...
+
+    def embed(self, codes: Tensor, table: Tensor, out: Tensor) -> None:
+        """The sum of a row of the table for each of a frame's codes int32 [batch, frames, quantizers]."""
+        ...
+
+    def product(
+        self,
+        x: Tensor,
+        layer: Product,
+        *,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
+        active: Tensor | None = None,
+    ) -> Tensor:
+        """The layer's result, residual added, and its SnakeBeta in `active`.
+
+        Outputs may hold several positions for one of the result: they are [batch, n · positions, outputs / n]. Without
+        either, `out` is made. Returns `out`, or `active` when only that is given.
+        """
+        ...
+
+    def attend(self, qkv: Tensor, layer: int, state: Tensor, history: Tensor, state_out: Tensor) -> Tensor:
+        """Attention of the new frames [batch, frames, 3 · heads · head_dim] over window and chunk; moves the window."""
+        ...
+
+    def depthwise(self, x: Tensor, layer: Depthwise) -> Tensor:
+        """The normalised result of the convolution."""
+        ...
+
+    def unit(self, x: Tensor, unit: Unit, residual: Tensor, out: Tensor | None, active: Tensor) -> None:
+        """A residual unit from its activated input: `out` gets the sum, `active` its SnakeBeta."""
+        ...
+
+    def last(self, x: Tensor, layer: Depthwise) -> Tensor:
+        """The waveform fp32 [batch, positions]."""
+        ...

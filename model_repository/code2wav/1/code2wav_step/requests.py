@@ -1,0 +1,73 @@
+"""What a request may hold."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from code2wav_step.config import MAX_BATCH, MAX_FRAMES, StepConfig
+
+CODES, STATE, HISTORY = "codes", "state", "history"
+STATE_DTYPE = torch.float16
+
+
+class InvalidInputError(ValueError):
+    """A request does not fit the model; the message names the input, what came and what fits."""
+
+
+class Request(NamedTuple):
+    """codes int32 [B, T, 16] and history int32 [B, 1] on the host, state fp16 [B, S] wherever it came."""
+
+    codes: Tensor
+    state: Tensor
+    history: Tensor
+
+
+@dataclass(frozen=True)
+class RequestReader:
+    config: StepConfig
+
+    def read(self, tensors: dict[str, Tensor]) -> Request:
+        """Raises InvalidInputError."""
+        config = self.config
+        codes = _tensor(tensors, CODES, torch.int32, (-1, -1, config.num_quantizers))
+        state = _tensor(tensors, STATE, STATE_DTYPE, (-1, config.state_size))
+        history = _tensor(tensors, HISTORY, torch.int32, (-1, 1))
+        rows, frames = codes.shape[:2]
+        _in_range(f"{CODES}: frames", frames, frames, MAX_FRAMES, low=1)
+        _in_range(f"{CODES}: rows", rows, rows, MAX_BATCH, low=1)
+        for name, tensor in ((STATE, state), (HISTORY, history)):
+            if len(tensor) != rows:
+                raise InvalidInputError(f"{name}: {len(tensor)} rows given, {rows} of {CODES}")
+        codes, history = codes.cpu(), history.cpu()
+        _in_range(CODES, *_extremes(codes), config.codebook_size - 1)
+        _in_range(HISTORY, *_extremes(history), config.window)
+        return Request(codes, state, history)
+
+
+def _tensor(tensors: dict[str, Tensor], name: str, dtype: torch.dtype, dims: tuple[int, ...]) -> Tensor:
+    expected = f"{_name(dtype)} {list(dims)} expected"
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise InvalidInputError(f"{name}: missing, {expected}")
+    same_rank = tensor.ndim == len(dims)
+    fits = same_rank and all(dim in (-1, size) for dim, size in zip(dims, tensor.shape, strict=True))
+    if not fits or tensor.dtype != dtype:
+        raise InvalidInputError(f"{name}: {_name(tensor.dtype)} {list(tensor.shape)} given, {expected}")
+    return tensor
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _extremes(tensor: Tensor) -> tuple[int, int]:
+    smallest, largest = torch.aminmax(tensor)
+    return int(smallest), int(largest)
+
+
+def _in_range(name: str, smallest: int, largest: int, high: int, low: int = 0) -> None:
+    for value in (smallest, largest):
+        if not low <= value <= high:
+            raise InvalidInputError(f"{name}: {value} given, {low} to {high} expected")

@@ -1,0 +1,52 @@
+"""From a model file to a step that is ready to run."""
+
+import logging
+from pathlib import Path
+
+import torch
+
+from code2wav_step import weights as step_weights
+from code2wav_step.config import StepConfig
+from code2wav_step.ops import Ops
+from code2wav_step.runner import GraphRunner, PlainRunner
+from code2wav_step.step import Step
+from code2wav_step.torch_ops import TorchOps
+from code2wav_step.weights import StepWeights
+
+log = logging.getLogger(__name__)
+MODEL_FILE = "model.safetensors"
+
+Runner = GraphRunner | PlainRunner
+
+
+def load_weights(path: Path, device: torch.device) -> StepWeights:
+    """For FP16 on a GPU, for FP32 arithmetic on the same weights on a CPU. Raises ValueError naming the file."""
+    if not path.is_file():
+        raise ValueError(f"{path}: missing; `python -m export --form python` makes it from a checkpoint")
+    return step_weights.load(path, device, torch.float16 if device.type == "cuda" else torch.float32)
+
+
+def make_runner(weights: StepWeights, device: torch.device) -> Runner:
+    """On a GPU with the fused kernels, or in PyTorch's operations where they cannot be built."""
+    if device.type == "cpu":
+        return PlainRunner(Step(weights, TorchOps(weights.config, device)))
+    try:
+        return capture(weights, _kernel_ops(weights.config, device), device)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        log.warning("the kernels could not be built; PyTorch operations do the work, slower: %s", error)
+        return capture(weights, TorchOps(weights.config, device), device)
+
+
+def capture(weights: StepWeights, ops: Ops, device: torch.device) -> GraphRunner:
+    runner = GraphRunner(Step(weights, ops), device)
+    runner.capture(lambda done, total: log.info("captured %d of %d CUDA graphs", done, total))
+    return runner
+
+
+def _kernel_ops(config: StepConfig, device: torch.device) -> Ops:
+    # Triton is there only where it is needed.
+    from code2wav_step.kernel_ops import KernelOps
+
+    return KernelOps(config, device)

@@ -1,0 +1,154 @@
+"""The folded weights of the step, as model.safetensors holds them.
+
+What is linear in a row is one product: normalisation weights, layer scales and consecutive linear layers are folded
+into the matrices by the exporter. Weights are [outputs, taps · channels], so that a row of the input and those that
+follow it in memory are the other factor. Matrices are FP16, vectors FP32.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from code2wav_step.config import CONV_KERNEL, RESIDUAL_DILATIONS, StepConfig
+
+LAYER_NORM_EPS = 1e-6
+PRE_CONV_KERNEL = 3
+TRANSPOSED_TAPS = 2
+VECTORS = ("bias", "alpha", "inverse_beta")
+Activation = Literal["none", "gelu", "gated"]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product over `taps` rows, `dilation` apart, and what is done to its result.
+
+    With `norm_eps` the input row counts divided by its root mean square. "gated" holds gate rows, then as many up rows.
+    `alpha` and `inverse_beta` are those of the SnakeBeta that the next layer begins with.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    alpha: Tensor | None = None
+    inverse_beta: Tensor | None = None
+    taps: int = 1
+    dilation: int = 1
+    norm_eps: float | None = None
+    activation: Activation = "none"
+
+    @property
+    def outputs(self) -> int:
+        return len(self.weight) // 2 if self.activation == "gated" else len(self.weight)
+
+
+@dataclass(frozen=True)
+class Depthwise:
+    """A depthwise convolution [taps, channels] whose rows are then brought to mean 0 and variance 1."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True)
+class TransformerLayer:
+    qkv: Product
+    output: Product
+    gate_up: Product
+    down: Product
+
+
+@dataclass(frozen=True)
+class Upsample:
+    """`widen` is a part of ConvNeXt, `product` makes one position several."""
+
+    product: Product
+    depthwise: Depthwise
+    widen: Product
+    narrow: Product
+
+
+@dataclass(frozen=True)
+class Unit:
+    conv: Product
+    pointwise: Product
+
+
+@dataclass(frozen=True)
+class Block:
+    transposed: Product
+    units: tuple[Unit, ...]
+
+
+@dataclass(frozen=True)
+class StepWeights:
+    config: StepConfig
+    codebooks: Tensor  # [quantizers · codes, channels]
+    pre: Product
+    layers: tuple[TransformerLayer, ...]
+    upsamples: tuple[Upsample, ...]
+    first: Product
+    blocks: tuple[Block, ...]
+    last: Depthwise  # weight [taps, channels] of the one output, bias [1]
+
+
+def load(path: Path, device: torch.device, dtype: torch.dtype) -> StepWeights:
+    """Matrices in `dtype`. Raises ValueError naming the file when it is no exported step, or lacks a tensor."""
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            config = StepConfig.from_metadata(file.metadata())
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return assemble(config, tensors, dtype)
+    except KeyError as error:
+        raise ValueError(f"{path}: tensor {error} is missing") from None
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def assemble(config: StepConfig, tensors: dict[str, Tensor], dtype: torch.dtype) -> StepWeights:
+    """Raises KeyError for a tensor that is not there."""
+
+    def product(
+        name: str, taps: int = 1, dilation: int = 1, eps: float | None = None, activation: Activation = "none"
+    ) -> Product:
+        weight = tensors[f"{name}.weight"].to(dtype).contiguous()
+        found = ((vector, tensors.get(f"{name}.{vector}")) for vector in VECTORS)
+        vectors: dict[str, Any] = {vector: t.float().contiguous() for vector, t in found if t is not None}
+        return Product(weight, **vectors, taps=taps, dilation=dilation, norm_eps=eps, activation=activation)
+
+    def depthwise(name: str) -> Depthwise:
+        return Depthwise(*(tensors[f"{name}.{part}"].float().contiguous() for part in ("weight", "bias")))
+
+    def layer(i: int) -> TransformerLayer:
+        name, eps = f"layers.{i}", config.rms_norm_eps
+        gate_up = product(f"{name}.gate_up", eps=eps, activation="gated")
+        return TransformerLayer(
+            product(f"{name}.qkv", eps=eps), product(f"{name}.output"), gate_up, product(f"{name}.down")
+        )
+
+    def upsample(i: int) -> Upsample:
+        name = f"upsample.{i}"
+        up = product(f"{name}.product", eps=None if i else config.rms_norm_eps)
+        widen = product(f"{name}.widen", activation="gelu")
+        return Upsample(up, depthwise(f"{name}.depthwise"), widen, product(f"{name}.narrow"))
+
+    def unit(name: str, dilation: int) -> Unit:
+        return Unit(product(f"{name}.conv", CONV_KERNEL, dilation), product(f"{name}.pointwise"))
+
+    def block(i: int) -> Block:
+        name = f"blocks.{i}"
+        units = tuple(unit(f"{name}.units.{j}", dilation) for j, dilation in enumerate(RESIDUAL_DILATIONS))
+        return Block(product(f"{name}.transposed", TRANSPOSED_TAPS), units)
+
+    return StepWeights(
+        config=config,
+        codebooks=tensors["codebooks"].to(dtype).contiguous(),
+        pre=product("pre", PRE_CONV_KERNEL),
+        layers=tuple(layer(i) for i in range(config.num_layers)),
+        upsamples=tuple(upsample(i) for i in range(len(config.upsampling_ratios))),
+        first=product("first", CONV_KERNEL),
+        blocks=tuple(block(i) for i in range(len(config.upsample_rates))),
+        last=depthwise("last"),
+    )

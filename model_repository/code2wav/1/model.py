@@ -1,0 +1,77 @@
+"""Triton's entry to the codec step: adapts tensors and errors, nothing else."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton_python_backend_utils as pb_utils
+
+from code2wav_step import startup
+from code2wav_step.requests import CODES, HISTORY, STATE, InvalidInputError, RequestReader
+
+WAVEFORM, STATE_OUT = "waveform", "state_out"
+log = logging.getLogger("code2wav_step")
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load and capture everything; whatever is wrong fails the load with a message that names it."""
+        _log_through_triton()
+        device = _assigned_device(args)
+        folder = Path(args["model_repository"]) / args["model_version"]
+        weights = startup.load_weights(folder / startup.MODEL_FILE, device)
+        self._reader = RequestReader(weights.config)
+        # Its own, so that waiting for an answer waits for nothing else.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        with torch.cuda.stream(self._stream):
+            self._run = startup.make_runner(weights, device)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        # One after the other: a caller with several streams sends them as one request.
+        with torch.cuda.stream(self._stream):
+            answers = [self._answer(request) for request in requests]
+            if self._stream:
+                # The caller may be another process, which knows nothing of this stream.
+                self._stream.synchronize()
+        return answers
+
+    def _answer(self, request: Any) -> Any:
+        error = pb_utils.TritonError
+        try:
+            outputs = self._run(*self._reader.read(_tensors(request)))
+        except InvalidInputError as problem:
+            return pb_utils.InferenceResponse(error=error(f"INVALID_ARG: {problem}", error.INVALID_ARG))
+        except Exception as problem:
+            log.exception("a step failed")
+            return pb_utils.InferenceResponse(error=error(str(problem), error.INTERNAL))
+        answer = dict(zip((WAVEFORM, STATE_OUT), outputs, strict=True))
+        wanted = request.requested_output_names()
+        return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack(name, answer[name]) for name in wanted])
+
+
+def _tensors(request: Any) -> dict[str, torch.Tensor]:
+    found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in (CODES, STATE, HISTORY)}
+    return {name: torch.from_dlpack(tensor.to_dlpack()) for name, tensor in found.items() if tensor is not None}
+
+
+def _assigned_device(args: dict[str, str]) -> torch.device:
+    if args["model_instance_kind"] != "GPU":
+        # The talker needs the other cores.
+        torch.set_num_threads(2)
+        return torch.device("cpu")
+    device = torch.device("cuda", int(args["model_instance_device_id"]))
+    torch.cuda.set_device(device)
+    torch.set_num_threads(1)
+    return device
+
+
+class _TritonHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        write = pb_utils.Logger.log_info if record.levelno < logging.WARNING else pb_utils.Logger.log_warn
+        write(f"code2wav: {self.format(record)}")
+
+
+def _log_through_triton() -> None:
+    log.handlers, log.propagate = [_TritonHandler()], False
+    log.setLevel(logging.INFO)

@@ -1,0 +1,76 @@
+"""How many streams this machine speaks in real time, learnt from its own ticks and codec calls."""
+
+import math
+
+from qwen3_tts_engine.code2wav import FRAME_SECONDS, MAX_BATCH
+
+# Weight of a sample after each newer one: about the last 50 count, some seconds' worth.
+MEMORY = 0.98
+# A sample counts at most this many times what was expected: a hiccup is not the machine's pace.
+LARGEST_SURPRISE = 3.0
+# Of a first guess beside the samples: enough to decide while all of these have the same size, not more.
+GUESS_WEIGHT = 0.5
+
+
+class LineFit:
+    """Seconds of work as fixed + each * size, by least squares over what was seen lately."""
+
+    def __init__(self, *, batching_is_free: bool) -> None:
+        """As long as only one size was seen, a larger one is taken to cost as much, or else in proportion."""
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._free = batching_is_free
+
+    def add(self, size: float, seconds: float) -> None:
+        if self._weight and (expected := self.at(size)) > 0:
+            seconds = min(seconds, LARGEST_SURPRISE * expected)
+        sums = (self._weight, self._x, self._y, self._xx, self._xy)
+        sample = (1.0, size, seconds, size * size, size * seconds)
+        updated = (MEMORY * total + new for total, new in zip(sums, sample, strict=True))
+        self._weight, self._x, self._y, self._xx, self._xy = updated
+
+    def at(self, size: float) -> float:
+        """Seconds for this size; before the first sample, as if batching cost nothing, or too much."""
+        if not self._weight:
+            return 0.0 if self._free else math.inf
+        # The guess is one more sample: nothing costs nothing, or twice the size costs the same.
+        x, y = self._x / self._weight, self._y / self._weight
+        guess_x, guess_y = (2 * x, y) if self._free else (0.0, 0.0)
+        weight = self._weight + GUESS_WEIGHT
+        mean_x, mean_y = (self._x + GUESS_WEIGHT * guess_x) / weight, (self._y + GUESS_WEIGHT * guess_y) / weight
+        variance = (self._xx + GUESS_WEIGHT * guess_x**2) / weight - mean_x**2
+        covariance = (self._xy + GUESS_WEIGHT * guess_x * guess_y) / weight - mean_x * mean_y
+        each = max(covariance / variance, 0.0) if variance > 0 else 0.0
+        return max(mean_y + each * (size - mean_x), 0.0)
+
+
+class Capacity:
+    """Whether one more stream would still be made in real time, and so would those that run.
+
+    Talker and codec share one device, so their times add up.
+    """
+
+    def __init__(self, load_limit: float, max_chunk_frames: int, *, batching_is_free: bool) -> None:
+        """`load_limit` is the share of real time that work may take; 0 admits everyone."""
+        self._budget = load_limit * FRAME_SECONDS
+        self._chunk_frames = max_chunk_frames
+        self._tick = LineFit(batching_is_free=batching_is_free)
+        self._codec = LineFit(batching_is_free=batching_is_free)
+
+    def add_tick(self, rows: int, seconds: float) -> None:
+        self._tick.add(rows, seconds)
+
+    def add_codec_call(self, frames: int, seconds: float) -> None:
+        """`frames` is the sum over all chunks of the call."""
+        self._codec.add(frames, seconds)
+
+    def admits(self, streams: int) -> bool:
+        """Whether `streams` at once keep up; a single one is always let in, or nothing would ever be measured."""
+        return streams <= 1 or not self._budget or self.frame_seconds(streams) <= self._budget
+
+    def frame_seconds(self, streams: int) -> float:
+        """Work that one frame of each of `streams` takes, in calls of full chunks."""
+        if not streams:
+            return 0.0
+        calls = -(-streams // MAX_BATCH)
+        codec = self._codec.at(streams / calls * self._chunk_frames) * calls / self._chunk_frames
+        return self._tick.at(streams) + codec

@@ -1,0 +1,101 @@
+"""The whole server under load, by one command: export, serve, closed and open loops, report, record.
+
+    python -m scripts.benchmark_serving --checkpoint CHECKPOINT --artifact-dir artifacts/serving
+
+The folder gets the client's record, its report and the server's log; `--output` gets the rows as JSON.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, GPU_OPTIONS, TritonServer, backend_directory
+
+ROOT = Path(__file__).parents[1]
+REPOSITORY = ROOT / "model_repository"
+console = Console()
+
+
+def main(
+    checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
+    artifact_dir: Annotated[Path, typer.Option(help="a folder that does not hold a record yet")],
+    form: Annotated[str, typer.Option(help="of the codec, as `python -m export --form` makes it")] = "python",
+    max_streams: Annotated[int, typer.Option(help="streams that may run at once")] = 512,
+    concurrency: Annotated[str, typer.Option(help="closed loops")] = "1,2,4,8,16,32,64,128,256,512",
+    request_rate: Annotated[str, typer.Option(help="open loops")] = "1,2,5,10,20,30,40",
+    measurement_interval: Annotated[int, typer.Option(help="ms of each load")] = 15_000,
+    speaker: Annotated[str, typer.Option(help="of the checkpoint")] = "vivian",
+    max_frames: Annotated[int, typer.Option(help="of a request; random weights seldom end by themselves")] = 71,
+    output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
+) -> None:
+    artifact_dir.mkdir(parents=True, exist_ok=True)
+    run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", form)
+    bench = ["bench", "--concurrency", concurrency, "--request-rate", request_rate, "--artifact-dir", artifact_dir]
+    bench += ["--measurement-interval", measurement_interval, "--warmup-request-count", 16]
+    bench += ["--speaker", speaker, "--max-frames", max_frames]
+    with ExitStack() as running:
+        log = running.enter_context((artifact_dir / "server.log").open("wb"))
+        settings = {"CHECKPOINT": checkpoint, "MAX_STREAMS": str(max_streams), "MAX_WAITING": "1024"}
+        environment = EXPLICIT_ENVIRONMENT | {f"QWEN3_TTS_{name}": value for name, value in settings.items()}
+        options = [*EXPLICIT, *configuration(form)]
+        options.append(f"--backend-directory={backend_directory(ROOT / 'build' / 'backends')}")
+        server = TritonServer(REPOSITORY, options=options, environment=environment, log=log, ready_timeout=600)
+        with console.status(f"Starting tritonserver (log: {log.name})"):
+            running.enter_context(server)
+        run("client", *bench)
+    run("client", "report", artifact_dir)
+    if output:
+        summary = json.loads((artifact_dir / "summary.json").read_text())
+        output.write_text(json.dumps(record(summary, form, max_streams), indent=1) + "\n")
+
+
+def configuration(form: str) -> list[str]:
+    """Options that make the server run this form of the codec."""
+    if form == "onnx":
+        return ["--model-config-name=onnxruntime"]
+    return [*GPU_OPTIONS, *(["--model-config-name=python"] if form == "python" else [])]
+
+
+def run(module: str, *arguments: object) -> None:
+    done = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+def record(summary: dict[str, Any], form: str, max_streams: int) -> dict[str, Any]:
+    """What docs/benchmarks/ keeps of a run."""
+    gpu = ", ".join(gpu["name"] for gpu in summary["gpus"]) or f"none ({summary['cpu']}, {summary['cpus']} cores)"
+    return {
+        "gpu": gpu,
+        "commit": summary["commit"],
+        "command": "python -m scripts.benchmark_serving " + " ".join(sys.argv[1:]),
+        "settings": {"codec": form, "max_streams": max_streams, "packages": summary["packages"]},
+        "rows": list(rows(summary["loads"])),
+    }
+
+
+def rows(loads: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for load in loads:
+        rebuffering = load["rebuffering"]
+        yield {
+            "load": f"c={load['value']}" if load["mode"] == "closed" else f"rps={load['value']:g}",
+            "requests": load["requests"],
+            "ttfa_p50_ms": round(load["ttfa_ms"]["p50"], 2),
+            "ttfa_p95_ms": round(load["ttfa_ms"]["p95"], 2),
+            "rtf_p50": round(load["rtf"]["p50"], 4),
+            "audio_s_per_s": round(load["audio_throughput"], 1),
+            "stalled_over_50ms": round((1 - rebuffering["c50"]) * rebuffering["streams"]),
+            "largest_stall_ms": round(rebuffering["largest_stall_ms"]["max"], 1),
+            "errors": load["requests"] - load["outcomes"].get("ok", 0),
+        }
+
+
+if __name__ == "__main__":
+    typer.run(main)

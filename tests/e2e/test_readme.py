@@ -1,0 +1,82 @@
+"""The README's own words, run in their order as a reader would."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from scripts.embedded.server import Ports, is_ready
+from tests.e2e.serving import ROOT, eventually
+
+# A block's info string says how to run it: `bash server` goes on while the next blocks run; `bash gpu` needs a machine
+# that the tests do not have.
+BLOCK = re.compile(r"^```bash ?(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+THIS_RUN = "scripts/test.sh\n"
+DEFAULT_PORTS = (Ports.grpc, Ports.http, Ports.metrics)
+RUN_SECONDS = 280
+START_SECONDS = 120
+
+
+def blocks() -> list[tuple[str, str]]:
+    return [(kind, command) for kind, command in BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))]
+
+
+@pytest.mark.timeout(900)
+def test_the_commands_of_the_readme(tmp_path: Path) -> None:
+    # A record is never written over, and this checkout may have run its README before.
+    shutil.rmtree(ROOT / "artifacts" / "first", ignore_errors=True)
+    commands = [(kind, command) for kind, command in blocks() if kind != "gpu" and command != THIS_RUN]
+    assert [command for _, command in commands].index("scripts/quickstart.sh\n") == 0
+    assert all(port_is_free(port) for port in DEFAULT_PORTS), "a server on the default ports is in the way"
+    before = [command for kind, command in commands[: position(commands, "server")]]
+    for command in before:
+        run(command)
+    assert all(port_is_free(port) for port in DEFAULT_PORTS), "a command left its server behind"
+    [server] = [command for kind, command in commands if kind == "server"]
+    with background(server, tmp_path / "server.log"):
+        for _, command in commands[len(before) + 1 :]:
+            run(command)
+    assert (ROOT / "hello.wav").stat().st_size > 10_000
+    (ROOT / "hello.wav").unlink()
+
+
+def test_the_two_commands_are_on_the_first_screen() -> None:
+    first_screen = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:30]
+    assert {"scripts/quickstart.sh", "scripts/test.sh"} <= set(first_screen)
+
+
+def position(commands: list[tuple[str, str]], kind: str) -> int:
+    return [found for found, _ in commands].index(kind)
+
+
+def run(command: str) -> None:
+    done = subprocess.run(["bash", "-ec", command], cwd=ROOT, capture_output=True, text=True, timeout=RUN_SECONDS)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert done.stdout.strip() or "--output" in command, f"{command} said nothing"
+
+
+@contextmanager
+def background(command: str, log: Path) -> Iterator[None]:
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            ["bash", "-ec", command], cwd=ROOT, stdout=file, stderr=file, start_new_session=True, env=os.environ
+        )
+        try:
+            eventually(lambda: process.poll() is not None or is_ready(Ports()), START_SECONDS)
+            assert process.poll() is None, log.read_text()[-2000:]
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(60)
+
+
+def port_is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("localhost", port)) != 0

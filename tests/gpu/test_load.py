@@ -1,0 +1,116 @@
+"""The whole engine on CUDA under random load: pages and slots stay each stream's own."""
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from qwen3_tts_engine.capacity import Capacity
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.chunker import Chunker, Chunks
+from qwen3_tts_engine.code2wav import SAMPLES_PER_FRAME
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.request import Cancelled, RequestError, SynthesisRequest
+from qwen3_tts_engine.scheduler import Scheduler, SchedulerLimits
+from qwen3_tts_engine.slots import SlotTable
+from qwen3_tts_engine.startup import load_runner
+from tests.fakes.scripted import Listener
+
+# Up to 8 rows share one form of every kernel, so a stream's codes do not depend on the others at all.
+SLOTS = 8
+REQUESTS = 120
+# Fewer than so many streams may want, so that some wait for pages.
+PAGES = 40
+
+
+class CodesAsAudio:
+    """A codec that hands the codes on: the first samples of each frame."""
+
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        pcm = np.zeros((*chunks.codes.shape[:2], SAMPLES_PER_FRAME), np.int16)
+        pcm[:, :, : chunks.codes.shape[2]] = chunks.codes
+        return pcm.reshape(len(chunks), -1), {}
+
+
+@dataclass
+class Utterance:
+    request: SynthesisRequest
+    cancel_after: float | None
+    listener: Listener = field(default_factory=Listener)
+
+    @property
+    def codes(self) -> np.ndarray:
+        pcm = np.concatenate([*self.listener.pcm, np.empty(0, np.int16)])
+        return pcm.reshape(-1, SAMPLES_PER_FRAME)[:, :16]
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Checkpoint) -> Iterator[Engine]:
+    config = EngineConfig(checkpoint=str(checkpoint.folder), kernels="required", max_streams=SLOTS)
+    runner = load_runner(checkpoint, config, torch.device("cuda:0"))
+    table = SlotTable(SLOTS, config.max_frames_limit, 16)
+    # One prompt a prefill: its shape decides its rounding, as in the run alone.
+    limits = SchedulerLimits(runner.limits.page_size, PAGES, SLOTS, REQUESTS, prefill_rows=1)
+    scheduler = Scheduler(table, limits, Capacity(0, 8, batching_is_free=True))
+    engine = Engine(
+        PromptBuilder(checkpoint, config), scheduler, Chunker(table, 8, lambda: 0.002), runner, CodesAsAudio()
+    )
+    engine.start()
+    yield engine
+    engine.close()
+
+
+def test_streams_that_come_and_go_at_random_hear_what_they_hear_alone(engine: Engine) -> None:
+    chance = random.Random(0)
+    utterances = [
+        Utterance(
+            SynthesisRequest.of(
+                {
+                    "text": "word " * chance.randint(1, 60),
+                    "speaker": "ryan",
+                    "seed": seed,
+                    "max_frames": chance.randint(1, 150),
+                }
+            ),
+            chance.uniform(0, 0.3) if chance.random() < 0.4 else None,
+        )
+        for seed in range(REQUESTS)
+    ]
+    cancels = []
+    for key, utterance in enumerate(utterances):
+        engine.submit(utterance.request, utterance.listener, str(key))
+        if utterance.cancel_after is not None:
+            cancels.append((time.monotonic() + utterance.cancel_after, str(key)))
+        time.sleep(chance.uniform(0, 0.02))
+        due = [cancel for cancel in cancels if cancel[0] < time.monotonic()]
+        for cancel in due:
+            engine.cancel(cancel[1])
+            cancels.remove(cancel)
+    for _, key in cancels:
+        engine.cancel(key)
+    assert all(utterance.listener.ended.wait(30) for utterance in utterances)
+    assert_empty(engine)
+    outcomes = [utterance.listener.error for utterance in utterances]
+    assert sum(isinstance(error, Cancelled) for error in outcomes) > REQUESTS / 10
+    assert all(error is None or isinstance(error, Cancelled) for error in outcomes)
+    for key, utterance in enumerate(utterances):
+        alone = Utterance(utterance.request, None)
+        engine.submit(alone.request, alone.listener, f"alone {key}")
+        assert alone.listener.ended.wait(30)
+        heard = utterance.codes
+        np.testing.assert_array_equal(heard, alone.codes[: len(heard)])
+        assert utterance.listener.error is not None or len(heard) == len(alone.codes)
+
+
+def assert_empty(engine: Engine) -> None:
+    deadline = time.monotonic() + 5
+    while engine.scheduler.slots.num_used and time.monotonic() < deadline:
+        time.sleep(0.01)
+    engine.scheduler.check_integrity()
+    assert engine.scheduler.slots.num_used == engine.scheduler.pages.num_used == len(engine.scheduler.live) == 0

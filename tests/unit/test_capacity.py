@@ -1,0 +1,120 @@
+"""Streams run as long as all of them are made in real time, by what the engine measures of itself."""
+
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen3_tts_engine.capacity import Capacity, LineFit
+from qwen3_tts_engine.code2wav import FRAME_SECONDS, SAMPLES_PER_FRAME
+from qwen3_tts_engine.request import Unavailable
+from tests.fakes.scripted import Listener
+from tests.unit.test_engine import WAIT, Harness, eventually
+
+ROW_SECONDS = 0.004
+LOAD_LIMIT = 0.3
+FITTING = int(LOAD_LIMIT * FRAME_SECONDS / ROW_SECONDS)
+
+
+@given(st.floats(0.001, 0.1), st.floats(0, 0.01))
+def test_a_line_is_found_and_followed_when_it_changes(fixed: float, each: float) -> None:
+    fit = LineFit(batching_is_free=False)
+    for factor in (1.0, 2.0, 0.5):
+        for i in range(400):
+            fit.add(1 + i % 32, factor * (fixed + each * (1 + i % 32)))
+        assert fit.at(64) == pytest.approx(factor * (fixed + 64 * each), rel=0.15)
+
+
+def test_of_one_size_alone_the_guess_decides() -> None:
+    proportional, free = LineFit(batching_is_free=False), LineFit(batching_is_free=True)
+    for _ in range(50):
+        proportional.add(4, 0.02)
+        free.add(4, 0.02)
+    assert proportional.at(16) == pytest.approx(0.08, rel=0.02)
+    assert free.at(16) == pytest.approx(0.02, rel=0.02)
+
+
+def test_a_hiccup_does_not_stop_admission() -> None:
+    capacity = Capacity(0.9, 8, batching_is_free=False)
+    for _ in range(50):
+        capacity.add_tick(4, 0.004)
+        capacity.add_codec_call(32, 0.008)
+    capacity.add_tick(4, 2.0)
+    assert capacity.admits(32)
+
+
+def test_talker_and_codec_add_up() -> None:
+    capacity = Capacity(0.9, 8, batching_is_free=False)
+    for rows in (1, 8, 16) * 20:
+        capacity.add_tick(rows, 0.002 * rows)
+        capacity.add_codec_call(8 * rows, 0.002 * 8 * rows)
+    assert capacity.frame_seconds(10) == pytest.approx(0.04, rel=0.05)
+    assert capacity.admits(17)
+    assert not capacity.admits(20)
+
+
+class Player(Listener):
+    """Also keeps when each chunk came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrivals: list[float] = []
+
+    def send(self, pcm: np.ndarray) -> None:
+        super().send(pcm)
+        self.arrivals.append(time.perf_counter())
+
+    @property
+    def largest_stall(self) -> float:
+        """Seconds that a player who starts with the first chunk had to wait."""
+        chunks = [len(pcm) / SAMPLES_PER_FRAME * FRAME_SECONDS for pcm in self.pcm]
+        dry, stalls = self.arrivals[0] + chunks[0], [0.0]
+        for arrival, seconds in zip(self.arrivals[1:], chunks[1:], strict=True):
+            stalls.append(arrival - dry)
+            dry = max(dry, arrival) + seconds
+        return max(stalls)
+
+
+def test_streams_beyond_real_time_wait_and_the_others_never_stall() -> None:
+    harness = Harness(slots=32, load_limit=LOAD_LIMIT)
+    harness.runner.row_seconds = ROW_SECONDS
+    harness.engine.start()
+    try:
+        players = [Player() for _ in range(3 * FITTING)]
+        for player in players:
+            harness.speak(frames=20, listener=player)
+        running = 0
+        while not all(player.ended.wait(0.005) for player in players):
+            running = max(running, harness.engine.scheduler.num_talking)
+        assert 2 <= running <= FITTING + 1
+        assert all(player.error is None for player in players)
+        assert max(player.largest_stall for player in players) < FRAME_SECONDS / 2
+        firsts = [player.arrivals[0] for player in players]
+        assert all(earlier <= later + 0.1 for earlier, later in pairwise(firsts)), "they are served in their order"
+        eventually(harness.is_empty)
+    finally:
+        harness.engine.close()
+
+
+def test_streams_beyond_real_time_are_refused_where_configured() -> None:
+    harness = Harness(slots=32, load_limit=LOAD_LIMIT, refuse=True)
+    harness.runner.row_seconds = ROW_SECONDS
+    harness.engine.start()
+    try:
+        first = harness.speak(frames=200)
+        eventually(lambda: len(first.pcm) > 3)
+        admitted: list[Listener] = []
+
+        def speak_on() -> None:
+            while len(admitted) < 3 * FITTING:
+                admitted.append(harness.speak(frames=8))
+
+        with pytest.raises(Unavailable, match="real time"):
+            speak_on()
+        assert 1 <= len(admitted) <= FITTING
+        assert all(listener.ended.wait(WAIT) and listener.error is None for listener in admitted)
+    finally:
+        harness.engine.close()

@@ -1,0 +1,204 @@
+"""The codec step of Triton's Python backend, on the CPU: the same sound as the exporter's step, and what it refuses."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.progress import Progress
+from safetensors.torch import save_file
+from torch import Tensor
+
+from code2wav_step import startup
+from code2wav_step import weights as step_weights
+from code2wav_step.config import MAX_BATCH, MAX_FRAMES, StepConfig
+from code2wav_step.requests import InvalidInputError, RequestReader
+from code2wav_step.runner import MAX_ROW_FRAMES, PlainRunner, groups, spans
+from code2wav_step.step import Step
+from code2wav_step.torch_ops import TorchOps
+from export import python_form
+from export.code2wav import export
+from export.codec import CodecStep
+from export.verify import Agreement, Array, Verification
+from qwen3_tts_engine import code2wav
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.manifest import CodecManifest
+
+CPU = torch.device("cpu")
+MODEL = Path(__file__).parents[2] / "model_repository" / "code2wav" / "1" / "model.py"
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_checkpoint: Path) -> CodecStep:
+    return CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint)))
+
+
+@pytest.fixture(scope="module")
+def repository(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    with Progress(disable=True) as progress:
+        export(Checkpoint.open(str(tiny_checkpoint)), folder, python_form.PYTHON, progress)
+    return folder / "code2wav"
+
+
+@pytest.fixture(scope="module")
+def config(repository: Path) -> StepConfig:
+    return startup.load_weights(repository / "1" / startup.MODEL_FILE, CPU).config
+
+
+def test_same_sound_and_state_as_the_exporters_step(reference: CodecStep) -> None:
+    config = python_form.step_config(reference.config, reference)
+    weights = step_weights.assemble(config, python_form.folded(reference), torch.float32)
+    step = PlainRunner(Step(weights, TorchOps(config, CPU)))
+
+    def candidate(*arrays: Array) -> tuple[Array, Array]:
+        codes, state, history = map(torch.from_numpy, arrays)
+        waveform, state_out = step(codes, state, history)
+        return waveform.numpy(), state_out.numpy()
+
+    for agreement in Verification(reference, candidate).run():
+        assert agreement.within(Agreement(max_error=2e-5, snr_db=90.0)), agreement
+
+
+def test_export_writes_half_precision_and_a_manifest(repository: Path, reference: CodecStep) -> None:
+    manifest = CodecManifest.read(repository / "1")
+    assert (manifest.form, manifest.state_dtype, manifest.opset) == ("python", "FP16", None)
+    weights = step_weights.load(repository / "1" / startup.MODEL_FILE, CPU, torch.float16)
+    assert weights.config.state_size == manifest.state_size == reference.state_size
+    assert weights.first.weight.dtype == torch.float16
+    assert weights.first.alpha is not None
+    assert weights.first.alpha.dtype == torch.float32
+
+
+def test_limits_are_those_of_the_contract(config: StepConfig) -> None:
+    assert (MAX_FRAMES, MAX_BATCH) == (code2wav.MAX_FRAMES, code2wav.MAX_BATCH)
+    assert config.samples_per_frame == code2wav.SAMPLES_PER_FRAME
+    lookers_back = {name for name, _ in config.layout} - {"keys", "values"}
+    assert config.positions.keys() == lookers_back
+
+
+@pytest.mark.parametrize("frames", range(1, MAX_FRAMES + 1))
+def test_any_shape_is_covered_by_captured_ones(frames: int) -> None:
+    lengths = [stop - start for start, stop in spans(frames)]
+    assert sum(lengths) == frames
+    assert all(length & (length - 1) == 0 for length in lengths)
+    for length in lengths:
+        for rows in range(1, MAX_BATCH + 1):
+            parts = list(groups(rows, length))
+            assert [first for first, _, _ in parts] == [0, *(last for _, last, _ in parts[:-1])]
+            assert parts[-1][1] == rows
+            assert all(last - first <= bucket and bucket * length <= MAX_ROW_FRAMES for first, last, bucket in parts)
+
+
+def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / startup.MODEL_FILE
+    with pytest.raises(ValueError, match=r"model\.safetensors: missing; `python -m export --form python`"):
+        startup.load_weights(path, CPU)
+    save_file({"x": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match=r"model\.safetensors: not an exported code2wav step"):
+        startup.load_weights(path, CPU)
+
+
+def test_missing_tensor_is_named(tmp_path: Path, config: StepConfig) -> None:
+    path = tmp_path / startup.MODEL_FILE
+    save_file({"codebooks": torch.zeros(1)}, path, config.to_metadata())
+    with pytest.raises(ValueError, match=r"tensor 'pre\.weight' is missing"):
+        startup.load_weights(path, CPU)
+
+
+def tensors(config: StepConfig, rows: int = 1, frames: int = 2) -> dict[str, Tensor]:
+    return {
+        "codes": torch.full((rows, frames, 16), 7, dtype=torch.int32),
+        "state": torch.zeros(rows, config.state_size, dtype=torch.float16),
+        "history": torch.zeros(rows, 1, dtype=torch.int32),
+    }
+
+
+MALFORMED: list[tuple[Callable[[dict[str, Tensor]], Any], str]] = [
+    (lambda t: t.pop("codes"), r"codes: missing, int32 \[-1, -1, 16\] expected"),
+    (lambda t: t.update(codes=t["codes"].long()), r"codes: int64 \[1, 2, 16\] given"),
+    (lambda t: t.update(codes=t["codes"][..., :15]), r"codes: int32 \[1, 2, 15\] given"),
+    (lambda t: t.update(codes=t["codes"][:, :0]), "codes: frames: 0 given, 1 to 32 expected"),
+    (lambda t: t.update(codes=t["codes"].repeat(1, 17, 1)), "codes: frames: 34 given, 1 to 32 expected"),
+    (lambda t: t["codes"][0, 1].fill_(2048), "codes: 2048 given, 0 to 2047 expected"),
+    (lambda t: t["codes"][0, 1, 3].fill_(-1), "codes: -1 given, 0 to 2047 expected"),
+    (lambda t: t.update(state=t["state"][:, 1:]), r"state: float16 \[1, \d+\] given, float16 \[-1, \d+\] expected"),
+    (lambda t: t.update(state=t["state"].float()), r"state: float32 .* given, float16"),
+    (lambda t: t.update(state=t["state"].repeat(2, 1)), "state: 2 rows given, 1 of codes"),
+    (lambda t: t["history"].fill_(72), "history: 72 given, 0 to 71 expected"),
+    (lambda t: t["history"].fill_(-1), "history: -1 given, 0 to 71 expected"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), MALFORMED, ids=[message[:24] for _, message in MALFORMED])
+def test_malformed_request_is_refused(config: StepConfig, spoil: Callable[[Any], Any], message: str) -> None:
+    request = tensors(config)
+    spoil(request)
+    with pytest.raises(InvalidInputError, match=message):
+        RequestReader(config).read(request)
+
+
+class FakeError(Exception):
+    INVALID_ARG, INTERNAL = 1, 2
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class FakeTensor(SimpleNamespace):
+    def to_dlpack(self) -> Tensor:
+        return self.tensor
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Tensor) -> "FakeTensor":
+        return FakeTensor(name=name, tensor=torch.from_dlpack(tensor))
+
+
+class FakeRequest:
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def requested_output_names(self) -> list[str]:
+        return ["waveform", "state_out"]
+
+
+def find_input(request: FakeRequest, name: str) -> FakeTensor | None:
+    return FakeTensor(tensor=request.tensors[name]) if name in request.tensors else None
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch, repository: Path) -> Any:
+    fake: Any = ModuleType("triton_python_backend_utils")
+    fake.TritonError, fake.Tensor, fake.get_input_tensor_by_name = FakeError, FakeTensor, find_input
+    fake.InferenceResponse = lambda tensors=(), error=None: SimpleNamespace(tensors=list(tensors), error=error)
+    fake.Logger = SimpleNamespace(log_info=print, log_warn=print)
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    spec = importlib.util.spec_from_file_location("code2wav_model", MODEL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = module.TritonPythonModel()
+    arguments = {"model_repository": str(repository), "model_version": "1", "model_instance_kind": "CPU"}
+    model.initialize(arguments)
+    return model
+
+
+def test_bad_request_of_an_execution_harms_no_other(model: Any, config: StepConfig) -> None:
+    good, bad = tensors(config, rows=3), tensors(config)
+    bad["codes"][0, 0, 0] = 5000
+    first, refused, last = model.execute([FakeRequest(good), FakeRequest(bad), FakeRequest(good)])
+    assert refused.error.code == FakeError.INVALID_ARG
+    assert str(refused.error) == "INVALID_ARG: codes: 5000 given, 0 to 2047 expected"
+    for response in (first, last):
+        waveform, state_out = response.tensors
+        assert (waveform.name, waveform.tensor.shape, waveform.tensor.dtype) == ("waveform", (3, 3840), torch.float32)
+        assert (state_out.name, state_out.tensor.dtype) == ("state_out", torch.float16)
+        assert state_out.tensor.shape == (3, config.state_size)
+    torch.testing.assert_close(first.tensors[0].tensor, last.tensors[0].tensor)
