@@ -1,6 +1,5 @@
 """python -m export: turn a checkpoint's codec into the model file that Triton serves."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +10,7 @@ from export.code2wav import ExportError, build, export, is_current, version_fold
 from export.form import Form
 from export.onnx_form import ONNX
 from export.python_form import PYTHON
-from export.tensorrt_form import CACHE, PlanError, TensorRtSettings, tensorrt_form
+from export.tensorrt_form import DEFAULTS, PlanError, TensorRtSettings, tensorrt_form
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 
 FORMS: dict[str, Form] = {"onnx": ONNX, "python": PYTHON}
@@ -25,9 +24,9 @@ def main(
     build_only: Annotated[
         Path | None, typer.Option(help="write the file here, unverified, and leave the repository alone")
     ] = None,
-    tensorrt_python: Annotated[Path, typer.Option(help="the Python that has TensorRT")] = Path(sys.executable),
-    tensorrt_level: Annotated[int, typer.Option(min=0, max=5, help="how long TensorRT searches: 0 to 5")] = 3,
-    tensorrt_cache: Annotated[Path, typer.Option(help="TensorRT's timings, which shorten the next build")] = CACHE,
+    tensorrt_python: Annotated[Path, typer.Option(exists=True, help="the Python that has TensorRT")] = DEFAULTS.python,
+    tensorrt_level: Annotated[int, typer.Option(min=0, max=5, help="how long it searches, 0 to 5")] = DEFAULTS.level,
+    tensorrt_cache: Annotated[Path, typer.Option(help="timings that shorten the next build")] = DEFAULTS.cache,
 ) -> None:
     """Export the codec into MODEL_REPOSITORY/code2wav/1 and verify it against PyTorch."""
     chosen = FORMS.get(form) or tensorrt_form(TensorRtSettings(tensorrt_python, tensorrt_level, tensorrt_cache))

@@ -89,7 +89,7 @@ def _verify(step: CodecStep, path: Path, form: Form, progress: Progress) -> Expo
     tracked = progress.track(verification.run(), total=len(verification), description=f"verify {form.filename}")
     agreement = reduce(Agreement.worst, tracked)
     if not agreement.within(form.limit):
-        raise ExportError(f"{path}: differs from the PyTorch step: {agreement} (limit: {form.limit}); deleted")
+        raise ExportError(f"{path}: differs from the PyTorch step: {agreement} (limits: {form.limit.bounds}); deleted")
     return Exported(agreement, form.timings(candidate, step.state_size) if form.timings else [])
 
 

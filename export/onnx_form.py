@@ -58,7 +58,7 @@ ONNX = Form(
     filename="model.onnx",
     state_dtype="FP32",
     opset=OPSET,
-    limit=Agreement(max_error=1e-3, snr_db=60.0, drift_db=6.0),
+    limit=Agreement(max_error=1e-3, snr_db=60.0),
     build=build,
     load=load,
 )

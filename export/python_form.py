@@ -157,7 +157,7 @@ PYTHON = Form(
     filename="model.safetensors",
     state_dtype="FP16",
     opset=None,
-    limit=Agreement(max_error=5e-2, snr_db=30.0, drift_db=3.0),
+    limit=Agreement(max_error=5e-2, snr_db=30.0),
     build=build,
     load=load,
 )

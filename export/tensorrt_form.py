@@ -33,7 +33,6 @@ COMMON_BATCH, COMMON_FRAMES = 32, 4
 TIMED = ((1, 1), (1, 4), (8, 4), (64, 4))
 REPEATS = 20
 DTYPES: dict[str, type[np.generic]] = {WAVEFORM: np.float32, STATE_OUT: np.float16}
-CACHE = Path.home() / ".cache" / "qwen3-tts-triton"
 
 
 class PlanError(RuntimeError):
@@ -46,7 +45,10 @@ class TensorRtSettings:
 
     python: Path = Path(sys.executable)
     level: int = 3
-    cache: Path = CACHE
+    cache: Path = Path.home() / ".cache" / "qwen3-tts-triton"
+
+
+DEFAULTS = TensorRtSettings()
 
 
 def tensorrt_form(settings: TensorRtSettings) -> Form:
@@ -55,7 +57,7 @@ def tensorrt_form(settings: TensorRtSettings) -> Form:
         filename=PLAN,
         state_dtype="FP16",
         opset=OPSET,
-        limit=Agreement(max_error=0.1, snr_db=30.0, drift_db=3.0),
+        limit=Agreement(max_error=0.1, snr_db=30.0),
         build=partial(build, settings),
         load=partial(PlanProcess, settings),
         weights_dtype=torch.float16,

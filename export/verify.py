@@ -33,6 +33,7 @@ REGULAR_CHUNKS = (MAX_FRAMES,)
 SHORT_UTTERANCE, LONG_UTTERANCE = 128, 768
 # Parts of an utterance whose errors are compared: the first and the last.
 PARTS = 4
+MAX_DRIFT_DB = 3.0
 OUT_OF_RANGE = (-1, 5000)
 
 
@@ -48,9 +49,16 @@ class Agreement:
     def __str__(self) -> str:
         return f"max error {self.max_error:.1e}, SNR {self.snr_db:.1f} dB, drift {self.drift_db:.1f} dB"
 
+    @property
+    def bounds(self) -> str:
+        """What a limit allows."""
+        drift = self.drift_db or MAX_DRIFT_DB
+        return f"max error up to {self.max_error:.1e}, SNR from {self.snr_db:.1f} dB, drift up to {drift:.1f} dB"
+
     def within(self, limit: "Agreement") -> bool:
+        """A limit that names no drift allows MAX_DRIFT_DB."""
         close = self.max_error <= limit.max_error and self.snr_db >= limit.snr_db
-        return close and self.drift_db <= limit.drift_db
+        return close and self.drift_db <= (limit.drift_db or MAX_DRIFT_DB)
 
     def worst(self, other: "Agreement") -> "Agreement":
         error, drift = max(self.max_error, other.max_error), max(self.drift_db, other.drift_db)
