@@ -6,6 +6,7 @@ Without a checkpoint, random weights of the released size are measured.
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from code2wav_step import startup
 from code2wav_step.kernel_ops import KernelOps
-from code2wav_step.runner import GraphRunner
+from code2wav_step.runner import FRAME_BUCKETS, GraphRunner, Shape
 from code2wav_step.torch_ops import TorchOps
 from export import python_form
 from export.codec import CodecStep
@@ -38,6 +39,7 @@ from scripts.synthetic_weights import initial
 console = Console()
 SHAPES = "1x1,1x4,8x1,8x4,32x4,64x1,64x2,64x4,64x8"
 SECONDS = 60
+LONG_ROWS = 2
 EDGE_SAMPLES = 10 * SAMPLE_RATE
 CALLS = 10
 
@@ -48,16 +50,16 @@ def main(
     kernels: Annotated[bool, typer.Option(help="fused kernels rather than PyTorch's")] = True,
     repeats: Annotated[int, typer.Option(help="the median counts")] = 7,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
-    commit: Annotated[str, typer.Option(help="where the tree is not a git checkout")] = "",
 ) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     device = torch.device("cuda:0")
     reference = _reference(checkpoint, device)
-    runner = _runner(reference, device, kernels)
+    sizes = [_shape(text) for text in shapes.split(",")]
+    captured = {*sizes, *((LONG_ROWS, frames) for frames in FRAME_BUCKETS)}
+    runner = _runner(reference, device, kernels, sorted(captured))
     streams = Streams(reference)
-    sizes = [tuple(map(int, shape.split("x"))) for shape in shapes.split(",")]
     rows = [measure(runner, streams, batch, frames, repeats) for batch, frames in sizes]
-    record = environment(checkpoint, commit, kernels) | {"long": long_error(runner, reference), "rows": rows}
+    record = environment(checkpoint, kernels) | {"long": long_error(runner, reference), "rows": rows}
     show(rows)
     console.print(record["long"])
     if output:
@@ -119,8 +121,8 @@ def measure(runner: GraphRunner, streams: Streams, batch: int, frames: int, repe
 def long_error(runner: GraphRunner, reference: CodecStep) -> dict[str, Any]:
     """SNR of a minute decoded in irregular chunks against the reference's regular ones; of its ends apart."""
     window = max_history(reference.config)
-    codes = random_codes(reference.config, 2, SECONDS * SAMPLE_RATE // SAMPLES_PER_FRAME)
-    cold = torch.zeros(2, reference.state_size, device=codes.device)
+    codes = random_codes(reference.config, LONG_ROWS, SECONDS * SAMPLE_RATE // SAMPLES_PER_FRAME)
+    cold = torch.zeros(LONG_ROWS, reference.state_size, device=codes.device)
     expected = _decode(reference, codes, cold, window, cycle([MAX_FRAMES]))
     actual = _decode(runner, codes, cold.half(), window, cycle(IRREGULAR_CHUNKS))
     parts = {"all": slice(None), "first_10_s": slice(EDGE_SAMPLES), "last_10_s": slice(-EDGE_SAMPLES, None)}
@@ -144,6 +146,11 @@ def snr_db(expected: Tensor, actual: Tensor) -> float:
     return float(10 * torch.log10(signal / noise))
 
 
+def _shape(text: str) -> Shape:
+    rows, frames = map(int, text.split("x"))
+    return rows, frames
+
+
 def _reference(checkpoint: str | None, device: torch.device) -> CodecStep:
     if checkpoint:
         return CodecStep.from_checkpoint(Checkpoint.open(checkpoint)).to(device)
@@ -152,19 +159,21 @@ def _reference(checkpoint: str | None, device: torch.device) -> CodecStep:
     return CodecStep(config, tensors, torch.float32).eval().to(device)
 
 
-def _runner(reference: CodecStep, device: torch.device, kernels: bool) -> GraphRunner:
+def _runner(reference: CodecStep, device: torch.device, kernels: bool, shapes: list[Shape]) -> GraphRunner:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / startup.MODEL_FILE
         python_form.build(reference, path)
         weights = startup.load_weights(path, device)
     kind = KernelOps if kernels else TorchOps
-    runner = startup.capture(weights, kind(weights.config, device), device)
+    runner = startup.capture(weights, kind(weights.config, device), device, shapes)
     console.print(f"loaded and captured in {time.perf_counter() - started:.1f} s")
     return runner
 
 
-def environment(checkpoint: str | None, commit: str, kernels: bool) -> dict[str, Any]:
+def environment(checkpoint: str | None, kernels: bool) -> dict[str, Any]:
+    # Set where the tree is a copy without its repository.
+    commit = os.environ.get("GIT_COMMIT")
     git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "gpu": torch.cuda.get_device_name(),

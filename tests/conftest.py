@@ -1,5 +1,6 @@
 """Fixtures that cost seconds, made once a session."""
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,10 @@ from export.onnx_form import ONNX
 from qwen3_tts_engine.checkpoint import Checkpoint
 from scripts.synthetic_checkpoint import make_checkpoint
 from scripts.synthetic_configs import ModelType
+
+if not torch.cuda.is_available():
+    # Triton reads it when it is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 CheckpointOf = Callable[[ModelType], Path]
 

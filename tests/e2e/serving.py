@@ -28,7 +28,11 @@ FAKES = ROOT / "tests" / "fakes" / "repository"
 
 def copy_repository(target: Path, fakes: bool) -> Path:
     """The model repository in `target`; with `fakes`, the talker and the codec are the scripted ones."""
-    shutil.copytree(REPOSITORY, target, ignore=shutil.ignore_patterns("__pycache__", "model.onnx*", "model.json"))
+    shutil.copytree(
+        REPOSITORY,
+        target,
+        ignore=shutil.ignore_patterns("__pycache__", "model.onnx*", "model.safetensors", "model.json"),
+    )
     if fakes:
         version = target / "qwen3_tts" / "1"
         (version / "model.py").rename(version / "real_model.py")

@@ -20,7 +20,8 @@ from code2wav_step.weights import LAYER_NORM_EPS, Depthwise, Product, Unit
 MIN_DIMENSION = 32
 # Units of so many channels are one kernel: their second matrix fits beside the first result.
 FUSED_CHANNELS = (96, 192)
-HISTORY_CHANNELS = 32
+HISTORY_CHANNELS = 128
+MAX_PAST = 64
 ROW_WARPS = 4
 LAST_ROWS = 64
 
@@ -41,7 +42,6 @@ class KernelOps:
         self._config, self._pieces = config, config.pieces
         self._cosine, self._sine = rotation(config, device)
         self._fast = device.type == "cuda"
-        self.product_tile, self.unit_tile = product_tile, unit_tile
         self._building = False
         self._plans: dict[tuple[int, int], Tensor] = {}
 
@@ -92,7 +92,7 @@ class KernelOps:
         if out is None and active is None:
             out = x.new_empty(batch, positions, layer.outputs)
         rows = batch * positions
-        tile = self.product_tile(rows, layer.outputs, channels)
+        tile = product_tile(rows, layer.outputs, channels, layer.weight.shape[1])
         self._launch(
             product.product_kernel, (tile.programs(rows, layer.outputs),),
             x, layer.weight, layer.bias, residual, layer.alpha, layer.inverse_beta, out, active,
@@ -101,7 +101,7 @@ class KernelOps:
             OUTPUTS=layer.outputs, CHANNELS=channels, DILATION=layer.dilation,
             NORM=layer.norm_eps is not None, GATED=layer.activation == "gated", GELU=layer.activation == "gelu",
             FAST=self._fast, BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=tile.depth,
-            num_warps=tile.warps, num_stages=tile.stages,
+            **tile.launch,
         )  # fmt: skip
         result = active if out is None else out
         assert result is not None
@@ -114,7 +114,7 @@ class KernelOps:
         window = config.window * config.num_heads * config.head_dim
         offsets = (self._pieces[name].offset + layer * window for name in (KEYS, VALUES))
         self._launch(
-            attention.attention_kernel, (batch, config.num_heads),
+            attention.attention_kernel, (config.num_heads, batch),
             qkv, state, state_out, history, self._cosine, self._sine, out, *offsets, frames, state.shape[1],
             config.head_dim**-0.5, WINDOW=config.window, HEADS=config.num_heads, HALF=config.head_dim // 2,
             BLOCK_T=max(16, triton.next_power_of_2(frames)), BLOCK_S=triton.next_power_of_2(config.window + MAX_FRAMES),
@@ -141,14 +141,14 @@ class KernelOps:
             self.product(inner, unit_.pointwise, residual=residual, out=out, active=active)
             return
         rows, conv, pointwise = batch * positions, unit_.conv, unit_.pointwise
-        tile = self.unit_tile(rows, channels)
+        tile = unit_tile(rows, channels)
         self._launch(
             unit.unit_kernel, (tile.programs(rows, channels),),
             x, conv.weight, conv.bias, conv.alpha, conv.inverse_beta,
             pointwise.weight, pointwise.bias, pointwise.alpha, pointwise.inverse_beta, residual, out, active,
             rows, positions, conv.weight.shape[1], x.stride(0), active.stride(0),
             CHANNELS=channels, DILATION=conv.dilation, FAST=self._fast,
-            BLOCK_M=tile.rows, BLOCK_K=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+            BLOCK_M=tile.rows, BLOCK_K=tile.depth, **tile.launch,
         )  # fmt: skip
 
     def last(self, x: Tensor, layer: Depthwise) -> Tensor:
@@ -178,11 +178,9 @@ class KernelOps:
         if plan is None:
             plan = torch.tensor(self._plan(batch, frames), device=state.device)
             self._plans[batch, frames] = plan
-        longest = max(self._pieces[name].shape[1] for name in self._config.positions)
         self._launch(
             rowwise.history_kernel, (len(plan), batch),
-            state, self._arena, plan, state.shape[1], CLOSE=close, CHANNELS=HISTORY_CHANNELS,
-            BLOCK_P=triton.next_power_of_2(longest), num_warps=ROW_WARPS,
+            state, self._arena, plan, state.shape[1], CLOSE=close, CHANNELS=HISTORY_CHANNELS, num_warps=ROW_WARPS,
         )  # fmt: skip
 
     def _plan(self, batch: int, frames: int) -> list[tuple[int, ...]]:
@@ -195,7 +193,8 @@ class KernelOps:
             past = piece.shape[1]
             for channel in range(0, channels, HISTORY_CHANNELS):
                 begin = (piece.offset + channel * past, past, offset + channel)
-                lines.append((*begin, length * channels, channels, positions * frames))
+                count = min(HISTORY_CHANNELS, channels - channel)
+                lines.append((*begin, length * channels, channels, positions * frames, count))
             offset += batch * length * channels
         return lines
 

@@ -1,7 +1,7 @@
 """Runs the step on any batch and chunk length: replays of captured CUDA graphs, or the plain step on a CPU."""
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ FRAME_BUCKETS = (1, 2, 4, 8, 16, 32)
 # Rows times frames of one graph: bounds its memory; more keep no multiprocessor busier.
 MAX_ROW_FRAMES = 512
 
+Shape = tuple[int, int]  # rows, frames
+SHAPES = tuple((rows, frames) for frames in FRAME_BUCKETS for rows in ROW_BUCKETS if rows * frames <= MAX_ROW_FRAMES)
 Progress = Callable[[int, int], None]
 
 
@@ -22,13 +24,13 @@ class PlainRunner:
     """The step as it is, in its own dtype."""
 
     def __init__(self, step: Step) -> None:
-        self._step = step
+        self.step = step
         self._like = step.weights.codebooks
 
     def __call__(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         """As Step; the next state in the dtype of `state`."""
         device, dtype = self._like.device, self._like.dtype
-        waveform, state_out = self._step(codes.to(device), state.to(device, dtype), history.to(device))
+        waveform, state_out = self.step(codes.to(device), state.to(device, dtype), history.to(device))
         return waveform, state_out.to(state.dtype)
 
 
@@ -58,20 +60,19 @@ class GraphRunner:
     """Nothing is captured later than by `capture`. Not for two threads."""
 
     def __init__(self, step: Step, device: torch.device) -> None:
-        self._step, self._config = step, step.config
+        self.step, self._config = step, step.config
         self._codes = torch.zeros(MAX_BATCH, MAX_FRAMES, self._config.num_quantizers, dtype=torch.int32, device=device)
         self._history = torch.zeros(MAX_BATCH, 1, dtype=torch.int32, device=device)
         dtype = step.weights.codebooks.dtype
         self._state = torch.zeros(MAX_BATCH, self._config.state_size, dtype=dtype, device=device)
-        self._graphs: dict[tuple[int, int], Graph] = {}
+        self._graphs: dict[Shape, Graph] = {}
 
-    def capture(self, progress: Progress = lambda done, total: None) -> None:
-        shapes = [(rows, frames) for frames in FRAME_BUCKETS for rows in ROW_BUCKETS if rows * frames <= MAX_ROW_FRAMES]
-        self._step.ops.build(lambda: [self._step(*self._inputs(*shape)) for shape in shapes])
+    def capture(self, shapes: Sequence[Shape], progress: Progress = lambda done, total: None) -> None:
+        self.step.ops.build(lambda: [self.step(*self._inputs(*shape)) for shape in shapes])
         pool = None
         # The largest first: the memory of its intermediate results serves the smaller ones.
         for done, shape in enumerate(sorted(shapes, key=lambda shape: -shape[0] * shape[1]), start=1):
-            self._graphs[shape] = Graph(self._step, self._inputs(*shape), pool)
+            self._graphs[shape] = Graph(self.step, self._inputs(*shape), pool)
             pool = self._graphs[shape].pool
             progress(done, len(shapes))
         torch.cuda.empty_cache()  # what the runs before capturing left

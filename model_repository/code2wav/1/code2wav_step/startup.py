@@ -1,6 +1,7 @@
 """From a model file to a step that is ready to run."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from code2wav_step import weights as step_weights
 from code2wav_step.config import StepConfig
 from code2wav_step.ops import Ops
-from code2wav_step.runner import GraphRunner, PlainRunner
+from code2wav_step.runner import SHAPES, GraphRunner, PlainRunner, Shape
 from code2wav_step.step import Step
 from code2wav_step.torch_ops import TorchOps
 from code2wav_step.weights import StepWeights
@@ -39,9 +40,10 @@ def make_runner(weights: StepWeights, device: torch.device) -> Runner:
         return capture(weights, TorchOps(weights.config, device), device)
 
 
-def capture(weights: StepWeights, ops: Ops, device: torch.device) -> GraphRunner:
+def capture(weights: StepWeights, ops: Ops, device: torch.device, shapes: Sequence[Shape] = SHAPES) -> GraphRunner:
     runner = GraphRunner(Step(weights, ops), device)
-    runner.capture(lambda done, total: log.info("captured %d of %d CUDA graphs", done, total))
+    log.info("building kernels")
+    runner.capture(shapes, lambda done, total: log.info("captured %d of %d CUDA graphs", done, total))
     return runner
 
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 # Fewer programs leave multiprocessors idle.
-ENOUGH_PROGRAMS = 120
+ENOUGH_PROGRAMS = 90
 
 
 class Tile(NamedTuple):
@@ -12,36 +12,56 @@ class Tile(NamedTuple):
     depth: int
     warps: int
     stages: int
+    registers: int | None = None  # of a thread at most; fewer let more programs share a multiprocessor
+
+    @property
+    def launch(self) -> dict[str, int | None]:
+        return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
 
     def programs(self, rows: int, columns: int) -> int:
         return -(-rows // self.rows) * -(-columns // self.columns)
 
 
-# The best first, where there is work for all multiprocessors.
+# Measured on an H200. The best first, where there is work for all multiprocessors.
 PRODUCT_TILES = (
     Tile(128, 128, 64, 8, 3),
-    Tile(64, 128, 64, 4, 3),
+    Tile(64, 128, 64, 4, 4),
+    Tile(128, 64, 64, 4, 4),
     Tile(64, 64, 64, 4, 4),
-    Tile(32, 64, 64, 4, 4),
+    Tile(64, 32, 128, 4, 4),
     Tile(32, 32, 128, 4, 4),
 )
-SKINNY_TILE = Tile(16, 32, 128, 4, 4)
-UNIT_ROWS = ((128, 8), (64, 4), (32, 4))
+# From here on the first one pays for its longer start.
+LONG_WIDTH = 768
+SKINNY_TILE = Tile(16, 32, 256, 4, 3)
+SKINNY_ROWS = 64
+UNIT_TILES = (Tile(128, 0, 64, 8, 3), Tile(64, 0, 64, 4, 3), Tile(32, 0, 64, 4, 3))
+# Of a unit with few channels; then two programs share a multiprocessor.
+FEW_CHANNELS, FEW_REGISTERS = 96, 128
 
 
-def product_tile(rows: int, columns: int, channels: int) -> Tile:
-    """`depth` divides the channels."""
-    tiles = (tile for tile in PRODUCT_TILES if tile.programs(rows, columns) >= ENOUGH_PROGRAMS)
-    tile = next(tiles, PRODUCT_TILES[-1])
-    if rows <= SKINNY_TILE.rows:
-        tile = SKINNY_TILE
+def product_tile(rows: int, columns: int, channels: int, width: int) -> Tile:
+    """For so many rows and columns of the result; `width` is what is summed over. The depth divides the channels."""
+    if rows <= SKINNY_ROWS:
+        return _fitting(SKINNY_TILE, channels)
+    tiles = [tile for tile in PRODUCT_TILES if columns % min(tile.columns, columns) == 0 or tile.columns <= 64]
+    if width < LONG_WIDTH:
+        tiles = [tile for tile in tiles if tile.warps == 4]
+    enough = (tile for tile in tiles if tile.programs(rows, columns) >= ENOUGH_PROGRAMS)
+    return _fitting(next(enough, tiles[-1]), channels)
+
+
+def _fitting(tile: Tile, channels: int) -> Tile:
     return tile._replace(depth=divisor(channels, tile.depth))
 
 
 def unit_tile(rows: int, channels: int) -> Tile:
-    sizes = (size for size in UNIT_ROWS if -(-rows // size[0]) >= ENOUGH_PROGRAMS)
-    count, warps = next(sizes, UNIT_ROWS[-1])
-    return Tile(count, channels, divisor(channels, 64), warps, 3)
+    """A program makes all channels of its rows."""
+    tiles = [tile._replace(columns=channels) for tile in UNIT_TILES]
+    tile = next((tile for tile in tiles if tile.programs(rows, channels) >= ENOUGH_PROGRAMS), tiles[-1])
+    if channels <= FEW_CHANNELS and tile.rows > UNIT_TILES[-1].rows:
+        tile = tile._replace(registers=FEW_REGISTERS)
+    return _fitting(tile, channels)
 
 
 def divisor(channels: int, most: int) -> int:

@@ -133,17 +133,22 @@ def snake(x: Tensor, alpha: Tensor, inverse_beta: Tensor) -> Tensor:
 
 
 def _bare_product(x: Tensor, layer: Product) -> Tensor:
-    y: Tensor
-    if layer.taps == 1:
-        y = functional.linear(x, layer.weight)
-    else:
-        kernel = layer.weight.unflatten(1, (layer.taps, -1)).transpose(1, 2)
-        y = functional.conv1d(x.transpose(1, 2), kernel, dilation=layer.dilation).transpose(1, 2)
+    y: Tensor = functional.linear(_windows(x, layer), layer.weight)
     if layer.norm_eps is None:
         return y
     exact = x.float()
     scale = torch.rsqrt((exact * exact).mean(dim=2, keepdim=True) + layer.norm_eps)
     return (y.float() * scale).to(x.dtype)
+
+
+def _windows(x: Tensor, layer: Product) -> Tensor:
+    """The rows that each result is made from, [batch, positions, taps · channels]."""
+    if layer.taps == 1:
+        return x
+    batch, length, channels = x.shape
+    positions = length - (layer.taps - 1) * layer.dilation
+    strides = (x.stride(0), channels, layer.dilation * channels, 1)
+    return x.as_strided((batch, positions, layer.taps, channels), strides, x.storage_offset()).flatten(2)
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -14,9 +14,10 @@ def _rows(state, qkv, past_at, fresh_at, past, fresh):
 def attention_kernel(
     qkv, state, state_out, history, cosine, sine, out, keys_offset, values_offset, frames, state_size, scale,
     WINDOW: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+
 ):  # fmt: skip
     """ops.Ops.attend, a head of a batch entry a program: slots are the window's frames, then the chunk's."""
-    entry, head = tl.program_id(0), tl.program_id(1)
+    head, entry = tl.program_id(0), tl.program_id(1)
     WIDTH: tl.constexpr = 2 * HALF * HEADS
     slot, frame = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_T)
     half, whole = head * 2 * HALF + tl.arange(0, HALF), head * 2 * HALF + tl.arange(0, 2 * HALF)

@@ -32,14 +32,19 @@ def product_kernel(
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     upper = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     squares = tl.zeros([BLOCK_M], tl.float32)
+    # Matrix units that read shared memory by themselves do so while the pipeline goes on, and it does not wait for them
+    # with rows that registers read too (Triton 3.6 keeps a buffer too few): those are then read twice.
+    TWICE: tl.constexpr = NORM and BLOCK_M >= 64
+    if TWICE:
+        for start in range(0, width, BLOCK_K):
+            squares += _squares(tl.load(x_rows + start))
     for start in range(0, width, BLOCK_K):
         tile = tl.load(x_rows + (start + start // CHANNELS * ((DILATION - 1) * CHANNELS)))
         total = tl.dot(tile, tl.load(weight_columns + start), total)
         if GATED:
             upper = tl.dot(tile, tl.load(weight_columns + (start + OUTPUTS * width)), upper)
-        if NORM:
-            exact = tile.to(tl.float32)
-            squares += tl.sum(exact * exact, axis=1)
+        if NORM and not TWICE:
+            squares += _squares(tile)
     if NORM:
         scale = tl.rsqrt(squares / width + eps)[:, None]
         total *= scale
@@ -60,3 +65,9 @@ def product_kernel(
         betas = tl.load(inverse_beta + column, mask=column < OUTPUTS, other=0.0)[None, :]
         activated = snake(total, alphas, betas, FAST).to(active.dtype.element_ty)
         tl.store(active + (entry * active_stride)[:, None] + at, activated, mask=inside)
+
+
+@triton.jit
+def _squares(tile):
+    exact = tile.to(tl.float32)
+    return tl.sum(exact * exact, axis=1)

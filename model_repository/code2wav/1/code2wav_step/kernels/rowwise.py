@@ -22,8 +22,9 @@ def embed_kernel(
 
 @triton.jit
 def depthwise_kernel(
-    x, weight, bias, out, positions, x_stride, eps, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr
-):
+    x, weight, bias, out, positions, x_stride, eps, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+
+):  # fmt: skip
     """ops.Ops.depthwise, one position a program."""
     row, channel = tl.program_id(0), tl.arange(0, BLOCK)
     inside = channel < CHANNELS
@@ -54,21 +55,38 @@ def last_kernel(
 
 
 @triton.jit
-def history_kernel(state, arena, plan, state_size, CLOSE: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_P: tl.constexpr):
+def history_kernel(state, arena, plan, state_size, CLOSE: tl.constexpr, CHANNELS: tl.constexpr):
     """Histories [channels, past] of the state to the front of sequences [past + new, channels], or their ends back.
 
-    A line of `plan` is some channels of a piece: where they begin in the state and in the arena that holds all
-    sequences, how long the past is, the strides of the sequence's batch entries and positions, and how many are new.
+    A line of `plan` is up to CHANNELS channels of a piece: where they begin in the state, how long the past is, where
+    they begin in the arena that holds all sequences, the strides of the sequence's batch entries and positions, how
+    many positions are new, and how many channels they are. The past is 64 at most.
     """
-    line, entry = plan + tl.program_id(0) * 6, tl.program_id(1).to(tl.int64)
-    past, new = tl.load(line + 1), tl.load(line + 5)
-    channel, position = tl.arange(0, CHANNELS)[:, None], tl.arange(0, BLOCK_P)[None, :]
-    kept = state + entry * state_size + tl.load(line) + channel * past + position
+    line, entry = plan + tl.program_id(0) * 7, tl.program_id(1).to(tl.int64)
+    past, row_stride = tl.load(line + 1), tl.load(line + 4)
+    kept = state + entry * state_size + tl.load(line)
+    moved = arena + tl.load(line + 2) + entry * tl.load(line + 3)
     if CLOSE:
-        position += new
-    moved = arena + tl.load(line + 2) + entry * tl.load(line + 3) + position * tl.load(line + 4) + channel
-    inside = tl.broadcast_to(tl.arange(0, BLOCK_P)[None, :] < past, [CHANNELS, BLOCK_P])
-    if CLOSE:
-        tl.store(kept, tl.load(moved, mask=inside, other=0.0), mask=inside)
+        moved += tl.load(line + 5) * row_stride
+    channels = tl.load(line + 6)
+    if past <= 2:
+        _move(kept, moved, past, row_stride, channels, CLOSE, CHANNELS, 2)
+    elif past <= 8:
+        _move(kept, moved, past, row_stride, channels, CLOSE, CHANNELS, 8)
+    elif past <= 32:
+        _move(kept, moved, past, row_stride, channels, CLOSE, CHANNELS, 32)
     else:
-        tl.store(moved, tl.load(kept, mask=inside, other=0.0), mask=inside)
+        _move(kept, moved, past, row_stride, channels, CLOSE, CHANNELS, 64)
+
+
+@triton.jit
+def _move(
+    kept, moved, past, row_stride, channels, CLOSE: tl.constexpr, CHANNELS: tl.constexpr, POSITIONS: tl.constexpr
+):
+    channel, position = tl.arange(0, CHANNELS)[:, None], tl.arange(0, POSITIONS)[None, :]
+    inside = (channel < channels) & (position < past)
+    kept_at, moved_at = kept + channel * past + position, moved + position * row_stride + channel
+    if CLOSE:
+        tl.store(kept_at, tl.load(moved_at, mask=inside, other=0.0), mask=inside)
+    else:
+        tl.store(moved_at, tl.load(kept_at, mask=inside, other=0.0), mask=inside)

@@ -23,22 +23,30 @@ def unit_kernel(
     inside = (row < rows)[:, None]
     row = tl.minimum(row, rows - 1)
     entry, position = row // positions, row % positions
-    k = tl.arange(0, BLOCK_K)
     large, small = tl.arange(0, LARGE), LARGE + tl.arange(0, SMALL)
-    x_rows = x + (entry * x_stride + position * CHANNELS)[:, None] + k[None, :]
-    large_weights = weight + large[None, :] * width + k[:, None]
-    small_weights = weight + small[None, :] * width + k[:, None]
+    x_rows = x + (entry * x_stride + position * CHANNELS)[:, None]
     y_large = tl.zeros([BLOCK_M, LARGE], tl.float32)
     y_small = tl.zeros([BLOCK_M, SMALL], tl.float32)
-    for start in range(0, width, BLOCK_K):
-        tile = tl.load(x_rows + (start + start // CHANNELS * ((DILATION - 1) * CHANNELS)))
-        y_large = tl.dot(tile, tl.load(large_weights + start), y_large)
-        y_small = tl.dot(tile, tl.load(small_weights + start), y_small)
+    if BLOCK_K < CHANNELS:
+        k = tl.arange(0, BLOCK_K)
+        large_weights = weight + large[None, :] * width + k[:, None]
+        small_weights = weight + small[None, :] * width + k[:, None]
+        for start in range(0, width, BLOCK_K):
+            tile = tl.load(x_rows + k[None, :] + (start + start // CHANNELS * ((DILATION - 1) * CHANNELS)))
+            y_large = tl.dot(tile, tl.load(large_weights + start), y_large)
+            y_small = tl.dot(tile, tl.load(small_weights + start), y_small)
+    else:  # a whole tap at once
+        for start in range(0, width, CHANNELS):
+            taps = x_rows + start * DILATION
+            large_tile, small_tile = tl.load(taps + large[None, :]), tl.load(taps + small[None, :])
+            y_large = _both(large_tile, small_tile, weight + start, width, large, y_large, LARGE, SMALL)
+            y_small = _both(large_tile, small_tile, weight + start, width, small, y_small, LARGE, SMALL)
     dtype: tl.constexpr = active.dtype.element_ty
     a_large = _activated(y_large, bias, alpha, inverse_beta, large, FAST).to(dtype)
     a_small = _activated(y_small, bias, alpha, inverse_beta, small, FAST).to(dtype)
-    z_large = _pointwise(a_large, a_small, weight2, large, CHANNELS, LARGE, SMALL)
-    z_small = _pointwise(a_large, a_small, weight2, small, CHANNELS, LARGE, SMALL)
+    z_large, z_small = tl.zeros([BLOCK_M, LARGE], tl.float32), tl.zeros([BLOCK_M, SMALL], tl.float32)
+    z_large = _both(a_large, a_small, weight2, CHANNELS, large, z_large, LARGE, SMALL)
+    z_small = _both(a_large, a_small, weight2, CHANNELS, small, z_small, LARGE, SMALL)
     at = (entry * active_stride + position * CHANNELS)[:, None]
     _finish(z_large, large, bias2, alpha2, inverse_beta2, residual, out, active, row, at, inside, CHANNELS, FAST)
     _finish(z_small, small, bias2, alpha2, inverse_beta2, residual, out, active, row, at, inside, CHANNELS, FAST)
@@ -51,10 +59,11 @@ def _activated(y, bias, alpha, inverse_beta, column, FAST: tl.constexpr):
 
 
 @triton.jit
-def _pointwise(a_large, a_small, weight, column, CHANNELS: tl.constexpr, LARGE: tl.constexpr, SMALL: tl.constexpr):
-    weights = weight + column[None, :] * CHANNELS
-    z = tl.dot(a_large, tl.load(weights + tl.arange(0, LARGE)[:, None]))
-    return tl.dot(a_small, tl.load(weights + LARGE + tl.arange(0, SMALL)[:, None]), z)
+def _both(x_large, x_small, weight, width, column, total, LARGE: tl.constexpr, SMALL: tl.constexpr):
+    """`total` plus a product over all channels."""
+    weights = weight + column[None, :] * width
+    total = tl.dot(x_large, tl.load(weights + tl.arange(0, LARGE)[:, None]), total)
+    return tl.dot(x_small, tl.load(weights + LARGE + tl.arange(0, SMALL)[:, None]), total)
 
 
 @triton.jit

@@ -1,0 +1,94 @@
+"""The codec in Triton's Python backend through a real tritonserver, on the CPU."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from rich.progress import Progress
+from tritonclient.grpc import service_pb2
+
+from export.code2wav import export
+from export.codec import CodecStep
+from export.python_form import PYTHON
+from qwen3_tts_engine.checkpoint import Checkpoint
+from scripts.embedded.server import EXPLICIT, TritonServer
+from tests.e2e.serving import Voice, copy_repository, serve
+
+DATATYPES = {"codes": "INT32", "state": "FP16", "history": "INT32"}
+
+
+@pytest.fixture(scope="module")
+def caller(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voice]:
+    repository = copy_repository(tmp_path_factory.mktemp("python") / "model_repository", fakes=False)
+    with Progress(disable=True) as progress:
+        export(Checkpoint.open(str(tiny_checkpoint)), repository, PYTHON, progress)
+    config = repository / "code2wav" / "configs" / "python.pbtxt"
+    config.write_text(config.read_text().replace("KIND_GPU", "KIND_CPU"))
+    environment = {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint)}
+    options = (*EXPLICIT, "--model-config-name=python")
+    server: TritonServer
+    with (
+        serve(repository, tmp_path_factory.mktemp("server"), environment, options) as server,
+        Voice(server) as voice,
+    ):
+        yield voice
+
+
+def step(caller: Voice, **tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    request = service_pb2.ModelInferRequest(model_name="code2wav")
+    for name, tensor in tensors.items():
+        request.inputs.add(name=name, datatype=DATATYPES[name], shape=tensor.shape)
+        request.raw_input_contents.append(tensor.tobytes())
+    response = caller.stub.ModelInfer(request, timeout=30)
+    contents = dict(zip((output.name for output in response.outputs), response.raw_output_contents, strict=True))
+    rows = len(tensors["codes"])
+    waveform, state = (
+        np.frombuffer(contents["waveform"], np.float32),
+        np.frombuffer(contents["state_out"], np.float16),
+    )
+    return waveform.reshape(rows, -1), state.reshape(rows, -1)
+
+
+def test_chunks_sound_as_the_exporters_step(caller: Voice, tiny_checkpoint: Path) -> None:
+    reference = CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint)))
+    codes = np.random.default_rng(0).integers(0, 2048, (3, 9, 16), np.int32)
+    state, parts, start = np.zeros((3, reference.state_size), np.float16), [], 0
+    for frames in (1, 3, 5):
+        history = np.full((3, 1), start, np.int32)
+        waveform, state = step(caller, codes=codes[:, start : start + frames], state=state, history=history)
+        parts.append(waveform)
+        start += frames
+    with torch.inference_mode():
+        inputs = (torch.from_numpy(codes), torch.zeros(3, reference.state_size), torch.zeros(3, 1, dtype=torch.int32))
+        expected, _ = reference(*inputs)
+    assert np.abs(np.concatenate(parts, axis=1) - expected.numpy()).max() < 5e-3
+
+
+def test_malformed_requests_are_told_why_and_the_server_goes_on(caller: Voice, tiny_checkpoint: Path) -> None:
+    size = CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint))).state_size
+    good = {
+        "codes": np.zeros((1, 2, 16), np.int32),
+        "state": np.zeros((1, size), np.float16),
+        "history": np.zeros((1, 1), np.int32),
+    }
+    for change, message in (
+        ({"codes": good["codes"] + 2048}, "INVALID_ARG: codes: 2048 given, 0 to 2047 expected"),
+        ({"codes": np.zeros((1, 33, 16), np.int32)}, "INVALID_ARG: codes: frames: 33 given, 1 to 32 expected"),
+        ({"history": good["history"] + 72}, "INVALID_ARG: history: 72 given, 0 to 71 expected"),
+        ({"state": good["state"][:, 1:]}, f"INVALID_ARG: state: float16 [1, {size - 1}] given"),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            step(caller, **good | change)
+        assert message in refused.value.details()
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert step(caller, **good)[0].shape == (1, 2 * 1920)
+
+
+def test_the_talker_speaks_through_it(caller: Voice) -> None:
+    heard = caller.hear("Hello there.", temperature=0.0, max_frames=20)
+    assert heard.error is None
+    assert len(heard.samples) > 1920
+    assert np.abs(heard.samples).max() > 100

@@ -1,0 +1,168 @@
+"""One call of every operation of the codec step on random inputs, for any implementation of the operations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from code2wav_step.config import StepConfig
+from code2wav_step.ops import Ops
+from code2wav_step.weights import Activation, Depthwise, Product, Unit
+from qwen3_tts_engine.checkpoint import CodecDecoderConfig
+from qwen3_tts_engine.code2wav import max_history, state_layout
+from scripts.synthetic_configs import CODEC_DECODER
+
+SMALL = {
+    "codebook_dim": 64,
+    "decoder_dim": 512,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "latent_dim": 64,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+}
+
+
+def small_config() -> StepConfig:
+    """The smallest that the kernels take."""
+    config = CodecDecoderConfig.model_validate(CODEC_DECODER | SMALL)
+    return StepConfig(
+        codebook_size=config.codebook_size,
+        num_quantizers=config.num_quantizers,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        head_dim=config.head_dim,
+        window=max_history(config),
+        rope_theta=config.rope_theta,
+        rms_norm_eps=config.rms_norm_eps,
+        upsampling_ratios=config.upsampling_ratios,
+        upsample_rates=config.upsample_rates,
+        layout=tuple((piece.name, piece.shape) for piece in state_layout(config)),
+    )
+
+
+@dataclass
+class Inputs:
+    """The same random tensors for whoever asks in the same order."""
+
+    device: torch.device
+    dtype: torch.dtype
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+
+    def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(shape, generator=self.generator)).to(self.device, self.dtype)
+
+    def vector(self, size: int, low: float = -0.5) -> Tensor:
+        return (low + torch.rand(size, generator=self.generator)).to(self.device)
+
+    def empty(self, *shape: int) -> Tensor:
+        """Not a number, until written."""
+        return torch.full(shape, torch.nan, device=self.device, dtype=self.dtype)
+
+    def product(
+        self,
+        outputs: int,
+        channels: int,
+        taps: int = 1,
+        dilation: int = 1,
+        norm_eps: float | None = None,
+        activation: Activation = "none",
+    ) -> Product:
+        rows = 2 * outputs if activation == "gated" else outputs
+        weight = self.normal(rows, taps * channels, scale=(taps * channels) ** -0.5)
+        vectors = (self.vector(rows), self.vector(outputs, 1.0), self.vector(outputs, 1.0))
+        bias = None if activation == "gated" else vectors[0]
+        return Product(weight, bias, *vectors[1:], taps, dilation, norm_eps, activation)
+
+
+Case = Callable[[Ops, Inputs, StepConfig], list[Tensor]]
+
+
+def normed(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
+    return [ops.product(inputs.normal(3, 5, 64), inputs.product(96, 64, norm_eps=1e-5))]
+
+
+def gated(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
+    return [ops.product(inputs.normal(2, 3, 64), inputs.product(64, 64, norm_eps=1e-5, activation="gated"))]
+
+
+def gelu(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
+    return [ops.product(inputs.normal(2, 70, 64), inputs.product(96, 64, activation="gelu"))]
+
+
+def dilated(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
+    x, layer, active = inputs.normal(2, 18 + 75, 96), inputs.product(64, 96, 7, 3), inputs.empty(2, 75 + 6, 64)[:, 6:]
+    return [ops.product(x, layer, active=active), active]
+
+
+def transposed(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
+    """Five positions from one."""
+    x, layer = inputs.normal(3, 1 + 4, 64), inputs.product(5 * 32, 64, taps=2)
+    out, active = inputs.empty(3, 20, 32), inputs.empty(3, 20 + 6, 32)[:, 6:]
+    return [ops.product(x, layer, out=out, active=active), active]
+
+
+def residual(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
+    x, layer, out = inputs.normal(2, 9, 128), inputs.product(64, 128), inputs.empty(2, 9 + 6, 64)[:, 6:]
+    return [ops.product(x, layer, residual=inputs.normal(2, 9 + 6, 64)[:, 6:], out=out)]
+
+
+def _unit(channels: int, positions: int, keeps: bool) -> Case:
+    def unit(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
+        layers = Unit(inputs.product(channels, channels, 7, 9), inputs.product(channels, channels))
+        x, skipped = inputs.normal(2, 54 + positions, channels), inputs.normal(2, positions, channels)
+        active = inputs.empty(2, positions + 1, channels)[:, 1:]
+        ops.unit(x, layers, skipped, skipped if keeps else None, active)
+        return [active, skipped]
+
+    return unit
+
+
+def embedding(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
+    codes = torch.randint(-9, 2060, (2, 3, config.num_quantizers), generator=inputs.generator, dtype=torch.int32)
+    out = inputs.empty(2, 2 + 3, 64)[:, 2:]
+    ops.embed(codes.to(inputs.device), inputs.normal(config.num_quantizers * config.codebook_size, 64), out)
+    return [out]
+
+
+def attention(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
+    """A cold row, a row of middle age, a full one and one that claims too little."""
+    results = []
+    for frames in (1, 5, 32):
+        state, state_out = inputs.normal(4, config.state_size), inputs.normal(4, config.state_size)
+        history = torch.tensor([[0], [40], [71], [-3]], dtype=torch.int32, device=inputs.device)
+        results.append(ops.attend(inputs.normal(4, frames, 3 * 128), 1, state, history, state_out))
+        windows = config.pieces["pre_conv"].offset
+        results.append(state_out[:, :windows])
+    return results
+
+
+def depthwise(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
+    layer = Depthwise(inputs.normal(7, 96, scale=0.4).float(), inputs.vector(96))
+    return [ops.depthwise(inputs.normal(2, 6 + 5, 96), layer)]
+
+
+def last(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
+    layer = Depthwise(inputs.normal(7, 96, scale=0.04).float(), inputs.vector(1))
+    return [ops.last(inputs.normal(2, 6 + 90, 96), layer)]
+
+
+def histories(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
+    """What is opened comes back moved on by the new positions."""
+    state, state_out = inputs.normal(2, config.state_size), inputs.empty(2, config.state_size)
+    sequences = ops.open(state, 3)
+    pasts = {name: sequence.shape[1] - 3 * config.positions[name] for name, sequence in sequences.items()}
+    opened = [sequence[:, : pasts[name]].clone() for name, sequence in sequences.items()]
+    for name, sequence in sequences.items():
+        new = sequence[:, pasts[name] :]
+        new.copy_(inputs.normal(*new.shape))
+    ops.close(sequences, state_out)
+    return [*opened, state_out[:, config.pieces["pre_conv"].offset :]]
+
+
+CASES: dict[str, Case] = {
+    case.__name__: case
+    for case in (normed, gated, gelu, dilated, transposed, residual, embedding, attention, depthwise, last, histories)
+} | {"unit 96": _unit(96, 37, True), "last unit 192": _unit(192, 20, False), "unit 128": _unit(128, 20, True)}

@@ -1,0 +1,115 @@
+"""The codec step's kernels against PyTorch, and the step under CUDA graphs against the exporter's in FP32."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from code2wav_step import startup
+from code2wav_step.config import StepConfig
+from code2wav_step.requests import STATE_DTYPE
+from code2wav_step.runner import GraphRunner
+from code2wav_step.torch_ops import TorchOps
+from export import python_form
+from export.codec import CodecStep
+from export.verify import Agreement, Array, Verification
+from qwen3_tts_engine.checkpoint import Checkpoint, CodecDecoderConfig
+from qwen3_tts_engine.weights import codec_decoder_shapes
+from scripts.synthetic_configs import CODEC_DECODER
+from scripts.synthetic_weights import initial
+from tests.fakes.codec_layers import CASES, Inputs, small_config
+
+LIMIT = Agreement(max_error=0.05, snr_db=35.0)
+
+
+@pytest.fixture(scope="module")
+def reference() -> CodecStep:
+    """Of the released size, on the CPU."""
+    config = CodecDecoderConfig.model_validate(CODEC_DECODER)
+    shapes = codec_decoder_shapes(config)
+    tensors = {name: initial(name, shape, 0, torch.device("cpu")) for name, shape in shapes.items()}
+    return CodecStep(config, tensors, torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def runner(reference: CodecStep, tmp_path_factory: pytest.TempPathFactory) -> GraphRunner:
+    path = tmp_path_factory.mktemp("code2wav") / startup.MODEL_FILE
+    python_form.build(reference, path)
+    device = torch.device("cuda:0")
+    runner = startup.make_runner(startup.load_weights(path, device), device)
+    assert isinstance(runner, GraphRunner)
+    assert not isinstance(runner.step.ops, TorchOps)
+    return runner
+
+
+def snr_db(found: Tensor, expected: Tensor) -> float:
+    signal, noise = expected.double().square().sum(), (expected.double() - found.double()).square().sum()
+    return float(10 * torch.log10(signal / noise.clamp(min=1e-30)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_is_the_operation(name: str, device: torch.device) -> None:
+    from code2wav_step.kernel_ops import KernelOps
+
+    config = small_config()
+    exact = CASES[name](TorchOps(config, device), Inputs(device, torch.float32), config)
+    found = CASES[name](KernelOps(config, device), Inputs(device, torch.float16), config)
+    for a, b in zip(found, exact, strict=True):
+        assert snr_db(a, b) > 50
+
+
+def test_served_step_is_the_exporters(runner: GraphRunner, reference: CodecStep) -> None:
+    def candidate(*arrays: Array) -> tuple[Array, Array]:
+        codes, state, history = map(torch.from_numpy, arrays)
+        waveform, state_out = runner(codes, state.half(), history)
+        return waveform.cpu().numpy(), state_out.float().cpu().numpy()
+
+    for agreement in Verification(reference, candidate).run():
+        assert agreement.within(LIMIT), agreement
+
+
+def inputs(config: StepConfig, rows: int, frames: int) -> tuple[Tensor, Tensor, Tensor]:
+    codes = torch.randint(0, config.codebook_size, (rows, frames, config.num_quantizers), dtype=torch.int32)
+    state = 0.3 * torch.randn(rows, config.state_size)
+    return codes, state.to("cuda", STATE_DTYPE), torch.full((rows, 1), config.window, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(("rows", "frames"), [(64, 4), (64, 32), (33, 1), (5, 7)])
+def test_rows_do_not_depend_on_their_neighbours_or_on_the_graph(
+    runner: GraphRunner, device: torch.device, rows: int, frames: int
+) -> None:
+    """Other tiles sum in another order, so not to the bit; but a neighbour's row would be far off."""
+    given = inputs(runner.step.config, rows, frames)
+    together = runner(*given)
+    for row in (0, rows // 2, rows - 1):
+        alone = runner(*(tensor[row : row + 1] for tensor in given))
+        for a, b in zip(alone, together, strict=True):
+            assert snr_db(a[0], b[row]) > 35
+
+
+@pytest.mark.parametrize(("rows", "frames"), [(1, 1), (8, 4), (16, 8), (64, 1), (64, 4), (64, 8)])
+def test_same_inputs_give_the_same_bits(runner: GraphRunner, device: torch.device, rows: int, frames: int) -> None:
+    """A result that moves is a race."""
+    given = inputs(runner.step.config, rows, frames)
+    first = runner(*given)
+    for _ in range(20):
+        assert all(torch.equal(a, b) for a, b in zip(runner(*given), first, strict=True))
+
+
+def test_codec_that_the_kernels_cannot_take_is_served_by_pytorch(
+    tiny_checkpoint: Path, tmp_path: Path, device: torch.device, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint)))
+    path = tmp_path / startup.MODEL_FILE
+    python_form.build(reference, path)
+    with caplog.at_level(logging.WARNING):
+        runner = startup.make_runner(startup.load_weights(path, device), device)
+    assert "PyTorch operations do the work" in caplog.text
+    assert isinstance(runner, GraphRunner)
+    assert isinstance(runner.step.ops, TorchOps)
+    codes, state, history = inputs(runner.step.config, 2, 3)
+    expected, _ = reference(codes, state.float().cpu(), history)
+    assert snr_db(runner(codes, state, history)[0].cpu(), expected) > 30

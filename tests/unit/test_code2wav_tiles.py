@@ -1,0 +1,57 @@
+"""Block sizes of the codec's kernels: they fit the shapes, and what is compiled from them is safe."""
+
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from code2wav_step.tiles import Tile, product_tile, unit_tile
+
+ROWS = (1, 4, 16, 64, 65, 160, 512, 4096, 40960, 983040)
+# Columns, channels and width of every kind of product of the released codec.
+PRODUCTS = [
+    (3072, 512, 512),
+    (1024, 4096, 4096),
+    (1536, 1024, 7168),
+    (1920, 768, 1536),
+    (384, 384, 384),
+    (288, 192, 384),
+]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("columns", "channels", "width"), PRODUCTS)
+def test_depth_divides_the_channels(rows: int, columns: int, channels: int, width: int) -> None:
+    tile = product_tile(rows, columns, channels, width)
+    assert channels % tile.depth == 0
+    assert tile.depth >= 16
+
+
+@pytest.mark.parametrize("channels", [96, 192])
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_unit_is_made_in_one_column_of_programs(rows: int, channels: int) -> None:
+    tile = unit_tile(rows, channels)
+    assert tile.programs(rows, channels) == -(-rows // tile.rows)
+    assert channels % tile.depth == 0
+
+
+def test_programs_cover_what_does_not_divide() -> None:
+    assert Tile(64, 128, 64, 4, 4).programs(65, 129) == 4
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="Triton carries NVIDIA's assembler for x86-64 only")
+def test_nothing_is_overwritten_while_a_matrix_unit_reads_it() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
+    command = [sys.executable, "-m", "tests.fakes.compiled_products"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    found = json.loads(output)
+    assert found
+    assert {variant: problems for variant, problems in found.items() if problems} == {}
