@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -64,14 +63,6 @@ def test_plan_that_is_none_is_refused(settings: TensorRtSettings, tmp_path: Path
     (tmp_path / "model.plan").write_bytes(b"no plan" * 100)
     with pytest.raises(PlanError, match="does not load it"):
         PlanProcess(settings, tmp_path / "model.plan")
-
-
-def test_second_build_takes_the_timings_of_the_first(
-    exported: Exported, checkpoint: Checkpoint, tmp_path: Path, form: Form
-) -> None:
-    with Progress(disable=True) as progress:
-        export(checkpoint, tmp_path, replace(form, cases=((2, 3),), utterance=32), progress)
-    assert CodecManifest.read(tmp_path / "code2wav" / "1").engine is not None
 
 
 @pytest.fixture
