@@ -9,6 +9,7 @@ from client.errors import ClientError, ExitCode
 # Command to (module, help); a module has add_options and run.
 COMMANDS = {
     "say": ("client.say", "speak one text"),
+    "voices": ("client.voices", "register, list and delete voices to clone"),
     "bench": ("client.bench", "measure a server under load"),
     "report": ("client.report", "make a page of what was measured"),
     "import": ("client.perf_analyzer", "read what perf_analyzer measured"),

@@ -9,7 +9,12 @@ from client.protocol import MODEL_NAME, SpeechRequest, encode
 from client.stream import Timeouts
 from client.wav import read_wav
 
-_STRINGS = ("language", "speaker", "instruct", "voice", "ref_text")
+_STRINGS = ("language", "speaker", "instruct", "voice")
+_HELP = {
+    "speaker": "CustomVoice: who speaks",
+    "instruct": "CustomVoice: how; VoiceDesign: the voice itself",
+    "voice": "Base: a registered voice (python -m client voices)",
+}
 _FLOATS = ("temperature", "top_p", "repetition_penalty")
 _INTEGERS = ("top_k", "max_frames", "seed")
 
@@ -29,12 +34,18 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 def add_request_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("request", "named like the model's tensors; the server's defaults otherwise")
     for name in _STRINGS:
-        group.add_argument(_flag(name))
-    group.add_argument("--ref-audio", type=Path, metavar="FILE.wav", help="voice to clone")
+        group.add_argument(_flag(name), help=_HELP.get(name))
+    add_reference_options(group)
     for name in _FLOATS:
         group.add_argument(_flag(name), type=float, metavar="X")
     for name in _INTEGERS:
         group.add_argument(_flag(name), type=int, metavar="N")
+
+
+def add_reference_options(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--ref-audio", type=Path, metavar="FILE.wav", help="recording of a voice to clone")
+    parser.add_argument("--ref-text", help="what is said in it")
+    parser.add_argument("--x-vector-only", action="store_true", help="take from it only who speaks; needs no text")
 
 
 def add_playback_options(parser: argparse.ArgumentParser) -> None:
@@ -50,14 +61,20 @@ def timeouts(args: argparse.Namespace) -> Timeouts:
 def speech_request(args: argparse.Namespace, text: str) -> SpeechRequest:
     """Raises ClientError for a reference that cannot be read and for what does not fit its tensor."""
     fields: dict[str, Any] = {name: getattr(args, name) for name in (*_STRINGS, *_FLOATS, *_INTEGERS)}
-    if args.ref_audio:
-        fields["ref_audio"], fields["ref_sample_rate"] = read_wav(args.ref_audio)
-    request = SpeechRequest(text, **fields)
+    request = SpeechRequest(text, **fields, **reference_fields(args))
     try:
         encode(request)
     except ValueError as error:
         raise ClientError(str(error)) from None
     return request
+
+
+def reference_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """The request's fields of a recording to clone. Raises ClientError for a file that cannot be read."""
+    fields: dict[str, Any] = {"ref_text": args.ref_text, "x_vector_only": args.x_vector_only or None}
+    if args.ref_audio:
+        fields["ref_audio"], fields["ref_sample_rate"] = read_wav(args.ref_audio)
+    return fields
 
 
 def _flag(name: str) -> str:

@@ -1,5 +1,6 @@
 """The tensors of the model `qwen3_tts` on the wire."""
 
+import json
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ INPUTS = {
     "ref_audio": "FP32",
     "ref_sample_rate": "INT32",
     "ref_text": "BYTES",
+    "x_vector_only": "BOOL",
+    "operation": "BYTES",
     "temperature": "FP32",
     "top_k": "INT32",
     "top_p": "FP32",
@@ -29,9 +32,12 @@ INPUTS = {
     "max_frames": "INT32",
     "seed": "INT64",
 }
-OUTPUTS = {"waveform": "INT16", "sample_rate": "INT32"}
+OUTPUTS = {"waveform": "INT16", "sample_rate": "INT32", "voices": "BYTES"}
 
-_SCALAR_FORMATS = {"FP32": "<f", "INT32": "<i", "INT64": "<q"}
+# Id of the requests that bring an utterance more text: their own ends are not the end of its audio.
+MORE_TEXT = "more-text"
+
+_SCALAR_FORMATS = {"BOOL": "<?", "FP32": "<f", "INT32": "<i", "INT64": "<q"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,8 @@ class SpeechRequest:
     ref_audio: NDArray[np.float32] | None = None  # mono, -1..1
     ref_sample_rate: int | None = None
     ref_text: str | None = None
+    x_vector_only: bool | None = None
+    operation: str | None = None  # on registered voices (client.voices) instead of speech
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -58,7 +66,7 @@ class SpeechRequest:
 class TextPiece:
     """Where a request stands in an utterance whose text is sent piece by piece."""
 
-    sequence_id: int
+    sequence_id: int | str
     start: bool
     end: bool
 
@@ -70,16 +78,23 @@ class AudioChunk:
 
 
 @dataclass(frozen=True)
+class VoiceList:
+    """The answer to an operation on voices: what is known of each."""
+
+    voices: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class Error:
     message: str
 
 
 @dataclass(frozen=True)
 class End:
-    pass
+    request_id: str = ""
 
 
-Event = AudioChunk | Error | End
+Event = AudioChunk | VoiceList | Error | End
 
 
 def encode(
@@ -89,7 +104,10 @@ def encode(
     message = service_pb2.ModelInferRequest(model_name=model_name, id=request_id)
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     if piece is not None:
-        message.parameters["sequence_id"].int64_param = piece.sequence_id
+        if isinstance(piece.sequence_id, str):
+            message.parameters["sequence_id"].string_param = piece.sequence_id
+        else:
+            message.parameters["sequence_id"].int64_param = piece.sequence_id
         message.parameters["sequence_start"].bool_param = piece.start
         message.parameters["sequence_end"].bool_param = piece.end
     for name, datatype in INPUTS.items():
@@ -135,5 +153,16 @@ def decode(response: service_pb2.ModelStreamInferResponse) -> Iterator[Event]:
             pcm=np.frombuffer(tensors["waveform"], dtype="<i2"),
             sample_rate=int.from_bytes(rate, "little") if rate else None,
         )
+    if "voices" in tensors:
+        yield VoiceList([json.loads(voice) for voice in _strings(tensors["voices"])])
     if "triton_final_response" in result.parameters and result.parameters["triton_final_response"].bool_param:
-        yield End()
+        yield End(result.id)
+
+
+def _strings(raw: bytes) -> Iterator[bytes]:
+    """The elements of a BYTES tensor, each behind its length."""
+    start = 0
+    while start < len(raw):
+        (length,) = struct.unpack_from("<I", raw, start)
+        start += 4 + length
+        yield raw[start - length : start]

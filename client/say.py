@@ -3,6 +3,7 @@
 import argparse
 import codecs
 import contextlib
+import itertools
 import os
 import secrets
 import sys
@@ -14,7 +15,7 @@ from tritonclient.grpc import service_pb2
 from client import metrics, options
 from client.errors import ClientError, ExitCode, SpeechError
 from client.playback import MS, NS
-from client.protocol import SAMPLE_RATE, SpeechRequest, TextPiece, encode
+from client.protocol import MORE_TEXT, SAMPLE_RATE, SpeechRequest, TextPiece, encode
 from client.server import Server
 from client.sink import open_sink
 from client.sync_stream import speak
@@ -57,11 +58,13 @@ def _messages(request: SpeechRequest, model_name: str) -> Iterable[service_pb2.M
 def streamed(request: SpeechRequest, model_name: str, pieces: Iterable[str]) -> Iterator[service_pb2.ModelInferRequest]:
     """One request a piece of text, all of one sequence; a last one without text ends it."""
     sequence_id = secrets.randbits(63) | 1
-    start = True
+    # The first one says how to speak, the others bring text alone.
+    fields, request_id = request, ""
     for text in pieces:
-        yield encode(replace(request, text=text), model_name, piece=TextPiece(sequence_id, start, end=False))
-        start = False
-    yield encode(replace(request, text=""), model_name, piece=TextPiece(sequence_id, start, end=True))
+        piece = TextPiece(sequence_id, start=not request_id, end=False)
+        yield encode(replace(fields, text=text), model_name, request_id, piece)
+        fields, request_id = SpeechRequest(""), MORE_TEXT
+    yield encode(replace(fields, text=""), model_name, request_id, TextPiece(sequence_id, not request_id, end=True))
 
 
 def read_pieces(file: int) -> Iterator[str]:
@@ -75,7 +78,10 @@ def read_pieces(file: int) -> Iterator[str]:
 def _speak(server: Server, args: argparse.Namespace, messages: Iterable[service_pb2.ModelInferRequest]) -> Timeline:
     recorder = TimelineRecorder()
     with contextlib.ExitStack() as stack:
-        stamped = _stamped(messages, recorder)
+        messages = iter(messages)
+        # Standard input may keep us waiting for its first words: nothing runs out meanwhile.
+        first = next(messages)
+        stamped = _stamped(itertools.chain([first], messages), recorder)
         stream = stack.enter_context(contextlib.closing(speak(server.stub, stamped, options.timeouts(args))))
         sink = None
         try:

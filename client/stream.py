@@ -9,7 +9,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from client.errors import SpeechError, from_message, from_rpc
-from client.protocol import AudioChunk, End, Error, decode
+from client.protocol import MORE_TEXT, AudioChunk, End, Error, decode
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -39,8 +39,8 @@ class Responses:
                     yield event
                 case Error(message):
                     raise from_message(message)
-                case End():
-                    self._ended = True
+                case End(request_id):
+                    self._ended |= request_id != MORE_TEXT
 
     def close(self) -> None:
         """Called when the server has closed the stream. Raises SpeechError where it did so too early."""

@@ -10,7 +10,7 @@ from client.errors import ClientError
 
 
 def read_wav(path: Path) -> tuple[NDArray[np.float32], int]:
-    """Mono samples in -1..1 and the sample rate in Hz, of a PCM file of 8, 16, 24 or 32 bits. Raises ClientError."""
+    """Samples in -1..1, channels mixed down, and the rate in Hz, of a PCM file of 8 to 32 bits. Raises ClientError."""
     try:
         with wave.open(str(path), "rb") as file:
             width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()

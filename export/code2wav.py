@@ -104,12 +104,12 @@ def _manifest(checkpoint: Checkpoint, step: CodecStep, form: Form, engine: Engin
         opset=form.opset,
         torch=torch.__version__,
         onnx=onnx.__version__,
-        commit=_commit(),
+        commit=commit(),
         engine=engine,
     )
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     try:
         command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

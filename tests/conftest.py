@@ -10,6 +10,7 @@ import torch
 from rich.progress import Progress
 
 from export.code2wav import export
+from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
 from export.onnx_form import ONNX
 from qwen3_tts_engine.checkpoint import Checkpoint
 from scripts.synthetic_checkpoint import make_checkpoint
@@ -50,4 +51,16 @@ def tiny_code2wav(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
     repository = tmp_path_factory.mktemp("repository")
     with Progress(disable=True) as progress:
         export(Checkpoint.open(str(tiny_checkpoint)), repository, ONNX, progress)
+    return repository
+
+
+@pytest.fixture(scope="session")
+def tiny_base_models(checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model repository that holds what the exporter makes of the tiny Base checkpoint: code2wav/1, both encoders."""
+    checkpoint = Checkpoint.open(str(checkpoint_of("base")))
+    repository = tmp_path_factory.mktemp("base_repository")
+    with Progress(disable=True) as progress:
+        export(checkpoint, repository, ONNX, progress)
+        for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
+            export_encoder(encoder, checkpoint, repository / encoder.name, progress)
     return repository

@@ -17,22 +17,22 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from client.errors import SpeechError
 from client.protocol import SpeechRequest, encode
+from client.server import Server
 from client.stream import Timeouts
 from client.sync_stream import speak
+from client.voices import operate
 from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, Ports, TritonServer, backend_directory
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
+# What a developer may have built there.
+BUILT = ("__pycache__", "model.onnx*", "model.safetensors", "model.json", "*_encoder*")
 FAKES = ROOT / "tests" / "fakes" / "repository"
 
 
 def copy_repository(target: Path, fakes: bool) -> Path:
     """The model repository in `target`; with `fakes`, the talker and the codec are the scripted ones."""
-    shutil.copytree(
-        REPOSITORY,
-        target,
-        ignore=shutil.ignore_patterns("__pycache__", "model.onnx*", "model.safetensors", "model.json"),
-    )
+    shutil.copytree(REPOSITORY, target, ignore=shutil.ignore_patterns(*BUILT))
     if fakes:
         version = target / "qwen3_tts" / "1"
         (version / "model.py").rename(version / "real_model.py")
@@ -106,6 +106,12 @@ class Voice:
         except SpeechError as error:
             heard.error = str(error)
         return heard
+
+    def operate(self, operation: str, voice: str | None = None, **fields: Any) -> list[dict[str, Any]]:
+        """The voices that the answer names; raises SpeechError."""
+        request = SpeechRequest("", operation=operation, voice=voice, **fields)
+        with Server(f"localhost:{self.server.ports.grpc}", "qwen3_tts") as server:
+            return operate(server, request, 60)
 
     def raw(self, **inputs: tuple[str, list[int], bytes]) -> str:
         """Send tensors as they are given (data type, shape, bytes); returns the error message."""

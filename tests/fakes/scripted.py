@@ -9,7 +9,7 @@ from qwen3_tts_engine.chunker import Chunks
 from qwen3_tts_engine.code2wav import SAMPLES_PER_FRAME
 from qwen3_tts_engine.limits import RunnerLimits
 from qwen3_tts_engine.request import RequestError, Sampling, SynthesisRequest
-from qwen3_tts_engine.scheduler import Frames, Newcomer
+from qwen3_tts_engine.scheduler import Frames, Newcomer, TextFeed
 from qwen3_tts_engine.stream import Prompt, Sink, Stream
 
 NUM_CODEBOOKS = 16
@@ -26,6 +26,7 @@ class ScriptedRunner:
         self.row_seconds = 0.0
         self.fail: Exception | None = None
         self.prefill_failures: dict[int, Exception] = {}
+        self.fed: list[TextFeed] = []
         self.gate = threading.Event()
         self.gate.set()
         self._signature = np.zeros(num_slots, np.int64)
@@ -40,6 +41,9 @@ class ScriptedRunner:
             if seed in self.prefill_failures:
                 failed.append((newcomer, self.prefill_failures[seed]))
         return failed
+
+    def feed(self, feeds: list[TextFeed]) -> None:
+        self.fed += feeds
 
     def launch(self, slots: np.ndarray) -> Frames:
         if self.fail:

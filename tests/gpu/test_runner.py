@@ -11,6 +11,8 @@ from qwen3_tts_engine.request import SynthesisRequest
 from qwen3_tts_engine.runner import TalkerRunner
 from qwen3_tts_engine.scheduler import Newcomer
 from qwen3_tts_engine.startup import load_runner
+from qwen3_tts_engine.voice import Voice
+from tests.conftest import CheckpointOf
 from tests.fakes.scripted import Listener
 
 FRAMES = 40
@@ -112,3 +114,31 @@ def test_logits_are_those_of_the_cpu_within_bfloat16(checkpoint: Checkpoint, gra
     distance = float((logits[0] - logits[1]).norm() / (logits[1] - logits[1].mean()).norm())
     print(f"distance of bfloat16 logits: {distance:.4f}")
     assert distance < 0.03
+
+
+def clone(prompts: PromptBuilder, hidden: int, slot: int) -> Newcomer:
+    """A cloned voice: of 1 to 89 reference frames, or of its x-vector alone."""
+    random = np.random.default_rng(slot)
+    vector, codes = (
+        random.normal(0, 0.3, hidden).astype(np.float32),
+        random.integers(0, 2048, (1 + 8 * slot, 16), np.int32),
+    )
+    voice = Voice(vector, codes, "What the reference says.") if slot % 3 else Voice(vector)
+    request = SynthesisRequest.of({"text": f"Hello there. {slot}", "voice": "any", "seed": slot}).in_voice(voice)
+    stream = prompts.stream(request, Listener(), str(slot))
+    pages = -(-stream.num_positions // 32)
+    return Newcomer(stream, slot, list(range(slot * 40, slot * 40 + pages)))
+
+
+def test_cloned_voices(checkpoint_of: CheckpointOf) -> None:
+    """Graphs and eager operations agree, and a slot's next stream has nothing of the voice before it."""
+    base = Checkpoint.open(str(checkpoint_of("base")))
+    prompts, hidden = PromptBuilder(base, config_of(base)), base.config.talker_config.hidden_size
+    graphs, eager = (load_runner(base, config_of(base, cuda_graphs=on), CUDA) for on in (True, False))
+    clones = [clone(prompts, hidden, slot) for slot in range(12)]
+    expected = speak(eager, clones)
+    np.testing.assert_array_equal(speak(graphs, clones), expected)
+    assert graphs._state.vectors[-1].abs().max() == 0, "the slot of padding has no speaker"
+    by_vector = [clone(prompts, hidden, slot) for slot in (0, 3, 6)]
+    swapped = [Newcomer(n.stream, slot, n.pages) for n, slot in zip(by_vector, (3, 6, 0), strict=True)]
+    np.testing.assert_array_equal(speak(graphs, swapped), expected[:, [0, 3, 6]])

@@ -10,17 +10,14 @@ import pytest
 import torch
 
 from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.chunker import Chunks
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.prompt import PromptBuilder
-from qwen3_tts_engine.request import RequestError, SynthesisRequest
-from qwen3_tts_engine.startup import build_engine, load_runner
-from tests.fakes.scripted import Listener, scripted_pcm
+from qwen3_tts_engine.request import SynthesisRequest
+from qwen3_tts_engine.startup import load_runner
 from tests.oracle.reference import load_processor, load_reference, reference_generate
+from tests.oracle.speaking import CPU, synthesise
 
 FRAMES = 30
-WAIT = 120.0
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -49,35 +46,6 @@ CASES = [
     Case("Добрый день, друзья.", "russian", "vivian"),
     Case("a"),
 ]
-
-
-class CodeRecorder:
-    """A codec client that keeps every stream's codes."""
-
-    def __init__(self) -> None:
-        self.codes: dict[str, list[np.ndarray]] = {}
-
-    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
-        for stream, codes, count in zip(chunks.streams, chunks.codes, chunks.counts, strict=True):
-            self.codes.setdefault(stream.key, []).append(codes[:count])
-        return scripted_pcm(chunks.codes), {}
-
-
-def synthesise(folder: Path, requests: list[dict[str, Any]], **settings: Any) -> list[np.ndarray]:
-    """Codes [frames, 16] of each request, all in flight at once."""
-    checkpoint = Checkpoint.open(str(folder))
-    config = EngineConfig(checkpoint=str(folder), max_streams=8, max_text_tokens=256, max_frames_limit=512, **settings)
-    recorder = CodeRecorder()
-    runner = load_runner(checkpoint, config, CPU)
-    engine = build_engine(config, PromptBuilder(checkpoint, config), runner, recorder)
-    listeners = [Listener() for _ in requests]
-    for index, (request, listener) in enumerate(zip(requests, listeners, strict=True)):
-        engine.submit(SynthesisRequest.of(request), listener, str(index))
-    engine.start()
-    assert all(listener.ended.wait(WAIT) and listener.error is None for listener in listeners)
-    engine.scheduler.check_integrity()
-    engine.close()
-    return [np.concatenate(recorder.codes[str(index)]) for index in range(len(requests))]
 
 
 def greedy(case: Case, frames: int = FRAMES) -> dict[str, Any]:

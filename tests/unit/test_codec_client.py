@@ -1,10 +1,15 @@
 """What the codec client does with codes and waveforms that are none."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
-from qwen3_tts_engine.chunker import Chunks
+from qwen3_tts_engine.chunker import Chunker, Chunks
 from qwen3_tts_engine.codec import CodecStates, invalid_codes, to_pcm
+from qwen3_tts_engine.slots import SlotTable
+from qwen3_tts_engine.voice import Voice
+from tests.fakes.scripted import Listener, make_stream
 
 FRAMES = 2
 
@@ -14,7 +19,7 @@ def chunks_of(*rows: int) -> Chunks:
     count = len(rows)
     codes = np.repeat(np.array(rows, np.int32), FRAMES * 16).reshape(count, FRAMES, 16)
     zeros = np.zeros(count, np.int32)
-    return Chunks([], np.arange(count), codes, zeros, np.full(count, FRAMES), zeros.astype(float))
+    return Chunks([], np.arange(count), codes, zeros, np.full(count, FRAMES), zeros.astype(float), zeros == 0)
 
 
 def test_a_row_with_a_code_out_of_range_fails_alone() -> None:
@@ -24,6 +29,44 @@ def test_a_row_with_a_code_out_of_range_fails_alone() -> None:
     codes, _, _ = CodecStates(4, 8, 71, torch.float32, torch.device("cpu")).inputs(chunks)
     assert codes.min() == 0
     assert codes.max() == 2047
+
+
+def test_a_stream_starts_behind_its_voice_and_leaves_nothing_to_the_next() -> None:
+    """Rows: a clone's first chunk, a stream's first chunk, and one that goes on, in slots that held other streams."""
+    states = CodecStates(4, 8, 71, torch.float32, torch.device("cpu"))
+    states.store(chunks_of(0, 0, 0, 0), torch.full((4, 8), 9.0))
+    warm = Voice(np.zeros(4, np.float32), np.zeros((80, 16), np.int32), "text", torch.arange(8.0))
+    streams = [make_stream(name, Listener()) for name in "abc"]
+    streams[0].voice = warm
+    streams[1].voice = warm.alone()
+    history, first = np.array([80, 0, 5], np.int32), np.array([True, True, False])
+    chunks = replace(chunks_of(0, 0, 0), streams=streams, slots=np.array([2, 0, 3]), history=history, first=first)
+    _, state, history_in = states.inputs(chunks)
+    torch.testing.assert_close(state, torch.stack([torch.arange(8.0), torch.zeros(8), torch.full((8,), 9.0)]))
+    assert history_in.flatten().tolist() == [71, 0, 5]
+    states.store(chunks, state + 1)
+    assert torch.equal(warm.state, torch.arange(8.0)), "the voice itself stays as it is"
+
+
+def test_a_clone_goes_on_behind_its_reference() -> None:
+    """What the chunker says of a slot whose voice has 80 frames."""
+    table = SlotTable(2, 64, 16)
+    clone = make_stream("clone", Listener())
+    clone.voice = Voice(np.zeros(4, np.float32), np.zeros((80, 16), np.int32), "text", torch.zeros(8))
+    for slot, stream in enumerate((clone, make_stream("other", Listener()))):
+        table.open(slot, stream)
+    chunker = Chunker(table, 1, lambda: 0.0)
+    table.codes[:] = 0
+    for frame in range(3):
+        table.written += 1
+        chunks = chunker.next_chunks(now=1.0)
+        assert chunks is not None
+        assert dict(zip(chunks.slots.tolist(), chunks.history.tolist(), strict=True)) == {0: 80 + frame, 1: frame}
+        assert chunks.first.tolist() == [frame == 0] * 2
+        chunker.done(chunks, now=1.0)
+    table.close(0)
+    table.open(0, make_stream("next", Listener()))
+    assert table.preset[0] == 0
 
 
 def test_a_waveform_that_overflowed_fails_alone() -> None:

@@ -9,15 +9,20 @@ import onnx
 import pytest
 import typer
 from onnx import numpy_helper
+from rich.progress import Progress
 from typer.testing import CliRunner
 
 import export.__main__ as cli
+from export.code2wav import ExportError
 from export.codec import CodecStep
+from export.encoders import SPEAKER_ENCODER, export_encoder
 from export.onnx_form import ONNX
 from export.verify import CASES, Agreement, Verification, torch_step
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES
+from qwen3_tts_engine.encoders import EncoderManifest, check_encoder
 from qwen3_tts_engine.manifest import CodecManifest
+from tests.conftest import CheckpointOf
 
 
 def run(checkpoint: Path, repository: Path, *options: str) -> tuple[int, str]:
@@ -142,3 +147,44 @@ def test_unreadable_manifest_names_file_and_field(content: str, message: str, tm
 def test_missing_manifest_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="python -m export"):
         CodecManifest.read(tmp_path)
+
+
+def test_a_base_checkpoint_brings_its_encoders(
+    tiny_base_models: Path, checkpoint_of: CheckpointOf, tmp_path: Path
+) -> None:
+    repository = shutil.copytree(tiny_base_models, tmp_path / "repository")
+    base = checkpoint_of("base")
+    code, output = run(base, repository)
+    assert code == 0
+    assert output.count("up to date") == 3
+    checkpoint = Checkpoint.open(str(base))
+    hidden = checkpoint.config.talker_config.hidden_size
+    for name, digest, size in (
+        ("speaker_encoder", checkpoint.speaker_digest, hidden),
+        ("codec_encoder", checkpoint.codec_digest, 16),
+    ):
+        manifest = EncoderManifest.read(repository / name / "1")
+        assert (manifest.digest, manifest.output_size) == (digest, size)
+        assert sorted(path.name for path in (repository / name).iterdir()) == ["1", "config.pbtxt"]
+        check_encoder(repository, name, digest, base)
+        with pytest.raises(CheckpointError, match=rf"{name}/1/model.json: made from another checkpoint than"):
+            check_encoder(repository, name, "other", base)
+    assert not (repository / "speaker_encoder" / "configs").exists()
+
+
+def test_another_base_checkpoint_has_a_speaker_encoder_of_its_own(
+    tiny_base_models: Path, checkpoint_of: CheckpointOf, tmp_path: Path
+) -> None:
+    repository = shutil.copytree(tiny_base_models, tmp_path / "repository")
+    assert run(checkpoint_of("base"), repository, "--speaker-encoder", "speaker_encoder_large")[0] == 0
+    config = (repository / "speaker_encoder_large" / "config.pbtxt").read_text()
+    assert 'name: "speaker_encoder_large"' in config
+    assert 'name: "speaker_encoder"' in (repository / "speaker_encoder" / "config.pbtxt").read_text()
+
+
+def test_an_encoder_that_differs_is_not_put_in_place(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
+    strict = replace(SPEAKER_ENCODER, judge=lambda expected, actual: (False, "max error 9"))
+    with Progress(disable=True) as progress, pytest.raises(ExportError, match="differs from PyTorch for 1 frames"):
+        export_encoder(strict, Checkpoint.open(str(checkpoint_of("base"))), tmp_path / "speaker_encoder", progress)
+    assert list((tmp_path / "speaker_encoder" / "1").iterdir()) == []
+    assert not (tmp_path / "speaker_encoder" / "config.pbtxt").exists()

@@ -7,18 +7,22 @@ import pytest
 from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2
 
+import export.encoders
 from export.onnx_form import ONNX
 from export.tensorrt_form import TensorRtSettings, profile, tensorrt_form
-from qwen3_tts_engine import code2wav
+from qwen3_tts_engine import code2wav, encoders
 from qwen3_tts_engine.checkpoint import CodecDecoderConfig, SpeechTokenizerConfig
 from qwen3_tts_engine.config import EngineConfig
 from scripts.embedded.backends.shared.merged_runs import limits
 from scripts.synthetic_configs import speech_tokenizer_config
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
-CONFIGS = sorted(REPOSITORY.glob("*/config.pbtxt")) + sorted(REPOSITORY.glob("*/configs/*.pbtxt"))
+CONFIGS = sorted(path for name in ("qwen3_tts", "code2wav") for path in (REPOSITORY / name).rglob("*.pbtxt"))
 TENSORRT = REPOSITORY / code2wav.MODEL_NAME / "config.pbtxt"
 ONNXRUNTIME = REPOSITORY / code2wav.MODEL_NAME / "configs" / "onnxruntime.pbtxt"
+ENCODERS = {
+    path.parent.name: path for path in (Path(export.encoders.__file__).parent / "models").glob("*/config.pbtxt")
+}
 PYTHON = REPOSITORY / code2wav.MODEL_NAME / "configs" / "python.pbtxt"
 
 PLAN_FORM = tensorrt_form(TensorRtSettings())
@@ -82,6 +86,19 @@ def test_configurations_of_a_model_differ_only_where_they_must() -> None:
             if tensor.name in (code2wav.STATE, code2wav.STATE_OUT):
                 tensor.ClearField("data_type")
     assert tensorrt == onnxruntime == python
+
+
+def test_encoders() -> None:
+    assert ENCODERS.keys() == {encoders.SPEAKER_ENCODER, encoders.CODEC_ENCODER}
+    speaker, codec = (parse(ENCODERS[name]) for name in (encoders.SPEAKER_ENCODER, encoders.CODEC_ENCODER))
+    assert tensors(speaker.input) == {encoders.MEL: ("FP32", [-1, 128])}
+    assert tensors(speaker.output) == {encoders.X_VECTOR: ("FP32", [-1])}
+    assert tensors(codec.input) == {encoders.AUDIO: ("FP32", [-1, 1920]), encoders.NUM_SAMPLES: ("INT32", [1])}
+    assert tensors(codec.output) == {encoders.CODES: ("INT32", [-1, 16])}
+    for name, path in ENCODERS.items():
+        config = parse(path)
+        assert (config.name, config.backend, config.default_model_filename) == (name, "onnxruntime", ONNX.filename)
+        assert config.max_batch_size == 1
 
 
 @pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME], ids=lambda path: path.stem)

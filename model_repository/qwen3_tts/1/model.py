@@ -12,8 +12,11 @@ import triton_io
 from qwen3_tts_engine import startup
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.engine import CodecClient, Runner
+from qwen3_tts_engine.engine import Runner
 from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.sequences import Sequences
+from qwen3_tts_engine.voices import Voices
+from triton_voices import BlsEncoder, Desk
 
 log = logging.getLogger("qwen3_tts")
 
@@ -25,15 +28,20 @@ class TritonPythonModel:
         self._args = args
         self._name = args["model_name"]
         parameters = json.loads(args["model_config"])["parameters"]
-        config = EngineConfig.from_parameters({name: value["string_value"] for name, value in parameters.items()})
+        values = {name: value["string_value"] for name, value in parameters.items()}
+        config = EngineConfig.from_parameters(values, model=self._name)
         device = startup.choose_device(config, _assigned_device(args))
         checkpoint = Checkpoint.open(config.checkpoint, config.revision)
         codec = self.make_codec(checkpoint, config, device)
+        prompts = PromptBuilder(checkpoint, config)
+        voices = self.make_voices(checkpoint, config, prompts, codec)
         runner = self.make_runner(checkpoint, config, device)
-        self._engine = startup.build_engine(config, PromptBuilder(checkpoint, config), runner, codec)
+        self._engine = startup.build_engine(config, prompts, runner, codec)
+        self._sequences = Sequences(self._engine, prompts, config.sequence_idle_seconds)
+        self._desk = Desk(self._engine, prompts, voices, self._sequences)
         if config.unload_when_dead:
             self._engine.on_death = self._unload
-        self._watcher = triton_io.CancelWatcher(self._engine.cancel)
+        self._watcher = triton_io.CancelWatcher(self._engine.cancel, self._sequences.expire)
         labels = {"model": self._name, "version": args["model_version"]}
         self._reporter = triton_io.MetricsReporter(self._engine.recorder, labels)
         self._engine.start()
@@ -41,22 +49,34 @@ class TritonPythonModel:
     def make_runner(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> Runner:
         return startup.load_runner(checkpoint, config, device)
 
-    def make_codec(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> CodecClient:
-        repository = Path(self._args["model_repository"]).parent
-        return triton_io.BlsCodec(startup.open_codec(checkpoint, config, repository, device))
+    def make_codec(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> triton_io.BlsCodec:
+        return triton_io.BlsCodec(startup.open_codec(checkpoint, config, self._repository, device))
+
+    def make_voices(
+        self, checkpoint: Checkpoint, config: EngineConfig, prompts: PromptBuilder, codec: triton_io.BlsCodec
+    ) -> Voices | None:
+        if checkpoint.config.tts_model_type != "base":
+            return None
+        encoder = BlsEncoder(config.speaker_encoder, codec.states)
+        return startup.open_voices(checkpoint, config, self._repository, prompts, encoder)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            triton_io.accept(request, self._engine, self._watcher)
+            triton_io.accept(request, self._desk, self._watcher)
 
     def is_ready(self) -> bool:
         """Asked by Triton releases in which a model may speak for itself (python_backend pull request 430)."""
         return self._engine.is_alive
 
     def finalize(self) -> None:
+        self._desk.close()
         self._engine.close()
         self._watcher.close()
         self._reporter.close()
+
+    @property
+    def _repository(self) -> Path:
+        return Path(self._args["model_repository"]).parent
 
     def _unload(self, error: BaseException) -> None:
         log.error("unloading %s: its engine died: %s", self._name, error)

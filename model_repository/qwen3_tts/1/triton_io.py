@@ -3,9 +3,10 @@
 import itertools
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,13 +16,14 @@ from qwen3_tts_engine import code2wav, metrics
 from qwen3_tts_engine.chunker import Chunks
 from qwen3_tts_engine.codec import CodecStates, invalid_codes, to_pcm
 from qwen3_tts_engine.engine import Engine
-from qwen3_tts_engine.request import InvalidRequest, Outcome, RequestError, SynthesisRequest, Unavailable
+from qwen3_tts_engine.request import InvalidRequest, Outcome, RequestError, Unavailable
+from qwen3_tts_engine.sequences import SEQUENCE_ID, SequencePiece
 
 log = logging.getLogger("qwen3_tts")
 
-TEXT_FIELDS = ("text", "language", "speaker", "instruct")
-NUMBER_FIELDS = ("temperature", "top_p", "repetition_penalty", "top_k", "max_frames", "seed")
-WAVEFORM, SAMPLE_RATE = "waveform", "sample_rate"
+TEXT_FIELDS = ("operation", "text", "language", "speaker", "instruct", "voice", "ref_text")
+AUDIO_FIELD = "ref_audio"
+WAVEFORM, SAMPLE_RATE, VOICES = "waveform", "sample_rate", "voices"
 # Names, not values: while Triton completes the configuration, its module has no TritonError yet.
 STATUS = {
     Outcome.INVALID: "INVALID_ARG",
@@ -29,6 +31,8 @@ STATUS = {
     Outcome.CANCELLED: "CANCELLED",
     Outcome.ERROR: "INTERNAL",
 }
+# TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END.
+SEQUENCE_START, SEQUENCE_END = 1, 2
 CODEC_IS_GONE = ("Server not ready", "no available versions", "is not ready")
 # At most this many cancel checks (a message to Triton and back, 0.1 ms) in each period.
 CANCEL_CHECKS = 16
@@ -36,11 +40,21 @@ CANCEL_PERIOD = 0.004
 METRICS_PERIOD = 0.5
 
 
-def accept(request: Any, engine: Engine, watcher: "CancelWatcher") -> None:
-    """Hand a Triton request to the engine; one that it refuses is answered here."""
+class Desk(Protocol):
+    """Who takes requests (triton_voices.Desk)."""
+
+    engine: Engine
+
+    def accept(self, fields: dict[str, Any], sink: "ResponseSink", piece: SequencePiece | None) -> None:
+        """Raises RequestError for a request that is refused at once."""
+
+
+def accept(request: Any, desk: "Desk", watcher: "CancelWatcher") -> None:
+    """Hand a Triton request on; one that is refused at once is answered here."""
     sink = ResponseSink(request.get_response_sender(), watcher)
+    engine = desk.engine
     try:
-        engine.submit(read_request(request), sink, sink.key)
+        desk.accept(read_fields(request), sink, read_piece(request))
     except RequestError as error:
         engine.refuse(sink, error)
     except Exception as error:
@@ -48,14 +62,27 @@ def accept(request: Any, engine: Engine, watcher: "CancelWatcher") -> None:
         engine.refuse(sink, RequestError(f"internal error: {error}"))
 
 
-def read_request(request: Any) -> SynthesisRequest:
-    """Tensors to a validated request; raises InvalidRequest. Triton itself has checked data types and shapes."""
+def read_piece(request: Any) -> SequencePiece | None:
+    """Where a request stands in a sequence of requests, if it does. Raises InvalidRequest."""
+    sequence_id, flags = request.correlation_id(), request.flags()
+    start, last = bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)
+    if sequence_id:
+        return SequencePiece(sequence_id, start, last)
+    if start or last:
+        raise InvalidRequest(SEQUENCE_ID, sequence_id, "sequence_start and sequence_end need one that is not 0")
+    return None
+
+
+def read_fields(request: Any) -> dict[str, Any]:
+    """Tensors to values; raises InvalidRequest. Triton itself has checked data types and shapes."""
     fields: dict[str, Any] = {}
     for tensor in request.inputs():
-        name = tensor.name()
-        value = tensor.as_numpy().reshape(-1)[0]
-        fields[name] = _text(name, value) if name in TEXT_FIELDS else value.item()
-    return SynthesisRequest.of(fields)
+        name, values = tensor.name(), tensor.as_numpy().reshape(-1)
+        if name == AUDIO_FIELD:
+            fields[name] = values.copy()  # the request's memory goes back before the encoders read it
+        else:
+            fields[name] = _text(name, values[0]) if name in TEXT_FIELDS else values[0].item()
+    return fields
 
 
 class ResponseSink:
@@ -64,6 +91,7 @@ class ResponseSink:
     def __init__(self, sender: Any, watcher: "CancelWatcher") -> None:
         # The client's request id may be empty or used twice; it never becomes a key.
         self.key = uuid.uuid4().hex
+        self.arrived = time.perf_counter()
         self._sender: Any | None = sender
         self._watcher = watcher
         self._lock = threading.Lock()
@@ -79,6 +107,14 @@ class ResponseSink:
                 outputs.append(pb_utils.Tensor(SAMPLE_RATE, np.array([code2wav.SAMPLE_RATE], np.int32)))
             self._started = True
             self._sender.send(pb_utils.InferenceResponse(outputs))
+
+    def reply(self, voices: list[str]) -> None:
+        """Answer an operation on voices, whole."""
+        with self._lock:
+            if self._sender is not None:
+                encoded = np.array([voice.encode() for voice in voices], np.object_)
+                self._sender.send(pb_utils.InferenceResponse([pb_utils.Tensor(VOICES, encoded)]))
+        self.finish(None)
 
     def finish(self, error: RequestError | None) -> None:
         with self._lock:
@@ -100,10 +136,14 @@ class ResponseSink:
 
 
 class CancelWatcher:
-    """Asks Triton, stream by stream, whether the client has gone, at a bounded rate and only while streams live."""
+    """Asks Triton, stream by stream, whether the client has gone, at a bounded rate and only while streams live.
 
-    def __init__(self, cancel: Callable[[str], None]) -> None:
+    `expire` is called as often: it ends those of whom nothing is heard any more.
+    """
+
+    def __init__(self, cancel: Callable[[str], None], expire: Callable[[], None]) -> None:
         self._cancel = cancel
+        self._expire = expire
         # Ordered: the stream that was asked about longest ago comes first.
         self._sinks: dict[ResponseSink, None] = {}
         self._changed = threading.Condition()
@@ -128,6 +168,7 @@ class CancelWatcher:
 
     def _run(self) -> None:
         while not self._closed.wait(CANCEL_PERIOD):
+            self._expire()
             for sink in self._next():
                 if sink.is_cancelled():
                     self._cancel(sink.key)
@@ -148,14 +189,14 @@ class BlsCodec:
     """The codec client (engine.CodecClient): one call to code2wav for a whole group of chunks."""
 
     def __init__(self, states: CodecStates) -> None:
-        self._states = states
+        self.states = self._states = states
 
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         with self._states.on_stream():
             codes, state, history = self._states.inputs(chunks)
             inputs = {code2wav.CODES: codes, code2wav.STATE: state, code2wav.HISTORY: history}
             response = self._call([pb_utils.Tensor.from_dlpack(name, tensor) for name, tensor in inputs.items()])
-            waveform, state_out = (_tensor(response, name) for name in (code2wav.WAVEFORM, code2wav.STATE_OUT))
+            waveform, state_out = (output_tensor(response, name) for name in (code2wav.WAVEFORM, code2wav.STATE_OUT))
             self._states.store(chunks, state_out)
             # Brings the samples to the host, and so waits until the states are stored too.
             pcm, failed = to_pcm(waveform)
@@ -172,7 +213,7 @@ class BlsCodec:
         )
         response = request.exec()
         if response.has_error():
-            raise _codec_error(response.error())
+            raise model_error(code2wav.MODEL_NAME, response.error())
         return response
 
 
@@ -240,10 +281,11 @@ def _triton_error(error: RequestError) -> Any:
     return pb_utils.TritonError(f"{code}: {error}", getattr(pb_utils.TritonError, code))
 
 
-def _codec_error(error: Any) -> RequestError:
+def model_error(model: str, error: Any) -> RequestError:
+    """What a model that was called answered instead."""
     # A server that is going down takes no more calls from its own models. Triton reports some of that as INTERNAL.
     gone = error.code() == pb_utils.TritonError.UNAVAILABLE or any(sign in error.message() for sign in CODEC_IS_GONE)
-    return (Unavailable if gone else RequestError)(f"{code2wav.MODEL_NAME}: {error.message()}")
+    return (Unavailable if gone else RequestError)(f"{model}: {error.message()}")
 
 
 def _text(name: str, value: bytes) -> str:
@@ -253,5 +295,5 @@ def _text(name: str, value: bytes) -> str:
         raise InvalidRequest(name, value, "must be UTF-8") from None
 
 
-def _tensor(response: Any, name: str) -> torch.Tensor:
+def output_tensor(response: Any, name: str) -> torch.Tensor:
     return torch.from_dlpack(pb_utils.get_output_tensor_by_name(response, name).to_dlpack())

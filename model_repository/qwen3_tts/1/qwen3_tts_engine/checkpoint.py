@@ -235,6 +235,17 @@ class Checkpoint:
         with self.path(f"{SPEECH_TOKENIZER}/{WEIGHTS}").open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
+    @cached_property
+    def speaker_digest(self) -> str:
+        """SHA-256 of the speaker encoder's weights, which a Base checkpoint has beside the talker's."""
+        digest = hashlib.sha256()
+        with safe_open(self.path(WEIGHTS), framework="pt") as file:
+            names = list(file.keys())
+            for name in sorted(name for name in names if name.startswith("speaker_encoder.")):
+                digest.update(name.encode())
+                digest.update(file.get_tensor(name).contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
 
 def read_config(path: Path, schema: type[ConfigT]) -> ConfigT:
     """Parse one JSON file; raises CheckpointError naming the file and every wrong field."""

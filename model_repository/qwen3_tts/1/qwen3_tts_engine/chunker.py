@@ -20,8 +20,9 @@ class Chunks:
     """Chunks of one length, the most urgent first.
 
     `codes` is int32 [chunks, frames, codebooks], `history` int32 [chunks]: frames that the codec has had of each
-    stream; `counts` int [chunks]: frames that hold speech; `ready_at` float [chunks]: when the last of them was made. A
-    last chunk is filled up to the common length; the codec is causal, so what is filled in changes nothing before it.
+    stream, and of the reference before it; `counts` int [chunks]: frames that hold speech; `ready_at` float [chunks]:
+    when the last of them was made; `first` bool [chunks]: whether the stream begins here. A last chunk is filled up to
+    the common length; the codec is causal, so what is filled in changes nothing before it.
     """
 
     streams: list[Stream]
@@ -30,6 +31,7 @@ class Chunks:
     history: np.ndarray
     counts: np.ndarray
     ready_at: np.ndarray
+    first: np.ndarray
 
     def __len__(self) -> int:
         return len(self.streams)
@@ -86,8 +88,11 @@ class Chunker:
     def _ready(self, now: float) -> np.ndarray:
         table = self._table
         pending = table.pending
-        last = ~table.talking & (pending > 0)
-        ready: np.ndarray = np.flatnonzero(~table.decoding & (last | (pending >= self.chunk_frames(now))))
+        # What is over or waits for text sends what it has: the listener has nothing else.
+        over = ~table.talking | table.stalled
+        ready: np.ndarray = np.flatnonzero(
+            ~table.decoding & (pending > 0) & (over | (pending >= self.chunk_frames(now)))
+        )
         return ready
 
     def _lengths(self, slots: np.ndarray) -> np.ndarray:
@@ -104,7 +109,8 @@ class Chunker:
         offsets = np.minimum(np.arange(length), counts[:, None] - 1)
         codes = table.codes[slots[:, None], sent[:, None] + offsets].astype(np.int32)
         streams = [stream for slot in slots if (stream := table.streams[slot])]
-        return Chunks(streams, slots, codes, sent, counts, table.written_at[slots, sent + counts - 1])
+        ready_at = table.written_at[slots, sent + counts - 1]
+        return Chunks(streams, slots, codes, table.preset[slots] + sent, counts, ready_at, sent == 0)
 
 
 def _power_below(frames: np.ndarray) -> np.ndarray:

@@ -23,6 +23,18 @@ class CodecStates:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self._states.dtype
+
+    @property
+    def state_size(self) -> int:
+        return self._states.shape[1]
+
+    @property
+    def max_history(self) -> int:
+        return self._max_history
+
+    @property
     def device(self) -> torch.device:
         return self._states.device
 
@@ -33,10 +45,7 @@ class CodecStates:
     def inputs(self, chunks: Chunks) -> tuple[Tensor, Tensor, Tensor]:
         """codes int32 [chunks, frames, codebooks], state [chunks, S], history int32 [chunks, 1]."""
         slots = self._slots(chunks)
-        # A slot's last stream left its state behind; a new stream starts from zeros.
-        fresh = chunks.history == 0
-        if fresh.any():
-            self._states.index_fill_(0, slots[self._to_device(np.flatnonzero(fresh))], 0)
+        self._start(chunks, np.flatnonzero(chunks.first))
         history = np.minimum(chunks.history, self._max_history).astype(np.int32)
         # A code that is none (`invalid_codes` says so) must not take the rest of the batch down.
         codes = torch.from_numpy(chunks.codes.clip(0, CODEBOOK_SIZE - 1))
@@ -45,6 +54,15 @@ class CodecStates:
     def store(self, chunks: Chunks, states: Tensor) -> None:
         """Keep the states [chunks, S] for the next chunk of each stream."""
         self._states.index_copy_(0, self._slots(chunks), states)
+
+    def _start(self, chunks: Chunks, rows: np.ndarray) -> None:
+        """A slot's last stream left its state behind: a new one starts from zeros, or behind its voice's reference."""
+        if not len(rows):
+            return
+        self._states.index_fill_(0, self._to_device(chunks.slots[rows]), 0)
+        for stream, slot, first in zip(chunks.streams, chunks.slots, chunks.first, strict=False):
+            if first and stream.voice is not None and stream.voice.state is not None:
+                self._states[int(slot)] = stream.voice.state
 
     def _slots(self, chunks: Chunks) -> Tensor:
         return self._to_device(chunks.slots)

@@ -1,12 +1,19 @@
 """Every setting of the engine, with its default and its limits."""
 
+import math
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from qwen3_tts_engine.code2wav import FRAME_SECONDS
+
 ENVIRONMENT_PREFIX = "QWEN3_TTS_"
+MAIN_MODEL = "qwen3_tts"
+# What makes a model another one than its neighbour on the same server.
+OF_ONE_MODEL = ("checkpoint", "revision")
 
 
 class ConfigError(ValueError):
@@ -51,8 +58,30 @@ class EngineConfig(BaseModel):
     base_frames: int = Field(default=75, ge=2)
     max_chunk_frames: int = Field(default=8, ge=1, le=32)
     """The longest chunk; how long each one is, chunker.py decides by the listener's lead."""
+    part_text_tokens: int = Field(default=150, ge=0)
+    """A part of a long text ends with the first sentence behind so many tokens; the next one is spoken on its own, in
+    the same voice and without a seam. 0 speaks every text at once."""
+    streamed_part_frames: int = Field(default=1024, ge=2)
+    """Frames for which a stream whose text still comes reserves cache; no part of it can take more."""
+    sequence_idle_seconds: float = Field(default=30.0, gt=0)
+    """A sequence that brings no text for so long, and no end, is ended."""
     text_layout: Literal["auto", "full", "streaming"] = "auto"
     """Where the text goes: all of it into the prompt, or one token a frame; auto is the reference's choice by mode."""
+
+    max_reference_seconds: float = Field(default=30.0, ge=0.1, le=120)
+    """The longest reference of a voice to clone; its frames become part of every prompt."""
+    voices_folder: str = "~/.local/share/qwen3_tts/voices"
+    """Where registered voices are kept; models may share one. Made with the first voice."""
+    max_voices: int = Field(default=1000, ge=0)
+    """Voices that may be registered."""
+    voices_mib: int = Field(default=8192, ge=1)
+    """What all registered voices may take on disk; one takes about 3 MiB, 5 in FP32."""
+    voice_cache_mib: int = Field(default=512, ge=1)
+    """What voices ready for use may take in memory, on the codec's device; the least recently used makes way."""
+    max_voice_requests: int = Field(default=64, ge=1)
+    """Requests that may wait for the encoders; the next one is refused with UNAVAILABLE."""
+    speaker_encoder: str = Field(default="speaker_encoder", min_length=1)
+    """Name of the model that `python -m export` made of this checkpoint's speaker encoder."""
 
     @field_validator("max_chunk_frames")
     @classmethod
@@ -63,25 +92,37 @@ class EngineConfig(BaseModel):
 
     @classmethod
     def from_parameters(
-        cls, parameters: Mapping[str, str], environment: Mapping[str, str] | None = None
+        cls, parameters: Mapping[str, str], environment: Mapping[str, str] | None = None, model: str = MAIN_MODEL
     ) -> "EngineConfig":
         """Read settings from model parameters; QWEN3_TTS_<SETTING> in the environment comes first.
 
+        A model of another name has its own <NAME>_<SETTING> before that, and takes no checkpoint from the main one's.
         Raises ConfigError for an unknown setting or a value that is not allowed.
         """
         environment = os.environ if environment is None else environment
         settings = {name: value for name, value in parameters.items() if value != ""}
         for name in cls.model_fields:
-            if value := environment.get(ENVIRONMENT_PREFIX + name.upper()):
-                settings[name] = value
+            for prefix in _prefixes(model, name):
+                if value := environment.get(prefix + name.upper()):
+                    settings[name] = value
         try:
             return cls.model_validate(settings)
         except ValidationError as error:
             raise ConfigError("; ".join(map(_describe, error.errors()))) from None
 
+    @property
+    def max_reference_frames(self) -> int:
+        return math.ceil(self.max_reference_seconds / FRAME_SECONDS)
+
     def default_max_frames(self, text_tokens: int) -> int:
         """Frames that a text of this many tokens may take when the request names no cap."""
         return min(self.max_frames_limit, self.base_frames + self.frames_per_text_token * text_tokens)
+
+
+def _prefixes(model: str, setting: str) -> list[str]:
+    """Beginnings of the environment variables of a setting; a later one comes before an earlier one."""
+    own = re.sub(r"\W", "_", model).upper() + "_"
+    return [own] if setting in OF_ONE_MODEL else [ENVIRONMENT_PREFIX, own]
 
 
 def _describe(error: Any) -> str:

@@ -15,7 +15,7 @@ from qwen3_tts_engine.code2wav import FRAME_SECONDS, SAMPLES_PER_FRAME
 from qwen3_tts_engine.limits import RunnerLimits
 from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.request import Cancelled, Outcome, RequestError, SynthesisRequest, Unavailable
-from qwen3_tts_engine.scheduler import Batch, Frames, Newcomer, Scheduler
+from qwen3_tts_engine.scheduler import Batch, Frames, Newcomer, Scheduler, TextFeed
 from qwen3_tts_engine.stream import Sink, Stream
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,9 @@ class Runner(Protocol):
 
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
         """Load prompts into their slots; returns those that failed, with the reason."""
+
+    def feed(self, feeds: list[TextFeed]) -> None:
+        """Bring text to parts in progress."""
 
     def launch(self, slots: np.ndarray) -> Tick:
         """Start one frame for each of `slots`, int64 [rows]."""
@@ -79,17 +82,47 @@ class Engine:
     def is_alive(self) -> bool:
         return self._closed is None
 
-    def submit(self, request: SynthesisRequest, sink: Sink, key: str) -> None:
+    def submit(self, request: SynthesisRequest, sink: Sink, key: str, arrived: float | None = None) -> None:
         """Queue an utterance under a key of its own; from now on its sink is called.
+
+        `arrived`, in perf_counter seconds, is when it was asked for, if that was not now.
 
         Raises InvalidRequest when the checkpoint cannot speak it, Unavailable when the engine is full or closed.
         """
         stream = self._prompts.stream(request, sink, key)
+        if arrived is not None:
+            stream.arrived = arrived
         with self._lock:
             if self._closed:
                 raise self._closed
             self.scheduler.submit(stream)
             self._talker_work.notify()
+
+    def hold(self, stream: Stream) -> None:
+        """Take in a stream whose text is still to come; raises as `submit`."""
+        with self._lock:
+            if self._closed:
+                raise self._closed
+            self.scheduler.hold(stream)
+
+    def tell(self, stream: Stream, change: Callable[[], None]) -> None:
+        """Change the text of a stream that was taken in; nothing comes of it when that has ended."""
+        try:
+            with self._lock:
+                change()
+                ended = self.scheduler.text_came(stream)
+                self._gauge()
+                self._talker_work.notify()
+                self._codec_work.notify()
+        except Unavailable as error:
+            self.fail(stream, error)
+            return
+        if ended:
+            self._finish(stream.sink, None)
+
+    def is_live(self, stream: Stream) -> bool:
+        with self._lock:
+            return stream.key in self.scheduler.live
 
     def refuse(self, sink: Sink, error: RequestError) -> None:
         """End a request that was never queued."""
@@ -100,7 +133,7 @@ class Engine:
         with self._lock:
             stream = self.scheduler.live.get(key)
         if stream:
-            self._end(stream, Cancelled("cancelled by the client"))
+            self.fail(stream, Cancelled("cancelled by the client"))
 
     def close(self, timeout: float = 10.0) -> None:
         """End every stream with UNAVAILABLE and stop both threads; safe to call twice."""
@@ -114,6 +147,8 @@ class Engine:
         launched: deque[tuple[Batch, Tick, float]] = deque()
         while (batch := self._next_batch(idle=not launched)) is not None:
             batch = self._prefill(batch)
+            if batch.feeds:
+                self._runner.feed(batch.feeds)
             if len(batch):
                 now = time.perf_counter()
                 launched.append((batch, self._runner.launch(batch.slots), now))
@@ -169,12 +204,13 @@ class Engine:
             return batch
         now = time.perf_counter()
         for newcomer in batch.newcomers:
+            if not newcomer.stream.admitted:
+                self.recorder.observe(metrics.ADMISSION, now - newcomer.stream.arrived)
             newcomer.stream.admitted = now
-            self.recorder.observe(metrics.ADMISSION, now - newcomer.stream.arrived)
         failed = self._runner.prefill(batch.newcomers)
         for newcomer, error in failed:
             log.error("prefill of %s failed: %s", newcomer.stream.key, error)
-            self._end(newcomer.stream, RequestError(f"prefill failed: {error}"))
+            self.fail(newcomer.stream, RequestError(f"prefill failed: {error}"))
         return batch.without([newcomer for newcomer, _ in failed])
 
     def _collect(self, batch: Batch, tick: Tick, launched_at: float) -> None:
@@ -198,9 +234,9 @@ class Engine:
     def _deliver(self, chunks: Chunks, pcm: np.ndarray, failed: dict[int, RequestError]) -> None:
         for row, stream in enumerate(chunks.streams):
             if row in failed:
-                self._end(stream, failed[row])
+                self.fail(stream, failed[row])
             else:
-                self._send(stream, pcm[row, : chunks.counts[row] * SAMPLES_PER_FRAME], first=chunks.history[row] == 0)
+                self._send(stream, pcm[row, : chunks.counts[row] * SAMPLES_PER_FRAME], first=bool(chunks.first[row]))
         ended = self._settle(chunks)
         for stream in ended:
             self._finish(stream.sink, None)
@@ -222,13 +258,14 @@ class Engine:
             stream.sink.send(samples)
         except Exception as error:
             log.warning("sending to %s failed: %s", stream.key, error)
-            self._end(stream, RequestError(f"the response could not be sent: {error}"))
+            self.fail(stream, RequestError(f"the response could not be sent: {error}"))
             return
         self.recorder.count(metrics.AUDIO, len(samples) / SAMPLES_PER_FRAME * FRAME_SECONDS)
         if first:
             self.recorder.observe(metrics.TTFA, time.perf_counter() - stream.arrived)
 
-    def _end(self, stream: Stream, error: RequestError) -> None:
+    def fail(self, stream: Stream, error: RequestError) -> None:
+        """End a stream, unless it has ended."""
         with self._lock:
             ended = self.scheduler.end(stream)
             self._talker_work.notify()

@@ -106,9 +106,10 @@ class GraphRunner(TalkerRunner):
         return torch.full((rows,), self._state.padding_slot, device=self._device)
 
     def _padding_rows(self, rows: int) -> Tensor:
-        """Rows of prefill input: slot, position, slot that the row becomes the input of, text id, code ids."""
-        padding = torch.full((rows, 4 + self._state.num_codebooks), -1, device=self._device)
-        padding[:, [0, 2]] = self._state.padding_slot
+        """Rows of prefill input: slot, position, slot that the row becomes the input of, slot whose speaker's vector
+        the row adds (the padding slot has none), text id, code ids."""
+        padding = torch.full((rows, 5 + self._state.num_codebooks), -1, device=self._device)
+        padding[:, [0, 2, 3]] = self._state.padding_slot
         padding[:, 1] = 0
         return padding
 
@@ -117,13 +118,16 @@ class GraphRunner(TalkerRunner):
         count = len(prompt)
         receiver = np.full(count, self._state.padding_slot)
         receiver[-1] = newcomer.slot
-        columns = (np.full(count, newcomer.slot), np.arange(count), receiver, prompt.text_ids)
+        speaker = np.full(count, self._state.padding_slot)
+        if prompt.vector is not None:
+            speaker[prompt.vector_row] = newcomer.slot
+        columns = (np.full(count, newcomer.slot), np.arange(count), receiver, speaker, prompt.text_ids)
         rows: np.ndarray = np.concatenate([np.stack(columns, axis=1), prompt.code_ids], axis=1)
         return rows.astype(np.int64)
 
     def _prefill_rows(self, rows: Tensor) -> None:
-        slots, positions, receivers, text_ids = rows[:, :4].T.contiguous()
-        embedded = self._talker.embed(text_ids, rows[:, 4:])
+        slots, positions, receivers, speakers, text_ids = rows[:, :5].T.contiguous()
+        embedded = self._talker.embed(text_ids, rows[:, 5:]) + self._state.vectors[speakers]
         self._state.input.index_copy_(0, receivers, embedded)
         attention = self._ops.paged_attention(self._cache, slots, positions, prefill=True)
         self._talker.forward(embedded, attention)

@@ -5,9 +5,11 @@ import secrets
 from enum import Enum
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qwen3_tts_engine.checkpoint import GenerationConfig
+from qwen3_tts_engine.voice import Voice
 
 
 class Outcome(Enum):
@@ -90,13 +92,30 @@ class SamplingOptions(BaseModel):
 
 
 class SynthesisRequest(SamplingOptions):
-    """One utterance to speak. `max_frames` caps it (a frame is 80 ms); None derives the cap from the text."""
+    """One utterance to speak. `max_frames` caps it (a frame is 80 ms); None derives the cap from the text.
+
+    A clone is asked for by the name of a registered `voice`, or by `ref_audio`, float32 [samples], with its rate in Hz
+    and its text. `x_vector_only` takes nothing from either but who speaks, and needs no text. `cloned` is the voice,
+    once it is found (`voices.Voices`).
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     text: str
     language: str = "auto"
     speaker: str | None = None
     instruct: str | None = None
+    voice: str | None = None
+    ref_audio: np.ndarray | None = None
+    ref_sample_rate: int | None = None
+    ref_text: str | None = None
+    x_vector_only: bool = False
+    cloned: Voice | None = None
     max_frames: Annotated[int, Field(ge=1)] | None = None
+
+    def in_voice(self, voice: Voice) -> "SynthesisRequest":
+        """The same request, its voice found."""
+        return self.model_copy(update={"cloned": voice})
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> "SynthesisRequest":
@@ -110,6 +129,8 @@ class SynthesisRequest(SamplingOptions):
 
 
 def _shorten(value: object, limit: int = 80) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.size} samples"
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:.7g}"
     text = repr(value)

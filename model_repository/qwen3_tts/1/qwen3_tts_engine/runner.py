@@ -8,7 +8,7 @@ from qwen3_tts_engine.code_predictor import CodePredictor
 from qwen3_tts_engine.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.limits import RunnerLimits
 from qwen3_tts_engine.ops import Ops
-from qwen3_tts_engine.scheduler import Frames, Newcomer
+from qwen3_tts_engine.scheduler import Frames, Newcomer, TextFeed
 from qwen3_tts_engine.slot_state import SlotState
 from qwen3_tts_engine.talker import Talker
 
@@ -44,6 +44,10 @@ class TalkerRunner:
         return failed
 
     @torch.inference_mode()
+    def feed(self, feeds: list[TextFeed]) -> None:
+        self._state.feed(feeds)
+
+    @torch.inference_mode()
     def launch(self, slots: np.ndarray) -> Frames:
         codes = self._frame(torch.from_numpy(slots).to(self._device)).cpu().numpy()
         return Frames(codes, codes[:, 0] == self._state.eos)
@@ -58,6 +62,8 @@ class TalkerRunner:
             torch.from_numpy(ids).to(self._device, torch.int64) for ids in (prompt.text_ids, prompt.code_ids)
         )
         rows = self._talker.embed(text, codes)
+        if prompt.vector is not None:
+            rows[prompt.vector_row] += self._state.vectors[newcomer.slot]
         positions = torch.arange(len(prompt) - 1, device=self._device)
         slots = torch.full_like(positions, newcomer.slot)
         self._state.input[newcomer.slot] = rows[-1]

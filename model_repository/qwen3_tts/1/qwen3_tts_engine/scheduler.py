@@ -1,7 +1,7 @@
 """Which streams run: admission, the next batch, and what becomes of its frames. No tensors, no threads."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from qwen3_tts_engine.stream import Stream
 
 @dataclass(frozen=True)
 class Newcomer:
-    """An admitted stream and what it was given; the stream's own fields may change under a cancel."""
+    """A stream whose prompt is to be prefilled, and what it was given; its own fields may change under a cancel."""
 
     stream: Stream
     slot: int
@@ -21,10 +21,25 @@ class Newcomer:
 
 
 @dataclass(frozen=True)
+class TextFeed:
+    """Text that came for a part in progress: `ids` follow the first `start` ids that are fed one a frame.
+
+    `late` says that the frame before the first of them went ahead without it.
+    """
+
+    slot: int
+    start: int
+    ids: list[int]
+    is_open: bool
+    late: bool
+
+
+@dataclass(frozen=True)
 class Batch:
-    """One tick: streams to prefill, and the slots (int64 [rows]) that each make a frame, newcomers included."""
+    """One tick: streams to prefill, text to feed, and the slots (int64 [rows]) that each make a frame."""
 
     newcomers: list[Newcomer]
+    feeds: list[TextFeed]
     slots: np.ndarray
     lives: np.ndarray
 
@@ -36,7 +51,12 @@ class Batch:
         if not dropped:
             return self
         rows = ~np.isin(self.slots, [newcomer.slot for newcomer in dropped])
-        return Batch([n for n in self.newcomers if n not in dropped], self.slots[rows], self.lives[rows])
+        return replace(
+            self,
+            newcomers=[n for n in self.newcomers if n not in dropped],
+            slots=self.slots[rows],
+            lives=self.lives[rows],
+        )
 
 
 @dataclass(frozen=True)
@@ -68,6 +88,33 @@ class Scheduler:
         self.pages = Pool(limits.num_pages)
         self.waiting: deque[Stream] = deque()
         self.live: dict[str, Stream] = {}
+        # Streams whose first words have not come, between two parts, and with text that the runner has not had.
+        self.held: dict[str, Stream] = {}
+        self._resting: dict[str, Stream] = {}
+        self._told: dict[str, Stream] = {}
+
+    def hold(self, stream: Stream) -> None:
+        """Take in a stream that waits for its first words; it holds nothing. Raises Unavailable when many do."""
+        if len(self.held) >= self.limits.max_waiting + self.slots.size:
+            raise Unavailable(f"busy: {len(self.held)} streams wait for their first words")
+        self.held[stream.key] = self.live[stream.key] = stream
+
+    def text_came(self, stream: Stream) -> bool:
+        """Look at a stream whose text has changed; True when that ends it and nothing is left to decode.
+
+        Raises Unavailable for the first words of a stream when there is no room for it.
+        """
+        if stream.key in self._resting:
+            if stream.is_open or stream.following:
+                return False
+            return self._hang_up(stream.slot) is not None
+        if stream.key in self.held:
+            if len(stream.prompt):
+                self.submit(stream)
+                del self.held[stream.key]
+        elif stream.slot >= 0 and self.table.talking[stream.slot]:
+            self._told[stream.key] = stream
+        return False
 
     def submit(self, stream: Stream) -> None:
         """Queue a stream; raises Unavailable when the queue is full, or it could never fit, or not in real time."""
@@ -84,18 +131,19 @@ class Scheduler:
     def next_batch(self) -> Batch:
         """Admit whoever fits, then choose who makes a frame: everyone, or the most urgent when the batch is full."""
         table = self.table
-        newcomers = self._admit()
-        slots = np.flatnonzero(table.talking & (table.launched < table.limit))
+        newcomers = self._admit(self._turn())
+        feeds = self._feed()
+        slots = np.flatnonzero(table.runnable)
         if len(slots) > self.limits.max_batch:
             order = np.argsort(table.deadline[slots], kind="stable")
             slots = np.sort(slots[order[: self.limits.max_batch]])
         table.launched[slots] += 1
-        return Batch(newcomers, slots, table.life[slots])
+        return Batch(newcomers, feeds, slots, table.life[slots])
 
     @property
     def has_work(self) -> bool:
-        table = self.table
-        return bool((table.talking & (table.launched < table.limit)).any()) or self._can_admit
+        turning = any(stream.following for stream in self._resting.values())
+        return bool(self.table.runnable.any()) or self._can_admit or bool(self._told) or turning
 
     def collect(self, batch: Batch, frames: Frames, now: float) -> list[Stream]:
         """Store a tick's frames; returns the streams that ended with nothing left to decode."""
@@ -107,15 +155,17 @@ class Scheduler:
         table.written_at[kept, table.written[kept]] = now
         table.written[kept] += 1
         done = slots[live & (frames.ended | (table.written[slots] >= table.limit[slots]))]
-        return [stream for slot in done if (stream := self._hang_up(int(slot)))]
+        return [stream for slot in done if (stream := self._finish_part(int(slot)))]
 
     def end(self, stream: Stream) -> bool:
         """Take a stream out, wherever it is; False when it had ended before."""
         if self.live.pop(stream.key, None) is None:
             return False
         if stream.slot < 0:
-            self.waiting.remove(stream)
+            if self.held.pop(stream.key, None) is None:
+                self.waiting.remove(stream)
             return True
+        self._forget(stream)
         self._free_pages(stream)
         self.table.talking[stream.slot] = False
         self.table.written[stream.slot] = self.table.sent[stream.slot]
@@ -137,7 +187,10 @@ class Scheduler:
         assert len(held) == self.slots.num_used, "a slot is in use without a stream"
         assert sum(len(s.pages) for s in held) == self.pages.num_used, "pages are in use without a stream"
         assert all(s.slot < 0 and not s.pages for s in self.waiting), "a waiting stream holds something"
-        assert {id(s) for s in self.live.values()} >= {id(s) for s in self.waiting}, "an ended stream waits"
+        expecting = (*self.waiting, *self.held.values(), *self._resting.values(), *self._told.values())
+        assert {id(s) for s in self.live.values()} >= {id(s) for s in expecting}, "an ended stream waits"
+        talking = (*self._resting.values(), *self._told.values())
+        assert all(self.table.talking[s.slot] for s in talking), "text is kept for a stream that does not talk"
 
     @property
     def num_talking(self) -> int:
@@ -158,9 +211,31 @@ class Scheduler:
             return False
         return self.capacity.admits(self.num_talking + 1)
 
-    def _admit(self) -> list[Newcomer]:
-        newcomers: list[Newcomer] = []
-        rows = 0
+    def _turn(self) -> list[Newcomer]:
+        """Streams that go on to their next part, in the slot and the pages that they have."""
+        turning = [stream for stream in self._resting.values() if stream.following]
+        for stream in turning:
+            del self._resting[stream.key]
+            stream.next_part()
+            stream.prompt.take_arrived()
+            self.table.begin_part(stream.slot, stream)
+        return [Newcomer(stream, stream.slot, stream.pages) for stream in turning]
+
+    def _feed(self) -> list[TextFeed]:
+        feeds = []
+        for stream in self._told.values():
+            prompt, slot = stream.prompt, stream.slot
+            start = len(prompt.trailing)
+            if ids := prompt.take_arrived():
+                late = bool(self.table.launched[slot] - self.table.part_start[slot] > start)
+                feeds.append(TextFeed(slot, start, ids, prompt.is_open, late))
+                self.table.set_bounds(slot, stream)
+        self._told.clear()
+        return feeds
+
+    def _admit(self, newcomers: list[Newcomer]) -> list[Newcomer]:
+        """`newcomers` and as many of those that wait as fit beside them."""
+        rows = sum(len(newcomer.stream.prompt) for newcomer in newcomers)
         while self._can_admit:
             rows += len(self.waiting[0].prompt)
             if newcomers and rows > self.limits.prefill_rows:
@@ -169,20 +244,38 @@ class Scheduler:
             # All that the stream may come to need at once: it is never put back for want of a page.
             stream.pages = self.pages.allocate(self._num_pages(stream))
             stream.slot = self.slots.allocate(1)[0]
+            stream.prompt.take_arrived()
             self.table.open(stream.slot, stream)
             newcomers.append(Newcomer(stream, stream.slot, stream.pages))
         return newcomers
+
+    def _finish_part(self, slot: int) -> Stream | None:
+        """The talker is done with a part; returns the stream when that ends it and nothing is left to decode."""
+        stream = self.table.streams[slot]
+        assert stream is not None
+        goes_on = stream.is_open or stream.following
+        if not goes_on or self.table.written[slot] >= stream.max_frames:
+            return self._hang_up(slot)
+        self._told.pop(stream.key, None)
+        self._resting[stream.key] = stream
+        self.table.rest(slot)
+        return None
 
     def _hang_up(self, slot: int) -> Stream | None:
         """The talker is done with a slot; returns its stream when the codec has nothing left to do for it."""
         stream = self.table.streams[slot]
         assert stream is not None
         self.table.talking[slot] = False
+        self._forget(stream)
         self._free_pages(stream)
         if self.table.decoding[slot] or self.table.pending[slot]:
             return None
         self.end(stream)
         return stream
+
+    def _forget(self, stream: Stream) -> None:
+        self._resting.pop(stream.key, None)
+        self._told.pop(stream.key, None)
 
     def _free_pages(self, stream: Stream) -> None:
         self.pages.free(stream.pages)

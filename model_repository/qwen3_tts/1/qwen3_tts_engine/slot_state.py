@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from qwen3_tts_engine.limits import RunnerLimits
-from qwen3_tts_engine.scheduler import Newcomer
+from qwen3_tts_engine.scheduler import Newcomer, TextFeed
 from qwen3_tts_engine.stream import Stream
 from qwen3_tts_engine.talker import Talker
 
@@ -15,7 +15,9 @@ class SlotState:
     """Tensors with one row a slot; one more slot, and one more page, take what padding rows of a graph write.
 
     `input` [slots, H] is what the talker reads next, at `position`; `frame` counts frames; `trailing` holds the text
-    ids that are fed after each frame, `num_trailing` how many; `seen` marks codes of codebook 0 that were drawn.
+    ids that are fed after each frame, `num_trailing` how many (all columns while more are to come: the unknown ones
+    hold the id of a zero row); `seen` marks codes of codebook 0 that were drawn;
+    `vectors` [slots, H] are the speakers of cloned voices, zero in the last slot.
     """
 
     def __init__(self, talker: Talker, limits: RunnerLimits) -> None:
@@ -26,6 +28,7 @@ class SlotState:
         self.padding_slot = limits.num_slots
         slots = limits.num_slots + 1
         self.input = torch.zeros(slots, config.hidden_size, dtype=table.dtype, device=table.device)
+        self.vectors = torch.zeros_like(self.input)
         self.seen = torch.zeros(slots, config.code_predictor_config.vocab_size, dtype=torch.bool, device=table.device)
         # One matrix, so that a newcomer costs one copy to the device; the fields are its columns.
         widths = [1, 1, 1, 1, NUM_OPTIONS, limits.max_pages, limits.max_trailing + 1]
@@ -36,26 +39,47 @@ class SlotState:
         self.options = columns[4].view(torch.float64)
         self.page_table, self.trailing = columns[5:]
         self.page_table[self.padding_slot] = limits.num_pages
+        self._text_table = talker.text_table
+        self._no_text = len(talker.text_table) - 1
 
     def open(self, newcomers: list[Newcomer]) -> None:
         """Set slots up for streams whose prompts are about to be prefilled."""
-        fields = torch.from_numpy(np.stack([self._row(n.stream, n.pages) for n in newcomers]))
-        slots = torch.tensor([n.slot for n in newcomers])
-        if self._fields.is_cuda:
-            # From page-locked memory the copies do not hold up the host.
-            fields, slots = (x.pin_memory().to(self._fields.device, non_blocking=True) for x in (fields, slots))
+        fields = self._to_device(np.stack([self._row(n.stream, n.pages) for n in newcomers]))
+        slots = self._to_device(np.array([n.slot for n in newcomers]))
         self._fields[slots] = fields
         self.seen[slots] = False
+        for newcomer in newcomers:
+            if (vector := newcomer.stream.prompt.vector) is not None:
+                self.vectors[newcomer.slot] = torch.from_numpy(vector).to(self.vectors)
+
+    def feed(self, feeds: list[TextFeed]) -> None:
+        """Give slots text that came for frames to come; a frame that went ahead of its text gets it now."""
+        ids = [(feed.slot, feed.start + i, text_id) for feed in feeds for i, text_id in enumerate(feed.ids)]
+        slots, columns, text_ids = self._to_device(np.array(ids)).T
+        self.trailing[slots, columns] = text_ids
+        width = self.trailing.shape[1]
+        counts = [(f.slot, width if f.is_open else f.start + len(f.ids), f.ids[0] if f.late else -1) for f in feeds]
+        slots, counts, late = self._to_device(np.array(counts)).T
+        self.num_trailing[slots] = counts
+        self.input[slots] += self._text_table[late]
 
     def _row(self, stream: Stream, pages: list[int]) -> np.ndarray:
         prompt = stream.prompt
         row = np.zeros(sum(self._widths), np.int64)
         ends = np.cumsum(self._widths)
-        row[:4] = len(prompt) - 1, 0, len(prompt.trailing), stream.sampling.seed
+        row[:4] = len(prompt) - 1, 0, len(prompt.trailing), stream.seed
         row[ends[3] : ends[4]] = _options(stream).view(np.int64)
         row[ends[4] : ends[4] + len(pages)] = pages
+        if prompt.is_open:
+            row[2] = self._widths[-1]
+            row[ends[5] :] = self._no_text
         row[ends[5] : ends[5] + len(prompt.trailing)] = prompt.trailing
         return row
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        # From page-locked memory the copy does not hold up the host.
+        return tensor.pin_memory().to(self._fields.device, non_blocking=True) if self._fields.is_cuda else tensor
 
 
 def _options(stream: Stream) -> np.ndarray:

@@ -59,9 +59,15 @@ class SlotTable:
         self.talking = np.zeros(num_slots, bool)
         self.decoding = np.zeros(num_slots, bool)
         self.limit = np.zeros(num_slots, np.int32)
+        self.horizon = np.zeros(num_slots, np.int32)
+        """How many frames may be launched: the limit, or less while the text of further ones has not come."""
+        self.part_start = np.zeros(num_slots, np.int32)
+        """Frames before the part that is spoken."""
         self.launched = np.zeros(num_slots, np.int32)
         self.written = np.zeros(num_slots, np.int32)
         self.sent = np.zeros(num_slots, np.int32)
+        self.preset = np.zeros(num_slots, np.int32)
+        """Frames of a cloned voice's reference, which the codec has had before the stream's own."""
         self.deadline = np.zeros(num_slots)
         """When the listener runs dry, perf_counter seconds; until the first audio the arrival, far in the past."""
         self.codes = np.empty((num_slots, max_frames, num_codebooks), np.int16)
@@ -71,10 +77,39 @@ class SlotTable:
         self.streams[slot] = stream
         self.talking[slot] = True
         self.decoding[slot] = False
-        self.limit[slot] = stream.max_frames
+        self.preset[slot] = stream.voice.num_frames if stream.voice else 0
         self.deadline[slot] = stream.arrived - FIRST_AUDIO_LEAD
         for counter in (self.launched, self.written, self.sent):
             counter[slot] = 0
+        self.begin_part(slot, stream)
+
+    def begin_part(self, slot: int, stream: Stream) -> None:
+        """A part's frames are counted on behind those of the parts before it."""
+        self.part_start[slot] = self.written[slot]
+        self.set_bounds(slot, stream)
+
+    def set_bounds(self, slot: int, stream: Stream) -> None:
+        """How far the talker may go with the text that is there."""
+        prompt, start = stream.prompt, self.part_start[slot]
+        self.limit[slot] = limit = min(stream.max_frames, start + stream.part_frames(prompt))
+        # A frame is fed the text that has its number. The last one goes ahead and is fed as soon as there is some.
+        self.horizon[slot] = min(limit, start + len(prompt.trailing) + 1) if prompt.is_open else limit
+
+    def rest(self, slot: int) -> None:
+        """Stop between two parts; frames that are on their way come too late."""
+        self.life[slot] += 1
+        self.launched[slot] = self.written[slot]
+        self.horizon[slot] = 0
+
+    @property
+    def runnable(self) -> np.ndarray:
+        """Slots that may make a frame, bool [slots]."""
+        return self.talking & (self.launched < self.horizon)
+
+    @property
+    def stalled(self) -> np.ndarray:
+        """Slots that make no further frame until there is more text, bool [slots]."""
+        return self.talking & (self.launched >= self.horizon) & (self.written >= self.launched)
 
     def close(self, slot: int) -> None:
         self.streams[slot] = None

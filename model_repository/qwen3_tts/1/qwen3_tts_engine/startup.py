@@ -15,6 +15,7 @@ from qwen3_tts_engine.chunker import Chunker
 from qwen3_tts_engine.code_predictor import CodePredictor
 from qwen3_tts_engine.codec import CodecStates
 from qwen3_tts_engine.config import ConfigError, EngineConfig
+from qwen3_tts_engine.encoders import CODEC_ENCODER, check_encoder
 from qwen3_tts_engine.engine import CodecClient, Engine, Runner
 from qwen3_tts_engine.limits import RunnerLimits
 from qwen3_tts_engine.manifest import MANIFEST, CodecManifest
@@ -26,6 +27,8 @@ from qwen3_tts_engine.scheduler import Scheduler, SchedulerLimits
 from qwen3_tts_engine.slots import SlotTable
 from qwen3_tts_engine.talker import Talker
 from qwen3_tts_engine.torch_ops import TorchOps
+from qwen3_tts_engine.voice_store import Origin, VoiceStore
+from qwen3_tts_engine.voices import Encoder, Voices
 from qwen3_tts_engine.weights import talker_shapes
 
 log = logging.getLogger(__name__)
@@ -111,7 +114,11 @@ def plan_limits(config: EngineConfig, checkpoint: Checkpoint, like: torch.Tensor
     """
     talker = checkpoint.config.talker_config
     page = config.page_size * 2 * talker.num_hidden_layers * talker.key_value_size * like.element_size()
-    longest = min(CONTROL_ROWS + 2 * config.max_text_tokens + config.max_frames_limit, talker.max_position_embeddings)
+    # A clone's prompt holds the frames of its reference, and its text before the text to speak.
+    is_base = checkpoint.config.tts_model_type == "base"
+    prompt = CONTROL_ROWS + 2 * config.max_text_tokens + (config.max_reference_frames if is_base else 0)
+    longest = min(prompt + config.max_frames_limit, talker.max_position_embeddings)
+    trailing = 2 * config.max_text_tokens if is_base else config.max_text_tokens
     wanted = page * -(-max(longest, config.max_streams * COMMON_POSITIONS) // config.page_size)
     size = int(config.kv_cache_gib * (1 << 30)) or min(wanted, _spare_bytes(like.device))
     if size // page * config.page_size < longest:
@@ -119,7 +126,7 @@ def plan_limits(config: EngineConfig, checkpoint: Checkpoint, like: torch.Tensor
             f"kv_cache_gib: {size / (1 << 30):.2f} GiB hold {size // page * config.page_size} positions, "
             f"one stream may need {longest}: raise it, or lower max_frames_limit or max_text_tokens"
         )
-    return RunnerLimits(config.max_streams, size // page, config.page_size, longest, config.max_text_tokens)
+    return RunnerLimits(config.max_streams, size // page, config.page_size, longest, trailing)
 
 
 def _spare_bytes(device: torch.device) -> int:
@@ -144,6 +151,23 @@ def build_engine(config: EngineConfig, prompts: PromptBuilder, runner: Runner, c
 
 def _frame_seconds(scheduler: Scheduler) -> float:
     return scheduler.capacity.frame_seconds(scheduler.num_talking)
+
+
+def open_voices(
+    checkpoint: Checkpoint, config: EngineConfig, repository: Path, prompts: PromptBuilder, encoder: Encoder
+) -> Voices:
+    """The voices of a Base checkpoint.
+
+    Raises CheckpointError, naming the file, when the encoders in `repository` were not exported from this checkpoint.
+    """
+    models = ((config.speaker_encoder, checkpoint.speaker_digest), (CODEC_ENCODER, checkpoint.codec_digest))
+    for name, digest in models:
+        check_encoder(repository, name, digest, checkpoint.folder)
+    hidden = checkpoint.config.talker_config.hidden_size
+    origin = Origin(hidden, checkpoint.speaker_digest, checkpoint.codec_digest)
+    folder = Path(config.voices_folder).expanduser()
+    store = VoiceStore(folder, config.max_voices, config.voices_mib << 20)
+    return Voices(encoder, store, origin, config, prompts.check_reference)
 
 
 def open_codec(checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device) -> CodecStates:

@@ -7,6 +7,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 from qwen3_tts_engine.request import InvalidRequest
+from qwen3_tts_engine.text_pieces import PiecewiseText
 
 # The pre-tokenizer of the Qwen2 tokenizer, which the released files name but do not spell out.
 QWEN2_SPLIT = (
@@ -28,22 +29,48 @@ class SpokenText:
 class TextTokenizer:
     def __init__(self, checkpoint: Checkpoint, max_tokens: int) -> None:
         self._tokenizer = _read_tokenizer(checkpoint)
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._control_tokens = sorted((token.content for token in added), key=len, reverse=True)
 
     def spoken(self, text: str) -> SpokenText:
         """Ids of a text to speak; raises InvalidRequest for text that is empty, too long or holds control tokens."""
         clean = self._sanitise("text", text)
-        ids = self._encode(f"<|im_start|>assistant\n{clean}<|im_end|>\n<|im_start|>assistant\n")
+        ids = self.encode(f"<|im_start|>assistant\n{clean}<|im_end|>\n<|im_start|>assistant\n")
         spoken = SpokenText(ids[:ROLE_TOKENS], ids[ROLE_TOKENS:-END_TOKENS])
         self._limit("text", clean, len(spoken.text))
         return spoken
 
+    def parts(self, text: str, part_tokens: int) -> list[SpokenText]:
+        """A text to speak, cut at ends of sentences behind `part_tokens` tokens (0: never); raises as `spoken`."""
+        whole = self.spoken(text)
+        # Half: the ids of a part, tokenized alone, may be a few more than they are in the whole.
+        if not part_tokens or 2 * len(whole.text) < part_tokens:
+            return [whole]
+        pieces = PiecewiseText(self, part_tokens)
+        parts: list[list[int]] = [[]]
+        for piece in (*pieces.add(text), *pieces.end()):
+            parts[-1] += piece.ids
+            if piece.ends:
+                parts.append([])
+        return [SpokenText(whole.role, ids) for ids in parts if ids]
+
+    @property
+    def role(self) -> list[int]:
+        """Ids of the assistant header."""
+        return self.encode("<|im_start|>assistant\n")
+
+    def reference(self, text: str) -> list[int]:
+        """Ids of what is said in a reference; raises InvalidRequest as `spoken` does."""
+        clean = self._sanitise("ref_text", text)
+        ids = self.encode(f"<|im_start|>assistant\n{clean}<|im_end|>\n")[ROLE_TOKENS:-REFERENCE_END_TOKENS]
+        self._limit("ref_text", clean, len(ids))
+        return ids
+
     def instruct(self, text: str) -> list[int]:
         """Ids of a style instruction, its template included."""
         clean = self._sanitise("instruct", text)
-        ids = self._encode(f"<|im_start|>user\n{clean}<|im_end|>\n")
+        ids = self.encode(f"<|im_start|>user\n{clean}<|im_end|>\n")
         self._limit("instruct", clean, len(ids))
         return ids
 
@@ -53,18 +80,22 @@ class TextTokenizer:
         if not clean:
             raise InvalidRequest(field, text, "must hold something besides white space")
         # A token is at least one character in practice; this bounds the tokenizer's work on huge input.
-        if len(clean) > 16 * self._max_tokens:
-            raise InvalidRequest(field, clean, f"at most {16 * self._max_tokens} characters")
-        for token in self._control_tokens:
-            if token in clean:
-                raise InvalidRequest(field, token, "control tokens may not be part of it")
+        if len(clean) > 16 * self.max_tokens:
+            raise InvalidRequest(field, clean, f"at most {16 * self.max_tokens} characters")
+        self.check(field, clean)
         return clean
 
-    def _limit(self, field: str, text: str, tokens: int) -> None:
-        if tokens > self._max_tokens:
-            raise InvalidRequest(field, text, f"{tokens} tokens, at most {self._max_tokens} are allowed")
+    def check(self, field: str, text: str) -> None:
+        """Raises InvalidRequest for control tokens."""
+        for token in self._control_tokens:
+            if token in text:
+                raise InvalidRequest(field, token, "control tokens may not be part of it")
 
-    def _encode(self, text: str) -> list[int]:
+    def _limit(self, field: str, text: str, tokens: int) -> None:
+        if tokens > self.max_tokens:
+            raise InvalidRequest(field, text, f"{tokens} tokens, at most {self.max_tokens} are allowed")
+
+    def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 

@@ -1,0 +1,227 @@
+"""Registered voices: a table in SQLite, the arrays of each voice in a file beside it."""
+
+import json
+import os
+import sqlite3
+import threading
+import time
+import uuid
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from qwen3_tts_engine.request import InvalidRequest, RequestError
+from qwen3_tts_engine.voice import Voice
+
+DATABASE, ARRAYS = "voices.sqlite3", "arrays"
+BUSY_SECONDS = 10.0
+# A file that no row names was left by a server that died on the way; younger ones may still get their row.
+ORPHAN_SECONDS = 3600.0
+TABLE = """
+CREATE TABLE IF NOT EXISTS voices (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL UNIQUE,
+    hidden_size INTEGER NOT NULL,
+    speaker_digest TEXT NOT NULL,
+    codec_digest TEXT NOT NULL,
+    ref_text TEXT,
+    reference_seconds REAL NOT NULL,
+    created REAL NOT NULL,
+    file TEXT NOT NULL,
+    num_bytes INTEGER NOT NULL
+)
+"""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a voice was made with; it speaks only where all of it is the same."""
+
+    hidden_size: int
+    speaker_digest: str
+    codec_digest: str
+
+
+@dataclass(frozen=True)
+class VoiceRecord:
+    """A row of the table. `ref_text` is None for a voice of an x-vector alone."""
+
+    id: int
+    name: str
+    hidden_size: int
+    speaker_digest: str
+    codec_digest: str
+    ref_text: str | None
+    reference_seconds: float
+    created: float
+    file: str
+    num_bytes: int
+
+    def check_origin(self, origin: Origin) -> None:
+        """Raises InvalidRequest when the voice was made for another model."""
+        if self.hidden_size != origin.hidden_size:
+            sizes = f"hidden size {self.hidden_size}, this model's has {origin.hidden_size}"
+            raise InvalidRequest("voice", self.name, f"made for a talker of {sizes}: register it with this model")
+        for name in ("speaker_digest", "codec_digest"):
+            if getattr(self, name) != getattr(origin, name):
+                part = "speaker encoder" if name == "speaker_digest" else "codec"
+                raise InvalidRequest("voice", self.name, f"made with another {part}: register it with this model")
+
+    def public(self) -> str:
+        """What a caller is told of the voice, as JSON."""
+        shown = {name: asdict(self)[name] for name in ("name", "ref_text", "reference_seconds", "hidden_size")}
+        created = datetime.fromtimestamp(self.created, UTC).isoformat(timespec="seconds")
+        return json.dumps({**shown, "x_vector_only": self.ref_text is None, "created": created}, ensure_ascii=False)
+
+
+COLUMNS = ", ".join(field.name for field in fields(VoiceRecord))
+
+
+class VoiceStore:
+    """Safe for several threads, and for several processes that share the folder, which is made when it is needed.
+
+    Every method raises RequestError when the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, max_voices: int, max_bytes: int) -> None:
+        self._folder, self._max_voices, self._max_bytes = folder, max_voices, max_bytes
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+
+    def add(self, name: str, voice: Voice, reference_seconds: float, origin: Origin) -> VoiceRecord:
+        """Raises InvalidRequest when the name is taken, RequestError when the store is full."""
+        with self._database() as database:
+            self._check_free(database, name)
+        file, num_bytes = self._write(voice)
+        values = (*asdict(origin).values(), voice.text, reference_seconds, time.time(), file, num_bytes)
+        try:
+            with self._database() as database:
+                self._check_room(database, num_bytes)
+                marks = ", ".join("?" * (1 + len(values)))
+                columns = COLUMNS.removeprefix("id, ")
+                database.execute(f"INSERT INTO voices ({columns}) VALUES ({marks})", (name, *values))
+                return self._find(database, name)
+        except sqlite3.IntegrityError:
+            self._remove(file)
+            raise _taken(name) from None
+        except BaseException:
+            self._remove(file)
+            raise
+
+    def check_free(self, name: str) -> None:
+        """Raises InvalidRequest when the name is taken."""
+        with self._database() as database:
+            self._check_free(database, name)
+
+    def get(self, name: str) -> VoiceRecord:
+        """Raises InvalidRequest for a name that nobody registered."""
+        with self._database() as database:
+            return self._find(database, name)
+
+    def list(self) -> list[VoiceRecord]:
+        """All voices, by name."""
+        with self._database() as database:
+            return [VoiceRecord(*row) for row in database.execute(f"SELECT {COLUMNS} FROM voices ORDER BY name")]
+
+    def delete(self, name: str) -> VoiceRecord:
+        """Raises InvalidRequest for a name that nobody registered. Streams that speak with the voice go on."""
+        with self._database() as database:
+            record = self._find(database, name)
+            database.execute("DELETE FROM voices WHERE id = ?", (record.id,))
+        self._remove(record.file)
+        return record
+
+    def load(self, record: VoiceRecord) -> Voice:
+        """The voice, its state a tensor on the CPU."""
+        try:
+            with np.load(self._folder / ARRAYS / record.file, allow_pickle=False) as arrays:
+                if record.ref_text is None:
+                    return Voice(arrays["x_vector"])
+                state = torch.from_numpy(arrays["state"])
+                return Voice(arrays["x_vector"], arrays["codes"], record.ref_text, state)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise RequestError(f"voice: {record.name!r}: its file cannot be read: {error}") from error
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection:
+                self._connection.close()
+                self._connection = None
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, which nobody else's write can come between."""
+        with self._lock:
+            try:
+                self._connection = self._connection or self._open()
+                with self._connection:
+                    self._connection.execute("BEGIN IMMEDIATE")
+                    yield self._connection
+            except sqlite3.IntegrityError:
+                raise
+            except (OSError, sqlite3.Error) as error:
+                raise RequestError(f"voices_folder: {self._folder}: {error}") from error
+
+    def _open(self) -> sqlite3.Connection:
+        (self._folder / ARRAYS).mkdir(parents=True, exist_ok=True)
+        # One thread at a time, by the lock.
+        connection = sqlite3.connect(
+            self._folder / DATABASE, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )  # fmt: skip
+        connection.execute(TABLE)
+        self._sweep({file for (file,) in connection.execute("SELECT file FROM voices")})
+        return connection
+
+    def _sweep(self, named: set[str]) -> None:
+        for path in (self._folder / ARRAYS).iterdir():
+            if path.name not in named and time.time() - path.stat().st_mtime > ORPHAN_SECONDS:
+                path.unlink(missing_ok=True)
+
+    def _write(self, voice: Voice) -> tuple[str, int]:
+        """Returns the name and the size of a file that is whole, whatever happens."""
+        name = f"{uuid.uuid4().hex}.npz"
+        path = self._folder / ARRAYS / name
+        arrays = {"x_vector": voice.x_vector}
+        if voice.codes is not None:
+            arrays |= {"codes": voice.codes, "state": voice.state.cpu().numpy()}
+        partial = path.with_suffix(".partial")
+        try:
+            with partial.open("wb") as file:
+                np.savez(file, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise RequestError(f"voices_folder: {self._folder}: {error}") from error
+        return name, path.stat().st_size
+
+    def _remove(self, file: str) -> None:
+        (self._folder / ARRAYS / file).unlink(missing_ok=True)
+
+    def _find(self, database: sqlite3.Connection, name: str) -> VoiceRecord:
+        row = database.execute(f"SELECT {COLUMNS} FROM voices WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            raise InvalidRequest("voice", name, "no voice is registered under this name")
+        return VoiceRecord(*row)
+
+    def _check_free(self, database: sqlite3.Connection, name: str) -> None:
+        if database.execute("SELECT 1 FROM voices WHERE name = ?", (name,)).fetchone():
+            raise _taken(name)
+
+    def _check_room(self, database: sqlite3.Connection, num_bytes: int) -> None:
+        count, used = database.execute("SELECT count(*), coalesce(sum(num_bytes), 0) FROM voices").fetchone()
+        if count >= self._max_voices:
+            raise RequestError(f"{count} voices are registered, max_voices allows no more: delete one")
+        if used + num_bytes > self._max_bytes:
+            raise RequestError(f"the voices take {used >> 20} MiB, voices_mib allows no more: delete one")
+
+
+def _taken(name: str) -> InvalidRequest:
+    return InvalidRequest("voice", name, "registered already: delete it first, or choose another name")

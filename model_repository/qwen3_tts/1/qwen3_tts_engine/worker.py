@@ -1,0 +1,52 @@
+"""One thread that does jobs in order, beside the engine's loops."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from qwen3_tts_engine.request import Unavailable
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    def __init__(self, name: str, max_jobs: int) -> None:
+        self._max_jobs = max_jobs
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Queue a job; raises Unavailable when too many wait, and after the close."""
+        with self._changed:
+            if self._closed:
+                raise Unavailable("the server is shutting down")
+            if len(self._jobs) >= self._max_jobs:
+                raise Unavailable(f"busy: {len(self._jobs)} requests wait for their voice")
+            self._jobs.append(job)
+            self._changed.notify()
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Stop after the job at hand; jobs that wait are not done. Safe to call twice."""
+        with self._changed:
+            self._closed = True
+            self._jobs.clear()
+            self._changed.notify()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while job := self._next():
+            try:
+                job()
+            except Exception:
+                log.exception("a job of %s failed", threading.current_thread().name)
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while not self._jobs and not self._closed:
+                self._changed.wait()
+            return self._jobs.popleft() if self._jobs else None

@@ -1,0 +1,58 @@
+"""Text that comes in pieces, in a cloned voice that is found while they come, through tritonserver."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client.errors import SpeechError
+from client.protocol import SpeechRequest, encode
+from client.say import streamed
+from client.stream import Timeouts
+from client.sync_stream import speak
+from tests.conftest import CheckpointOf
+from tests.e2e.serving import Voice, eventually
+from tests.e2e.test_voices import IN_CONTEXT, X_VECTOR, assert_same, repository, serving
+from tests.oracle.test_encoders import recording
+
+__all__ = ["repository"]
+TEXT = "Hello there, this is a clone. It speaks two sentences, and its text comes bit by bit."
+
+
+@pytest.fixture(scope="module")
+def caller(repository: Path, checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voice]:
+    settings = {"base_frames": "20", "frames_per_text_token": "1", "part_text_tokens": "16"}
+    folder = tmp_path_factory.mktemp("server")
+    with serving(repository, checkpoint_of("base"), folder, **settings) as server, Voice(server) as voice:
+        yield voice
+
+
+def samples(caller: Voice, requests: Any) -> np.ndarray:
+    return np.concatenate([chunk.pcm for _, chunk in speak(caller.stub, requests, Timeouts(120, 60))])
+
+
+@pytest.mark.parametrize("clone", [IN_CONTEXT, X_VECTOR], ids=["in-context", "x-vector-only"])
+def test_pieces_sound_as_the_whole(caller: Voice, clone: dict[str, Any]) -> None:
+    """All pieces are there before the encoders are done; the reference's own text may be shorter than its frames."""
+    # A reference that the server has not met, so that its voice has to be waited for.
+    clone = clone | {"ref_audio": recording(24000, 48_000 + len(clone))}
+    request = SpeechRequest("", seed=3, **clone)
+    pieces = samples(caller, streamed(request, "qwen3_tts", [TEXT[:3], TEXT[3:40], TEXT[40:]]))
+    whole = samples(caller, [encode(SpeechRequest(TEXT, seed=3, **clone))])
+    assert_same(pieces, whole)
+
+
+def test_what_is_wrong_with_the_voice_ends_the_sequence(caller: Voice) -> None:
+    missing = SpeechRequest("", voice="nobody")
+    with pytest.raises(SpeechError, match="INVALID_ARG: voice: 'nobody'"):
+        samples(caller, streamed(missing, "qwen3_tts", ["Hello ", "there."]))
+    silent = SpeechRequest("", **IN_CONTEXT | {"ref_audio": np.zeros(24000, np.float32)})
+    with pytest.raises(SpeechError, match="INVALID_ARG: ref_audio"):
+        samples(caller, streamed(silent, "qwen3_tts", ["Hello ", "there."]))
+    eventually(lambda: caller.metric("qwen3_tts_requests_running") == 0)
+
+
+def test_long_text_in_a_cloned_voice(caller: Voice) -> None:
+    assert len(samples(caller, [encode(SpeechRequest(TEXT * 2, seed=1, **IN_CONTEXT))])) > 0

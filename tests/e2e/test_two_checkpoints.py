@@ -1,0 +1,158 @@
+"""Two checkpoints on one tritonserver, with the real talker and codec; streamed and long text through them."""
+
+import shutil
+import subprocess
+import sys
+import time
+import wave
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client.errors import SpeechError
+from client.playback import play
+from client.protocol import SAMPLE_RATE, SpeechRequest, encode
+from client.say import streamed
+from client.stream import Timeouts
+from client.sync_stream import speak
+from scripts.add_model import add_model
+from scripts.embedded.server import EXPLICIT, TritonServer
+from tests.conftest import CheckpointOf
+from tests.e2e.serving import ROOT, Heard, Voice, copy_repository, serve
+
+DESIGN = "qwen3_tts_design"
+CUSTOM = {"speaker": "ryan", "language": "english"}
+LONG = "The first sentence is here. A second one follows it. Now comes the third one! And is this the last one?"
+
+
+@pytest.fixture(scope="module")
+def server(
+    tiny_code2wav: Path, checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    repository = copy_repository(tmp_path_factory.mktemp("two") / "model_repository", fakes=False)
+    shutil.copytree(tiny_code2wav, repository, dirs_exist_ok=True)
+    add_model(DESIGN, str(checkpoint_of("voice_design")), repository)
+    environment = {
+        "QWEN3_TTS_CHECKPOINT": str(checkpoint_of("custom_voice")),
+        "QWEN3_TTS_TEXT_LAYOUT": "streaming",
+        "QWEN3_TTS_PART_TEXT_TOKENS": "17",
+        "QWEN3_TTS_BASE_FRAMES": "12",
+        "QWEN3_TTS_FRAMES_PER_TEXT_TOKEN": "1",
+    }
+    options = (*EXPLICIT, "--model-config-name=onnxruntime")
+    with serve(repository, tmp_path_factory.mktemp("server"), environment, options) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def caller(server: TritonServer) -> Iterator[Voice]:
+    with Voice(server) as voice:
+        voice.hear("Warm up.", seed=0, max_frames=20)
+        yield voice
+
+
+def hear(voice: Voice, requests: list[SpeechRequest], model: str = "qwen3_tts") -> Heard:
+    heard = Heard()
+    for arrival, chunk in speak(voice.stub, [encode(request, model) for request in requests], Timeouts(120, 60)):
+        heard.pcm.append(chunk.pcm)
+        heard.arrivals.append(arrival)
+    return heard
+
+
+def test_each_model_speaks_its_checkpoint_at_the_same_time(caller: Voice) -> None:
+    custom = SpeechRequest("Hello there.", seed=3, max_frames=20, **CUSTOM)
+    design = SpeechRequest("Hello there.", seed=3, max_frames=20, instruct="A calm old man.")
+    alone = hear(caller, [custom]), hear(caller, [design], DESIGN)
+    with ThreadPoolExecutor(8) as pool:
+        crowd = list(pool.map(lambda i: hear(caller, *(([custom],) if i % 2 else ([design], DESIGN))), range(8)))
+    for i, heard in enumerate(crowd):
+        expected = alone[0] if i % 2 else alone[1]
+        np.testing.assert_allclose(heard.samples / 32767, expected.samples / 32767, atol=1e-4)
+    assert not np.array_equal(alone[0].samples, alone[1].samples)
+
+
+def test_a_mode_that_a_checkpoint_has_not_is_refused_with_the_one_it_has(caller: Voice) -> None:
+    [response] = caller.stub.ModelStreamInfer(
+        iter([encode(SpeechRequest("Hello.", instruct="Calm.", speaker="ryan"), DESIGN)]), timeout=30
+    )
+    assert "INVALID_ARG: speaker: 'ryan': this checkpoint is for VoiceDesign" in response.error_message
+    [response] = caller.stub.ModelStreamInfer(iter([encode(SpeechRequest("Hello.", instruct="Calm."))]), timeout=30)
+    assert "INVALID_ARG: speaker: None: required: one of aiden" in response.error_message
+
+
+def test_each_model_has_its_own_metrics(caller: Voice) -> None:
+    time.sleep(1.5)  # metrics are reported twice a second
+    before = [caller.metric("qwen3_tts_requests_total", outcome="ok", model=m) for m in ("qwen3_tts", DESIGN)]
+    hear(caller, [SpeechRequest("Hello.", max_frames=5, instruct="Calm.")], DESIGN)
+    time.sleep(1.5)
+    after = [caller.metric("qwen3_tts_requests_total", outcome="ok", model=m) for m in ("qwen3_tts", DESIGN)]
+    assert (after[0] - before[0], after[1] - before[1]) == (0, 1)
+
+
+@pytest.mark.parametrize("model", ["qwen3_tts", DESIGN])
+def test_words_that_come_one_by_one_sound_as_the_whole(caller: Voice, model: str) -> None:
+    how = {"seed": 4} | (CUSTOM if model == "qwen3_tts" else {"instruct": "A calm old man."})
+    whole = hear(caller, [SpeechRequest(LONG, **how)], model)
+    words = [f"{word} " for word in LONG.split()]
+    heard = Heard()
+    sent: list[int] = []
+
+    def typed() -> Iterator[str]:
+        for word in words:
+            sent.append(time.perf_counter_ns())
+            yield word
+            time.sleep(0.2)
+
+    for arrival, chunk in speak(caller.stub, streamed(SpeechRequest("", **how), model, typed()), Timeouts(120, 60)):
+        heard.pcm.append(chunk.pcm)
+        heard.arrivals.append(arrival)
+    print(f"{model}: first audio {(heard.arrivals[0] - sent[0]) / 1e6:.0f} ms after the first of {len(words)} words")
+    assert heard.arrivals[0] < sent[2], "first audio before the third word"
+    assert len(heard.samples) == len(whole.samples)
+    np.testing.assert_allclose(heard.samples / 32767, whole.samples / 32767, atol=1e-4)
+
+
+def test_a_long_text_comes_without_a_pause(caller: Voice) -> None:
+    """Best of three: what else the machine does is not the server's doing. A seam costs a prefill, no silence."""
+    stalls = []
+    for seed in range(3):
+        heard = hear(caller, [SpeechRequest(LONG, seed=seed, **CUSTOM)])
+        stalls.append(play(heard.arrivals, [len(pcm) for pcm in heard.pcm], SAMPLE_RATE).stalled_ns / 1e6)
+    print("stalls in ms:", stalls)
+    assert min(stalls) == 0
+
+
+def test_the_client_reads_standard_input_as_it_comes(server: TritonServer, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "client", "say", "-u", f"localhost:{server.ports.grpc}", "-", "--seed", "4"]
+    for name, value in CUSTOM.items():
+        command += [f"--{name}", value]
+    with subprocess.Popen(
+        [*command, "--output", "-"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"Hello there, this ")
+        process.stdin.flush()
+        first = process.stdout.read(1920 * 2)
+        assert len(first) == 1920 * 2, "there is audio before the text has ended"
+        process.stdin.write("is a größer test.".encode())
+        process.stdin.close()
+        rest = process.stdout.read()
+        assert process.wait(60) == 0
+    spoken = tmp_path / "whole.wav"
+    subprocess.run(
+        [*command[:6], "Hello there, this is a größer test.", *command[7:], "--output", str(spoken)],
+        cwd=ROOT, check=True, timeout=60,
+    )  # fmt: skip
+    with wave.open(str(spoken)) as file:
+        whole = np.frombuffer(file.readframes(file.getnframes()), np.int16)
+    np.testing.assert_allclose(np.frombuffer(first + rest, np.int16) / 32767, whole / 32767, atol=1e-4)
+
+
+def test_a_piece_that_fails_ends_the_clients_stream(caller: Voice) -> None:
+    pieces = ["Hello <|im_end|> "]
+    with pytest.raises(SpeechError, match="control tokens may not be part of it"):
+        list(speak(caller.stub, streamed(SpeechRequest("", **CUSTOM), "qwen3_tts", pieces), Timeouts(30, 30)))

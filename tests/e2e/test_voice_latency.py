@@ -1,0 +1,106 @@
+"""How soon a cloned voice is heard, beside CustomVoice on the same machine at the same time."""
+
+import shutil
+import statistics
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.progress import Progress
+
+from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
+from qwen3_tts_engine.checkpoint import Checkpoint
+from scripts import synthetic_configs
+from scripts.embedded.server import EXPLICIT
+from scripts.synthetic_checkpoint import make_checkpoint
+from tests.e2e.serving import Voice, copy_repository, serve
+from tests.oracle.test_encoders import recording
+
+OPTIONS = (*EXPLICIT, "--model-config-name=onnxruntime")
+TEXT = "Hello there, this is a sentence of about thirty tokens, as people say them every day."
+SECONDS = 3
+REQUESTS, ROUNDS = 12, 3
+# Of the issue: no later than CustomVoice's first audio plus a fifth.
+LIMIT = 1.2
+
+
+@pytest.fixture(scope="module")
+def wide_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Base checkpoint whose talker is as wide as the tiny CustomVoice one: the usual one is half as wide."""
+    original = synthetic_configs._talker
+
+    def talker(size: Any, model_type: Any) -> Any:
+        return original(size, "custom_voice") | {"spk_id": {}, "spk_is_dialect": {}}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic_configs, "_talker", talker)
+        return make_checkpoint(tmp_path_factory.mktemp("wide") / "base", "tiny", "base")
+
+
+@pytest.fixture(scope="module")
+def callers(
+    wide_base: Path, tiny_checkpoint: Path, tiny_code2wav: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Voice, Voice]]:
+    """One of a CustomVoice server, one of a Base server; both run at the same time."""
+    folder = tmp_path_factory.mktemp("latency")
+    with ExitStack() as stack:
+        voices = []
+        for name, checkpoint in (("custom", tiny_checkpoint), ("base", wide_base)):
+            repository = copy_repository(folder / name / "model_repository", fakes=False)
+            shutil.copytree(tiny_code2wav, repository, dirs_exist_ok=True)
+            if name == "base":
+                export_encoders(checkpoint, repository)
+            environment = {
+                "QWEN3_TTS_CHECKPOINT": str(checkpoint),
+                "QWEN3_TTS_VOICES_FOLDER": str(folder / "voices"),
+            }
+            server = stack.enter_context(serve(repository, folder / name / "server", environment, OPTIONS))
+            voices.append(stack.enter_context(Voice(server)))
+        yield voices[0], voices[1]
+
+
+def export_encoders(folder: Path, repository: Path) -> None:
+    checkpoint = Checkpoint.open(str(folder))
+    with Progress(disable=True) as progress:
+        for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
+            export_encoder(encoder, checkpoint, repository / encoder.name, progress)
+
+
+def reference(seed: int) -> dict[str, Any]:
+    audio = recording(24000, SECONDS * 24000) + np.random.default_rng(seed).normal(0, 0.01, SECONDS * 24000)
+    return {"ref_audio": audio.astype(np.float32), "ref_sample_rate": 24000, "ref_text": "What the reference says."}
+
+
+def ttfa_ms(caller: Voice, **fields: Any) -> float:
+    heard = caller.hear(TEXT, **({"speaker": None} | fields), seed=3, max_frames=4)
+    assert heard.error is None
+    return (heard.arrivals[0] - heard.sent) / 1e6
+
+
+def test_first_audio_of_a_registered_voice(callers: tuple[Voice, Voice]) -> None:
+    custom, base = callers
+    base.operate("register_voice", "anna", **reference(0))
+    inline = reference(1)
+    ways = {
+        "CustomVoice": lambda index: ttfa_ms(custom, speaker="ryan"),
+        "registered": lambda index: ttfa_ms(base, voice="anna"),
+        "reference again": lambda index: ttfa_ms(base, **inline),
+        "new reference": lambda index: ttfa_ms(base, **reference(100 + index)),
+    }
+    for measure in ways.values():
+        for index in range(3):
+            measure(-1 - index)
+    rounds = []
+    for round_number in range(ROUNDS):
+        # Turn by turn, so that whatever else the machine does meets all of them.
+        indices = range(round_number * REQUESTS, (round_number + 1) * REQUESTS)
+        times = [[measure(index) for measure in ways.values()] for index in indices]
+        rounds.append(dict(zip(ways, map(statistics.median, zip(*times, strict=True)), strict=True)))
+    for medians in rounds:
+        print({way: round(milliseconds, 1) for way, milliseconds in medians.items()})
+    for way in ("registered", "reference again"):
+        assert statistics.median(medians[way] / medians["CustomVoice"] for medians in rounds) <= LIMIT
+    assert all(medians["new reference"] > medians["reference again"] for medians in rounds), "encoding costs something"

@@ -1,0 +1,319 @@
+"""Cloned, registered and designed voices through tritonserver, against the package qwen-tts."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import librosa
+import numpy as np
+import pytest
+import torch
+
+from client.errors import SpeechError
+from client.wav import WavWriter, read_wav
+from scripts.embedded.server import EXPLICIT, TritonServer
+from tests.conftest import CheckpointOf
+from tests.e2e.serving import ROOT, Voice, copy_repository, eventually, serve
+from tests.e2e.test_http import generate_stream
+from tests.oracle.reference import clone_voice, load_processor, load_reference, reference_generate
+from tests.oracle.test_encoders import recording
+
+FRAMES = 24
+OPTIONS = (*EXPLICIT, "--model-config-name=onnxruntime")
+REFERENCE = recording(24000, 72007)
+SAID = "What the reference says."
+CLONE: dict[str, Any] = {"ref_audio": REFERENCE, "ref_sample_rate": 24000}
+IN_CONTEXT = CLONE | {"ref_text": SAID}
+X_VECTOR = CLONE | {"x_vector_only": True}
+
+
+@pytest.fixture(scope="module")
+def repository(tiny_base_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = copy_repository(tmp_path_factory.mktemp("voices") / "model_repository", fakes=False)
+    shutil.copytree(tiny_base_models, repository, dirs_exist_ok=True)
+    return repository
+
+
+@contextmanager
+def serving(repository: Path, checkpoint: Path, folder: Path, **settings: str) -> Iterator[TritonServer]:
+    environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), "QWEN3_TTS_VOICES_FOLDER": str(folder / "store")}
+    environment |= {f"QWEN3_TTS_{name.upper()}": value for name, value in settings.items()}
+    with serve(repository, folder, environment, OPTIONS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def caller(repository: Path, checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voice]:
+    with (
+        serving(repository, checkpoint_of("base"), tmp_path_factory.mktemp("server")) as server,
+        Voice(server) as voice,
+    ):
+        yield voice
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint_of: CheckpointOf) -> Any:
+    return load_reference(checkpoint_of("base")), load_processor(checkpoint_of("base"))
+
+
+def greedy(text: str = "Hello there, how are you?", **fields: Any) -> dict[str, Any]:
+    return {"text": text, "speaker": None, "temperature": 0.0, "max_frames": FRAMES, **fields}
+
+
+def expected_speech(reference: Any, text: str, said: str | None, audio: np.ndarray = REFERENCE) -> np.ndarray:
+    """As the package's generate_voice_clone: the reference's frames decoded before the new ones, and cut off."""
+    model, processor = reference
+    clone = clone_voice(model, audio, said)
+    [codes] = reference_generate(model, processor, [text], clones=[clone], max_new_tokens=FRAMES + 1)
+    frames = 0 if clone.codes is None else len(clone.codes)
+    if clone.codes is not None:
+        codes = torch.cat([clone.codes, codes])
+    with torch.inference_mode():
+        waveform: np.ndarray = model.speech_tokenizer.model.decoder(codes.T[None])[0, 0].numpy()
+    return waveform[frames * 1920 :]
+
+
+def assert_speech(heard: Any, expected: np.ndarray) -> None:
+    assert heard.error is None
+    assert len(heard.samples) == len(expected)
+    np.testing.assert_allclose(heard.samples / 32767, expected, atol=1e-4)
+
+
+def assert_same(samples: np.ndarray, expected: np.ndarray) -> None:
+    """Equal but for rounding: chunks are cut by the clock."""
+    assert len(samples) == len(expected) > 0
+    np.testing.assert_allclose(samples, expected, atol=4)
+
+
+@pytest.mark.parametrize("said", [SAID, None], ids=["in-context", "x-vector-only"])
+@pytest.mark.parametrize("text", ["Hello there, how are you?", "Guten Morgen."])
+def test_a_clone_is_the_reference_clone(caller: Voice, reference: Any, text: str, said: str | None) -> None:
+    heard = caller.hear(**greedy(text, **(IN_CONTEXT if said else X_VECTOR)))
+    assert_speech(heard, expected_speech(reference, text, said))
+
+
+def test_a_clone_of_a_recording_at_another_rate(caller: Voice, reference: Any) -> None:
+    audio = recording(16000, 24_001)
+    heard = caller.hear(**greedy(ref_audio=audio, ref_sample_rate=16000, ref_text=SAID))
+    resampled = librosa.resample(audio, orig_sr=16000, target_sr=24000)
+    assert_speech(heard, expected_speech(reference, greedy()["text"], SAID, resampled))
+
+
+def test_registered_deleted_and_unknown(caller: Voice) -> None:
+    spoken = caller.hear(**greedy(**IN_CONTEXT)).samples
+    [registered] = caller.operate("register_voice", "anna", **IN_CONTEXT)
+    assert (registered["name"], registered["ref_text"], registered["x_vector_only"]) == ("anna", SAID, False)
+    assert registered["reference_seconds"] == pytest.approx(72007 / 24000)
+    [alone] = caller.operate("register_voice", "bert 2", **X_VECTOR)
+    assert (alone["ref_text"], alone["x_vector_only"]) == (None, True)
+    assert [voice["name"] for voice in caller.operate("list_voices")] == ["anna", "bert 2"]
+    assert_same(caller.hear(**greedy(voice="anna")).samples, spoken)
+    by_vector = caller.hear(**greedy(**X_VECTOR)).samples
+    assert_same(caller.hear(**greedy(voice="bert 2")).samples, by_vector)
+    assert_same(caller.hear(**greedy(voice="anna", x_vector_only=True)).samples, by_vector)
+    for name in ("anna", "bert 2"):
+        assert caller.operate("delete_voice", name)[0]["name"] == name
+    assert caller.operate("list_voices") == []
+    assert "INVALID_ARG: voice: 'anna': no voice is registered" in (caller.hear(**greedy(voice="anna")).error or "")
+    with pytest.raises(SpeechError, match="INVALID_ARG: voice: 'anna': no voice is registered"):
+        caller.operate("delete_voice", "anna")
+
+
+def test_concurrent_registration_has_one_winner(caller: Voice) -> None:
+    def register(index: int) -> str:
+        try:
+            audio = recording(24000, 30_000 + 500 * index)
+            return caller.operate("register_voice", "race", ref_audio=audio, ref_sample_rate=24000, ref_text=SAID)[0][
+                "name"
+            ]
+        except SpeechError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(register, range(8)))
+    assert answers.count("race") == 1
+    assert sum("INVALID_ARG: voice: 'race': registered already" in answer for answer in answers) == 7
+    caller.operate("delete_voice", "race")
+
+
+def test_equal_references_at_once_are_one_voice(caller: Voice) -> None:
+    audio = recording(24000, 50_000)
+    fields = greedy(ref_audio=audio, ref_sample_rate=24000, ref_text=SAID)
+    with ThreadPoolExecutor(8) as pool:
+        crowd = list(pool.map(lambda _: caller.hear(**fields), range(8)))
+    for heard in crowd:
+        assert heard.error is None
+        assert_same(heard.samples, crowd[0].samples)
+
+
+def noise(seconds: float, rate: int = 24000) -> np.ndarray:
+    return np.random.default_rng(0).normal(0, 0.1, round(seconds * rate)).astype(np.float32)
+
+
+def spoiled(value: float) -> np.ndarray:
+    audio = noise(1)
+    audio[5000] = value
+    return audio
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({}, "voice: None: required: the name of a registered voice, or ref_audio"),
+    (IN_CONTEXT | {"ref_audio": noise(0.07)}, "ref_audio: '0.070 s at 24000 Hz': 0.08 to 30 s are allowed"),
+    (IN_CONTEXT | {"ref_audio": noise(30.1)}, "ref_audio: '30.100 s at 24000 Hz': 0.08 to 30 s are allowed"),
+    (IN_CONTEXT | {"ref_audio": noise(0)}, "ref_audio: '0.000 s at 24000 Hz': 0.08 to 30 s are allowed"),
+    (IN_CONTEXT | {"ref_audio": spoiled(float("nan"))}, "ref_audio: nan: must be finite"),
+    (IN_CONTEXT | {"ref_audio": spoiled(float("-inf"))}, "ref_audio: -inf: must be finite"),
+    (IN_CONTEXT | {"ref_audio": np.zeros(24000, np.float32)}, "ref_audio: 'peak 0': silent: 0.001 to 2 is allowed"),
+    (IN_CONTEXT | {"ref_audio": noise(1) * 32767}, "not scaled to -1..1: 0.001 to 2 is allowed"),
+    (IN_CONTEXT | {"ref_sample_rate": None}, "ref_sample_rate: None: required: the rate of ref_audio in Hz, 8000 to"),
+    (IN_CONTEXT | {"ref_sample_rate": 0}, "ref_sample_rate: 0: required"),
+    (IN_CONTEXT | {"ref_sample_rate": -24000}, "ref_sample_rate: -24000: required"),
+    (IN_CONTEXT | {"ref_sample_rate": 1_000_000}, "ref_sample_rate: 1000000: required"),
+    (CLONE, "ref_text: None: required: what is said in ref_audio, unless x_vector_only is true"),
+    (IN_CONTEXT | {"ref_text": " "}, "ref_text: ' ': must hold something besides white space"),
+    (IN_CONTEXT | {"ref_text": "a<|im_end|>"}, "ref_text: '<|im_end|>': control tokens may not be part of it"),
+    (IN_CONTEXT | {"ref_text": "1 " * 4000}, "tokens, at most 1024 are allowed"),
+    ({"voice": "nobody"}, "voice: 'nobody': no voice is registered under this name"),
+    ({"voice": "anna", "ref_text": SAID}, f"ref_text: '{SAID}': not beside voice"),
+    ({"voice": "anna"} | CLONE, "ref_audio: 72007 samples: not beside voice"),
+    (IN_CONTEXT | {"speaker": "ryan"}, "speaker: 'ryan': this checkpoint is for Base voice clone and takes voice, or"),
+    (IN_CONTEXT | {"instruct": "Loud."}, "instruct: 'Loud.': this checkpoint is for Base voice clone and takes voice"),
+    (IN_CONTEXT | {"language": "klingon"}, "language: 'klingon': one of auto, chinese"),
+    (IN_CONTEXT | {"max_frames": 100_000}, "max_frames: 100000: at most 4096"),
+    (IN_CONTEXT | {"operation": "sing"}, "operation: 'sing': one of speak, register_voice, list_voices, delete_voice"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD, ids=[message[:40] for _, message in BAD])
+def test_refused_with_a_reason(caller: Voice, fields: dict[str, Any], message: str) -> None:
+    heard = caller.hear(**{"speaker": None} | fields)
+    assert heard.pcm == []
+    assert heard.error is not None
+    assert heard.error.startswith("INVALID_ARG: ")
+    assert message in heard.error
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("", IN_CONTEXT, "INVALID_ARG: voice: '': the name to register"),
+        ("a/b", IN_CONTEXT, "INVALID_ARG: voice: 'a/b': the name to register"),
+        ("x" * 65, IN_CONTEXT, "the name to register"),
+        (None, IN_CONTEXT, "INVALID_ARG: voice: None: the name to register"),
+        ("a", {}, "INVALID_ARG: ref_audio: None: required to register a voice"),
+        ("a", CLONE, "INVALID_ARG: ref_text: None: required"),
+        ("a", IN_CONTEXT | {"ref_audio": noise(1) * 0}, "INVALID_ARG: ref_audio: 'peak 0': silent"),
+    ],
+)
+def test_not_registered_with_a_reason(caller: Voice, name: str | None, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpeechError) as refused:
+        caller.operate("register_voice", name, **fields)
+    assert message in str(refused.value)
+    assert caller.operate("list_voices") == []
+
+
+def test_stereo_is_refused_by_its_shape(caller: Voice) -> None:
+    text = ("BYTES", [1], b"\x01\0\0\0x")
+    message = caller.raw(text=text, ref_audio=("FP32", [100, 2], bytes(800)))
+    assert "'ref_audio'" in message
+    assert "[100,2]" in message
+
+
+def test_voices_survive_a_restart_and_limits_hold(
+    repository: Path, checkpoint_of: CheckpointOf, tmp_path: Path
+) -> None:
+    base = checkpoint_of("base")
+    with serving(repository, base, tmp_path) as server, Voice(server) as caller:
+        caller.operate("register_voice", "anna", **IN_CONTEXT)
+        before = caller.hear(**greedy(voice="anna"))
+    with serving(repository, base, tmp_path, max_voices="1") as server, Voice(server) as caller:
+        assert [voice["name"] for voice in caller.operate("list_voices")] == ["anna"]
+        assert_same(caller.hear(**greedy(voice="anna")).samples, before.samples)
+        with pytest.raises(SpeechError, match="1 voices are registered, max_voices allows no more"):
+            caller.operate("register_voice", "bert", **IN_CONTEXT)
+        with pytest.raises(SpeechError, match="registered already"):
+            caller.operate("register_voice", "anna", **X_VECTOR)
+
+
+def test_a_designed_voice_and_the_modes_it_does_not_have(
+    repository: Path, checkpoint_of: CheckpointOf, tmp_path: Path
+) -> None:
+    """The encoders of another checkpoint in the repository are in nobody's way."""
+    design = checkpoint_of("voice_design")
+    with serving(repository, design, tmp_path) as server, Voice(server) as caller:
+        text, instruct = "Hello there, how are you?", "A deep, calm voice."
+        heard = caller.hear(**greedy(text, instruct=instruct))
+        model, processor = load_reference(design), load_processor(design)
+        [codes] = reference_generate(model, processor, [text], instructs=[instruct], max_new_tokens=FRAMES + 1)
+        with torch.inference_mode():
+            assert_speech(heard, model.speech_tokenizer.model.decoder(codes.T[None])[0, 0].numpy())
+        mode = "this checkpoint is for VoiceDesign and takes instruct, which describes the voice"
+        for fields in (IN_CONTEXT, {"voice": "anna"}, {"speaker": "ryan"}, {"x_vector_only": True}):
+            assert mode in (caller.hear(**greedy(**fields)).error or "")
+        assert "INVALID_ARG: instruct: None: required" in (caller.hear(**greedy()).error or "")
+        with pytest.raises(SpeechError, match=f"operation: 'list_voices': {mode}"):
+            caller.operate("list_voices")
+
+
+def test_a_missing_encoder_is_named_at_the_start(
+    tiny_base_models: Path, checkpoint_of: CheckpointOf, tmp_path: Path
+) -> None:
+    repository = copy_repository(tmp_path / "model_repository", fakes=False)
+    shutil.copytree(tiny_base_models / "code2wav", repository / "code2wav", dirs_exist_ok=True)
+    with (
+        pytest.raises(Exception, match="ended with exit code"),
+        serving(repository, checkpoint_of("base"), tmp_path / "server"),
+    ):
+        pass
+    log = (tmp_path / "server" / "server.log").read_text()
+    assert "speaker_encoder/1/model.json: missing; `python -m export` makes this model" in log
+
+
+def test_operations_over_http(caller: Voice) -> None:
+    caller.operate("register_voice", "anna", **X_VECTOR)
+    [event] = generate_stream(caller.server, {"operation": "list_voices"})
+    assert json.loads(event["voices"])["name"] == "anna"
+    spoken = generate_stream(caller.server, {"text": "Hello.", "voice": "anna", "max_frames": 4})
+    assert sum(len(event["waveform"]) for event in spoken) in range(1920, 4 * 1920 + 1, 1920)
+    samples = REFERENCE[:30_000].tolist()
+    fields = {"text": "Hello.", "max_frames": 4, "ref_audio": samples, "ref_sample_rate": 24000, "ref_text": SAID}
+    assert len(generate_stream(caller.server, fields)) >= 1
+    generate_stream(caller.server, {"operation": "delete_voice", "voice": "anna"})
+    assert caller.operate("list_voices") == []
+    eventually(lambda: caller.metric("qwen3_tts_requests_running") == 0)
+
+
+def test_the_command_line(caller: Voice, tmp_path: Path) -> None:
+    wav = tmp_path / "reference.wav"
+    writer = WavWriter(wav, 24000)
+    writer.write((REFERENCE * 32767).astype(np.int16))
+    writer.close()
+    url = ["--url", f"localhost:{caller.server.ports.grpc}"]
+
+    def client(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "client", *arguments, *url]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+    reference = ["--ref-audio", str(wav), "--ref-text", SAID]
+    added = client("voices", "add", "clara", *reference)
+    assert added.returncode == 0, added.stderr
+    assert added.stdout.startswith("clara\t3.00 s\t")
+    again = client("voices", "add", "clara", *reference)
+    assert again.returncode == 4
+    assert "voice: 'clara': registered already" in again.stderr
+    assert client("voices", "list").stdout.startswith("clara\t")
+    request = ["--max-frames", "12", "--temperature", "0"]
+    for index, how in enumerate((["--voice", "clara"], reference)):
+        said = client("say", "Hello.", *how, *request, "--output", str(tmp_path / f"{index}.wav"))
+        assert said.returncode == 0, said.stderr
+    first, second = (read_wav(tmp_path / f"{index}.wav")[0] for index in range(2))
+    assert len(first) == 12 * 1920
+    np.testing.assert_allclose(first, second, atol=4 / 32767)
+    assert client("voices", "rm", "clara").returncode == 0
+    assert client("voices", "list").stdout == ""

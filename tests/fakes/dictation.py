@@ -1,0 +1,40 @@
+"""A runner that is given the text of a prompt bit by bit, as the scheduler gives it."""
+
+import numpy as np
+
+from qwen3_tts_engine.runner import TalkerRunner
+from qwen3_tts_engine.scheduler import Newcomer, TextFeed
+
+
+def speak_whole(runner: TalkerRunner, newcomers: list[Newcomer], frames: int) -> np.ndarray:
+    """Codes [frames, rows, codebooks] of prompts whose text is there."""
+    for newcomer in newcomers:
+        assert runner.prefill([newcomer]) == []
+    slots = np.array([newcomer.slot for newcomer in newcomers])
+    return np.stack([runner.collect(runner.launch(slots)).codes.copy() for _ in range(frames)])
+
+
+def speak_in_pieces(runner: TalkerRunner, newcomers: list[Newcomer], frames: int, *, late: bool) -> np.ndarray:
+    """The same codes, each row fed one id before each frame; with `late` right behind the frame that it belongs to."""
+    texts = []
+    for newcomer in newcomers:
+        prompt = newcomer.stream.prompt
+        texts.append(list(prompt.trailing))
+        prompt.trailing.clear()
+        prompt.is_open = True
+        assert runner.prefill([newcomer]) == []
+    slots = np.array([newcomer.slot for newcomer in newcomers])
+    made = []
+    for frame in range(frames):
+        if late:
+            made.append(runner.collect(runner.launch(slots)).codes.copy())
+        feeds = [
+            TextFeed(int(slot), frame, [text[frame]], is_open=frame + 1 < len(text), late=late)
+            for slot, text in zip(slots, texts, strict=True)
+            if frame < len(text)
+        ]
+        if feeds:
+            runner.feed(feeds)
+        if not late:
+            made.append(runner.collect(runner.launch(slots)).codes.copy())
+    return np.stack(made)

@@ -1,0 +1,30 @@
+"""CUDA graphs take text while they speak: what comes between two replays counts in the next one."""
+
+import numpy as np
+import pytest
+
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.runner import TalkerRunner
+from qwen3_tts_engine.scheduler import Newcomer
+from tests.fakes.dictation import speak_in_pieces, speak_whole
+from tests.gpu.test_runner import FRAMES, graphs, newcomer
+
+__all__ = ["graphs"]
+SLOTS = 3
+
+
+def newcomers(checkpoint: Checkpoint) -> list[Newcomer]:
+    """Prompts that leave most of their text to be fed."""
+    streams = []
+    for slot in range(SLOTS):
+        one = newcomer(checkpoint, slot, temperature=0.0)
+        prompt = one.stream.prompt
+        prompt.trailing[:] = [7 + slot, 8, 9, 10 + slot, 11]
+        streams.append(one)
+    return streams
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in-time", "late"])
+def test_text_in_pieces(graphs: TalkerRunner, checkpoint: Checkpoint, late: bool) -> None:
+    expected = speak_whole(graphs, newcomers(checkpoint), FRAMES)
+    np.testing.assert_array_equal(speak_in_pieces(graphs, newcomers(checkpoint), FRAMES, late=late), expected)

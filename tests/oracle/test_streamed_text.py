@@ -1,0 +1,244 @@
+"""Text that comes in pieces, and text in several parts, give the codes of whole texts, on the CPU engine."""
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from export.codec import CodecStep
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.chunker import Chunks
+from qwen3_tts_engine.code2wav import max_history
+from qwen3_tts_engine.codec import CodecStates, to_pcm
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.engine import CodecClient, Engine
+from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.request import RequestError, SynthesisRequest
+from qwen3_tts_engine.sequences import Sequences
+from qwen3_tts_engine.startup import build_engine, load_runner
+from qwen3_tts_engine.text import TextTokenizer
+from tests.fakes.scripted import Listener, scripted_pcm
+from tests.oracle.reference import reference_codec
+
+WAIT = 120.0
+CPU = torch.device("cpu")
+VOICE = {"speaker": "ryan", "language": "english"}
+TEXTS = [
+    "Hello there, this is a test of speech that is made while its text still comes.",
+    "今天天气很好，我们去公园吧。明天再说！",
+    "  One. ",
+    "a",
+    "Two sentences here. The second one is a little longer than the first, and it ends now.",
+]
+SENTENCES = [
+    "The first sentence is here.",
+    "A second one follows it.",
+    "Now comes the third one!",
+    "And is this the last one?",
+]
+LONG = " ".join(SENTENCES)
+
+
+# A cap that lets every part go on for some frames behind its text, but not for long.
+BRIEF = {"base_frames": 9, "frames_per_text_token": 1}
+
+
+class CodeRecorder:
+    """A codec client that keeps every stream's codes."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, list[np.ndarray]] = {}
+
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        for stream, codes, count in zip(chunks.streams, chunks.codes, chunks.counts, strict=True):
+            self.codes.setdefault(stream.key, []).append(codes[:count])
+        return scripted_pcm(chunks.codes), {}
+
+    def of(self, key: str) -> np.ndarray:
+        return np.concatenate(self.codes.get(key, [np.empty((0, 16), np.int32)]))
+
+
+class LocalCodec(CodeRecorder):
+    """The PyTorch step as the codec, with its state kept as the Triton client keeps it; records codes too."""
+
+    def __init__(self, checkpoint: Checkpoint, slots: int) -> None:
+        super().__init__()
+        self._step = CodecStep.from_checkpoint(checkpoint).eval()
+        decoder = checkpoint.speech_tokenizer.decoder_config
+        self._states = CodecStates(slots, self._step.state_size, max_history(decoder), torch.float32, CPU)
+
+    @torch.inference_mode()
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        super().decode(chunks)
+        waveform, states = self._step(*self._states.inputs(chunks))
+        self._states.store(chunks, states)
+        return to_pcm(waveform)
+
+
+class Studio:
+    """An engine on the CPU with everything that a test looks at."""
+
+    def __init__(self, folder: Path, codec: CodecClient | None = None, lookahead: int = 0, **settings: Any) -> None:
+        self.checkpoint = Checkpoint.open(str(folder))
+        sizes = {"max_streams": 8, "max_text_tokens": 256, "max_frames_limit": 512}
+        self.config = EngineConfig.model_validate({"checkpoint": str(folder), **sizes, **settings})
+        self.recorder = CodeRecorder()
+        self.prompts = PromptBuilder(self.checkpoint, self.config)
+        runner = load_runner(self.checkpoint, self.config, CPU)
+        runner.lookahead = lookahead
+        self.engine: Engine = build_engine(self.config, self.prompts, runner, codec or self.recorder)
+        self.sequences = Sequences(self.engine, self.prompts, idle_seconds=60)
+        self._keys = itertools.count()
+
+    def key(self) -> str:
+        return str(next(self._keys))
+
+    def whole(self, text: str, **fields: Any) -> np.ndarray:
+        key, listener = self.key(), Listener()
+        self.engine.submit(SynthesisRequest.of({"text": text, **VOICE, **fields}), listener, key)
+        assert listener.ended.wait(WAIT)
+        assert listener.error is None
+        return self.recorder.of(key)
+
+    def start(self, sequence_id: int, text: str, last: bool = False, **fields: Any) -> tuple[str, Listener]:
+        key, listener = self.key(), Listener()
+        request = SynthesisRequest.of({"text": text, **VOICE, **fields})
+        self.sequences.start(sequence_id, request, listener, key, last)
+        return key, listener
+
+
+class Dictation:
+    """Sends the pieces of a text with pauses, from a thread of its own."""
+
+    # Triton hands requests over one after the other.
+    _turn = threading.Lock()
+
+    def __init__(self, live: Studio, number: int, pieces: list[str], options: dict[str, Any]) -> None:
+        self._live, self._number, self._pieces = live, number, pieces
+        with self._turn:
+            self._key, self._listener = live.start(number, pieces[0], last=len(pieces) == 1, **options)
+        self._thread = threading.Thread(target=self._send)
+        self._thread.start()
+
+    def codes(self) -> np.ndarray:
+        self._thread.join(WAIT)
+        assert self._listener.ended.wait(WAIT)
+        assert (self._listener.error, self._listener.ends) == (None, 1)
+        return self._live.recorder.of(self._key)
+
+    def _send(self) -> None:
+        for number, piece in enumerate(self._pieces[1:], 2):
+            time.sleep(0.02 * (number % 3 == 0))
+            with self._turn:
+                self._live.sequences.append(self._number, piece, number == len(self._pieces))
+
+
+@contextmanager
+def studio(folder: Path, **settings: Any) -> Iterator[Studio]:
+    opened = Studio(folder, **settings)
+    opened.engine.start()
+    yield opened
+    opened.engine.scheduler.check_integrity()
+    scheduler = opened.engine.scheduler
+    assert (scheduler.slots.num_used, scheduler.pages.num_used, len(scheduler.live)) == (0, 0, 0)
+    opened.engine.close()
+
+
+def cut(text: str, rng: random.Random) -> list[str]:
+    at = sorted(rng.choices(range(len(text) + 1), k=rng.randint(0, 8)))
+    return [text[a:b] for a, b in zip([0, *at], [*at, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize("lookahead", [0, 1], ids=["read-at-once", "read-one-tick-late"])
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"seed": 7}], ids=["greedy", "sampled"])
+def test_pieces_give_the_codes_of_the_whole(tiny_checkpoint: Path, lookahead: int, options: dict[str, Any]) -> None:
+    """Several sequences at once, each cut at random and sent with random pauses, beside whole requests."""
+    settings = {"text_layout": "streaming", "lookahead": lookahead, "base_frames": 20, "frames_per_text_token": 2}
+    rng = random.Random(lookahead)
+    with studio(tiny_checkpoint, **settings) as live:
+        expected = [live.whole(text, **options) for text in TEXTS]
+
+        for _ in range(3):
+            dictated = [Dictation(live, number, cut(text, rng), options) for number, text in enumerate(TEXTS)]
+            live.whole("A request beside them.", **options)
+            for dictation, codes, text in zip(dictated, expected, TEXTS, strict=True):
+                assert_same(dictation.codes(), codes, text)
+
+
+def test_a_stream_without_text_stalls_alone_and_is_never_fed_padding(tiny_checkpoint: Path) -> None:
+    with studio(tiny_checkpoint, text_layout="streaming", base_frames=40) as live:
+        expected = live.whole("Hello there my good friend.", temperature=0.0)
+        key, listener = live.start(1, "Hello ", temperature=0.0)
+        other = live.whole("Another one speaks on.", temperature=0.0)
+        assert len(other) > 10
+        num_ids = len(live.prompts._tokenizer.encode("Hello"))
+        wait_for(lambda: len(live.recorder.of(key)) == num_ids)
+        time.sleep(0.2)
+        assert len(live.recorder.of(key)) == num_ids, "one frame for each id, and no more"
+        live.sequences.append(1, "there my good ", False)
+        wait_for(lambda: len(live.recorder.of(key)) > num_ids)
+        live.sequences.append(1, "friend.", True)
+        assert listener.ended.wait(WAIT)
+        np.testing.assert_array_equal(live.recorder.of(key), expected)
+
+
+@pytest.mark.parametrize("layout", ["full", "streaming"])
+@pytest.mark.parametrize("lookahead", [0, 1], ids=["read-at-once", "read-one-tick-late"])
+def test_a_long_text_is_what_its_parts_are_apart(tiny_checkpoint: Path, layout: str, lookahead: int) -> None:
+    settings = {"text_layout": layout, "lookahead": lookahead, **BRIEF}
+    with studio(tiny_checkpoint, part_text_tokens=shortest(tiny_checkpoint), **settings) as live:
+        together = live.whole(LONG, seed=5)
+        apart = [live.whole(sentence, seed=5 + i) for i, sentence in enumerate(SENTENCES)]
+        np.testing.assert_array_equal(together, np.concatenate(apart))
+        key, listener = live.start(3, LONG[:30], seed=5)
+        live.sequences.append(3, LONG[30:], True)
+        assert listener.ended.wait(WAIT)
+        if layout == "streaming":
+            np.testing.assert_array_equal(live.recorder.of(key), together)
+        capped = live.whole(LONG, seed=5, max_frames=len(apart[0]) + 3)
+        np.testing.assert_array_equal(capped[: len(apart[0])], together[: len(apart[0])])
+
+
+def test_the_seam_is_what_the_codec_makes_of_all_codes_at_once(tiny_checkpoint: Path) -> None:
+    checkpoint = Checkpoint.open(str(tiny_checkpoint))
+    codec = LocalCodec(checkpoint, 8)
+    with studio(tiny_checkpoint, codec=codec, part_text_tokens=shortest(tiny_checkpoint), **BRIEF) as live:
+        key, listener = live.key(), Listener()
+        live.engine.submit(SynthesisRequest.of({"text": LONG, **VOICE, "seed": 1}), listener, key)
+        assert listener.ended.wait(WAIT)
+        assert listener.error is None
+    codes = torch.from_numpy(codec.of(key)).int()
+    spoken = np.concatenate(listener.pcm)
+    assert len(spoken) == 1920 * len(codes)
+    with torch.inference_mode():
+        at_once = reference_codec(tiny_checkpoint).decoder(codes.T[None].long())[0, 0].numpy()
+    np.testing.assert_allclose(spoken / 32767, at_once, atol=1e-4)
+
+
+def assert_same(codes: np.ndarray, expected: np.ndarray, text: str) -> None:
+    same = (codes[: len(expected)] == expected[: len(codes)]).all(axis=1)
+    first = int(same.argmin()) if not same.all() else len(same)
+    assert first == len(codes) == len(expected), f"{text!r}: frame {first} of {len(expected)} is the first to differ"
+
+
+def shortest(folder: Path) -> int:
+    """The limit of tokens behind which each of the sentences is a part of its own."""
+    tokenizer = TextTokenizer(Checkpoint.open(str(folder)), 256)
+    lengths = [len(tokenizer.encode(sentence)) for sentence in SENTENCES]
+    assert max(lengths) < 2 * min(lengths)
+    return min(lengths)
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -1,0 +1,59 @@
+"""The rows from which a graph prefills prompts hold all that a prompt does; run here without a graph, on the CPU."""
+
+import numpy as np
+import torch
+
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.graph_runner import GraphRunner
+from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.request import SynthesisRequest
+from qwen3_tts_engine.runner import TalkerRunner
+from qwen3_tts_engine.scheduler import Newcomer
+from qwen3_tts_engine.startup import load_runner
+from qwen3_tts_engine.voice import Voice
+from tests.conftest import CheckpointOf
+from tests.fakes.scripted import Listener
+
+
+def test_rows_of_clones_are_their_prompts(checkpoint_of: CheckpointOf) -> None:
+    """Clones in context, by x-vector, and side by side, as the eager prefill leaves them."""
+    checkpoint = Checkpoint.open(str(checkpoint_of("base")))
+    config = EngineConfig(checkpoint=str(checkpoint.folder), max_streams=4, max_text_tokens=64, max_frames_limit=64)
+    prompts = PromptBuilder(checkpoint, config)
+    eager = load_runner(checkpoint, config, torch.device("cpu"))
+    graphs = as_graph_runner(eager)
+    newcomers = [clone(prompts, slot, eager.limits.page_size) for slot in range(3)]
+    assert eager.prefill(newcomers) == []
+    expected, keys = eager._state.input.clone(), eager._cache.data.clone()
+    eager._state.input.zero_()
+    eager._cache.data.zero_()
+    rows = np.concatenate([graphs._prompt_rows(newcomer) for newcomer in newcomers])
+    padded = graphs._padding_rows(len(rows) + 5)
+    padded[: len(rows)] = torch.from_numpy(rows)
+    with torch.inference_mode():
+        graphs._prefill_rows(padded)
+    torch.testing.assert_close(graphs._state.input[:3], expected[:3], atol=1e-5, rtol=1e-5)
+    for newcomer in newcomers:
+        # The last row of a prompt is left to the first frame by the one, and stored ahead of it by the other.
+        count, page_size = len(newcomer.stream.prompt) - 1, eager.limits.page_size
+        places = [newcomer.pages[i // page_size] * page_size + i % page_size for i in range(count)]
+        torch.testing.assert_close(graphs._cache.data[:, :, places], keys[:, :, places], atol=1e-4, rtol=1e-4)
+
+
+def as_graph_runner(eager: TalkerRunner) -> GraphRunner:
+    """A graph runner over the same state, which captures nothing."""
+    graphs = GraphRunner.__new__(GraphRunner)
+    graphs.__dict__.update(eager.__dict__)
+    return graphs
+
+
+def clone(prompts: PromptBuilder, slot: int, page_size: int) -> Newcomer:
+    hidden = prompts._talker.hidden_size
+    random = np.random.default_rng(slot)
+    vector, codes = random.normal(0, 0.3, hidden).astype(np.float32), random.integers(0, 2048, (9, 16), np.int32)
+    voice = Voice(vector, codes, "What it says.") if slot else Voice(vector)
+    request = SynthesisRequest.of({"text": f"Hello. {slot}", "voice": "any", "seed": slot}).in_voice(voice)
+    stream = prompts.stream(request, Listener(), str(slot))
+    pages = -(-stream.num_positions // page_size)
+    return Newcomer(stream, slot, list(range(slot * pages, (slot + 1) * pages)))

@@ -1,0 +1,54 @@
+"""The runner makes the same codes whether it has the text before or while it speaks."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.request import SynthesisRequest
+from qwen3_tts_engine.runner import TalkerRunner
+from qwen3_tts_engine.scheduler import Newcomer
+from qwen3_tts_engine.startup import load_runner
+from tests.fakes.dictation import speak_in_pieces, speak_whole
+from tests.fakes.scripted import Listener
+
+FRAMES = 30
+TEXTS = ["Hello there.", "One, two, three.", "x"]
+
+
+@pytest.fixture(scope="module")
+def config(tiny_checkpoint: Path) -> EngineConfig:
+    sizes = {"max_streams": 4, "max_text_tokens": 64, "max_frames_limit": 128}
+    return EngineConfig.model_validate({"checkpoint": str(tiny_checkpoint), "text_layout": "streaming", **sizes})
+
+
+@pytest.fixture(scope="module")
+def runner(config: EngineConfig) -> TalkerRunner:
+    return load_runner(Checkpoint.open(config.checkpoint), config, torch.device("cpu"))
+
+
+def newcomers(config: EngineConfig) -> list[Newcomer]:
+    prompts = PromptBuilder(Checkpoint.open(config.checkpoint), config)
+    requests = [SynthesisRequest.of({"text": text, "speaker": "ryan", "temperature": 0.0}) for text in TEXTS]
+    streams = [prompts.stream(request, Listener(), text) for request, text in zip(requests, TEXTS, strict=True)]
+    pages = -(-128 // config.page_size)
+    return [Newcomer(stream, slot, [*range(slot * pages, (slot + 1) * pages)]) for slot, stream in enumerate(streams)]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in-time", "late"])
+def test_text_in_pieces(runner: TalkerRunner, config: EngineConfig, late: bool) -> None:
+    expected = speak_whole(runner, newcomers(config), FRAMES)
+    np.testing.assert_array_equal(speak_in_pieces(runner, newcomers(config), FRAMES, late=late), expected)
+
+
+def test_a_text_that_is_left_out_is_heard(runner: TalkerRunner, config: EngineConfig) -> None:
+    """Or the test above would show nothing."""
+    silent = newcomers(config)
+    expected = speak_whole(runner, newcomers(config), FRAMES)
+    for newcomer in silent:
+        newcomer.stream.prompt.trailing.clear()
+    assert not np.array_equal(speak_whole(runner, silent, FRAMES), expected)

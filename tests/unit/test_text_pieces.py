@@ -1,0 +1,154 @@
+"""Text in pieces: its ids are those of the whole, and its parts do not depend on how it came."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers, trainers
+
+from client.prompt import DEFAULT_FILE, read_prompts
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.request import InvalidRequest
+from qwen3_tts_engine.text import TextTokenizer
+from qwen3_tts_engine.text_pieces import PiecewiseText, is_final
+from scripts.synthetic_tokenizer import ADDED_TOKENS
+
+SENTENCES = [str(prompt.fields["text"]) for prompt in read_prompts(DEFAULT_FILE)]
+# What decides about boundaries, and characters that normalizing joins or splits.
+ALPHABET = (
+    "ab Zé.,!?'’\"()$+=1२ \t\n\r\u00a0\u3000\u200b。，！我你はが゛\u3099\u0301\u0338가ᄀ\u1161Å\u212bßK\u0958…—«»"
+)
+TEXTS = st.one_of(
+    st.text(st.sampled_from(ALPHABET), max_size=40),
+    st.text(max_size=40),
+    st.lists(st.sampled_from(SENTENCES), min_size=1, max_size=4).map(" ".join),
+).filter(lambda text: not any(token in text for token in ADDED_TOKENS))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_checkpoint: Path) -> TextTokenizer:
+    """The project's tokenizer over a vocabulary learnt from sentences in ten languages: its merges reach far."""
+    tokenizer = TextTokenizer(Checkpoint.open(str(tiny_checkpoint)), 4096)
+    added = [token.content for token in tokenizer._tokenizer.get_added_tokens_decoder().values()]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=1900, special_tokens=added, initial_alphabet=alphabet, show_progress=False)
+    tokenizer._tokenizer.train_from_iterator([*SENTENCES, *["assistant"] * 500], trainer)
+    assert len(tokenizer.encode(SENTENCES[0])) < len(SENTENCES[0]) / 2
+    return tokenizer
+
+
+def cut(text: str, data: st.DataObject) -> list[str]:
+    """The text in random pieces."""
+    at = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return [text[a:b] for a, b in zip([0, *at], [*at, len(text)], strict=True)]
+
+
+def parts_of(tokenizer: TextTokenizer, pieces: list[str], limit: int) -> list[list[int]]:
+    text = PiecewiseText(tokenizer, limit)
+    parts: list[list[int]] = [[]]
+    for piece in [*(p for chunk in pieces for p in text.add(chunk)), *text.end()]:
+        parts[-1] += piece.ids
+        if piece.ends:
+            parts.append([])
+    return [part for part in parts if part]
+
+
+@settings(max_examples=1000, deadline=None)
+@given(text=TEXTS, data=st.data())
+def test_pieces_have_the_ids_of_the_whole(tokenizer: TextTokenizer, text: str, data: st.DataObject) -> None:
+    if not text.strip():
+        with pytest.raises(InvalidRequest, match="must hold something besides white space"):
+            parts_of(tokenizer, cut(text, data), 0)
+        return
+    assert parts_of(tokenizer, cut(text, data), 0) == [tokenizer.spoken(text).text]
+
+
+@settings(max_examples=500, deadline=None)
+@given(before=st.text(st.sampled_from(ALPHABET), min_size=1, max_size=12), after=st.text(min_size=1, max_size=12))
+def test_a_final_boundary_is_one_whatever_surrounds_it(tokenizer: TextTokenizer, before: str, after: str) -> None:
+    if is_final(before[-1], after[0]):
+        assert tokenizer.encode(before + after) == tokenizer.encode(before) + tokenizer.encode(after)
+
+
+@settings(max_examples=400, deadline=None)
+@given(text=st.lists(st.sampled_from(SENTENCES), min_size=1, max_size=12).map("".join), data=st.data())
+def test_parts_do_not_depend_on_the_pieces(tokenizer: TextTokenizer, text: str, data: st.DataObject) -> None:
+    limit = data.draw(st.integers(1, 60))
+    expected = [part.text for part in tokenizer.parts(text, limit)]
+    assert parts_of(tokenizer, cut(text, data), limit) == expected
+    assert parts_of(tokenizer, list(text), limit) == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=TEXTS.filter(str.strip), limit=st.integers(1, 60))
+def test_nothing_is_lost_between_parts(tokenizer: TextTokenizer, text: str, limit: int) -> None:
+    spoken = "".join(tokenizer._tokenizer.decode(part.text) for part in tokenizer.parts(text, limit))
+    normal = tokenizer._tokenizer.normalizer.normalize_str(text)
+    assert "".join(spoken.split()) == "".join(normal.split())
+
+
+def test_words_are_final_with_the_next_one(tokenizer: TextTokenizer) -> None:
+    text = PiecewiseText(tokenizer, 0)
+    assert [text.add(piece) for piece in ("  ", "Hel", "lo")] == [[], [], []]
+    assert [p.ids for p in text.add(" wor")] == [tokenizer.encode("Hello")]
+    assert [p.ids for p in text.add("ld. ")] == [tokenizer.encode(" world.")]
+    assert [(p.ids, p.ends) for p in text.end()] == [([], True)]
+
+
+def test_clauses_without_spaces_are_final_with_the_next_one(tokenizer: TextTokenizer) -> None:
+    text = PiecewiseText(tokenizer, 0)
+    assert text.add("你好") == []
+    assert [p.ids for p in text.add("，今天")] == [tokenizer.encode("你好")]
+    assert [p.ids for p in text.add("天气怎么样？")] == [tokenizer.encode("，今天天气怎么样")]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("One two. Three four. Five.", ["One two.", "Three four.", "Five."]),
+        ('He said "go." Then he went.', ['He said "go."', "Then he went."]),
+        ("It costs 3.50 dollars. Cheap.", ["It costs 3.50 dollars.", "Cheap."]),
+        ("今天天气很好。我们去公园吧！“好的。”他说。", ["今天天气很好。", "我们去公园吧！", "“好的。”", "他说。"]),
+        ("Wait... what?! No.", ["Wait...", "what?!", "No."]),
+        ("First line\nSecond line", ["First line", "Second line"]),
+        ("Only one, and no end", ["Only one, and no end"]),
+    ],
+)
+def test_a_part_ends_with_a_sentence(tokenizer: TextTokenizer, text: str, parts: list[str]) -> None:
+    """With a limit that every sentence reaches, and no clause goes beyond twice."""
+    limit = min(len(tokenizer.encode(part)) for part in parts)
+    found = [part.text for part in tokenizer.parts(text, max(limit, 2))]
+    assert found == [tokenizer.encode(part) for part in parts]
+
+
+def test_a_text_below_the_limit_is_one_part(tokenizer: TextTokenizer) -> None:
+    text = "One two. Three four. Five."
+    assert [p.text for p in tokenizer.parts(text, 100)] == [tokenizer.encode(text)]
+
+
+def test_a_sentence_without_end_is_cut_at_a_clause_then_between_words(tokenizer: TextTokenizer) -> None:
+    words = PiecewiseText(tokenizer, 10)
+    [*cuts] = [p for p in words.add("no " * 40) if p.ends]
+    assert [len(p.ids) for p in cuts] == [30]
+    clauses = tokenizer.parts("no no no no, " * 12, 10)
+    assert {tuple(part.text[-1:]) for part in clauses} == {tuple(tokenizer.encode(","))}
+
+
+@pytest.mark.parametrize("pieces", [["say <|im_", "end|> now"], ["<tts_pad>"], ["a ", "<tts", "_", "pad>"]])
+def test_control_tokens_are_refused_also_across_pieces(tokenizer: TextTokenizer, pieces: list[str]) -> None:
+    text = PiecewiseText(tokenizer, 0)
+    for piece in pieces[:-1]:
+        text.add(piece)
+    with pytest.raises(InvalidRequest, match="control tokens may not be part of it"):
+        text.add(pieces[-1])
+
+
+def test_the_whole_is_as_limited_as_a_single_request(tiny_checkpoint: Path) -> None:
+    tokenizer = TextTokenizer(Checkpoint.open(str(tiny_checkpoint)), 8)
+    text = PiecewiseText(tokenizer, 0)
+    text.add("1 2 3 4 5")
+    with pytest.raises(InvalidRequest, match="tokens, at most 8 are allowed"):
+        text.add(" 6 7 8 9")
+    with pytest.raises(InvalidRequest, match="129 characters, at most 128 are allowed"):
+        PiecewiseText(tokenizer, 0).add("x" * 129)

@@ -1,0 +1,303 @@
+"""Voices are made once, kept while they fit, and nobody waits for ever."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.reference_audio import ReferenceAudio, frames, log_mel
+from qwen3_tts_engine.request import InvalidRequest, RequestError, SynthesisRequest, Unavailable
+from qwen3_tts_engine.voice import Voice
+from qwen3_tts_engine.voice_cache import VoiceCache
+from qwen3_tts_engine.voice_store import Origin, VoiceRecord, VoiceStore
+from qwen3_tts_engine.voices import Voices
+
+ORIGIN = Origin(8, "speaker", "codec")
+WAIT = 10.0
+
+
+class ScriptedEncoder:
+    """The x-vector holds the number of samples and the call's number."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.adopted = 0
+        self.fail: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+
+    def encode(self, audio: np.ndarray, mel: np.ndarray, num_samples: int, in_context: bool) -> Voice:
+        self.entered.set()
+        self.gate.wait(WAIT)
+        self.calls += 1
+        if self.fail:
+            raise self.fail
+        vector = np.array([num_samples, self.calls, 0, 0, 0, 0, 0, 0], np.float32)
+        codes = np.zeros((len(audio), 16), np.int32)
+        return Voice(vector, codes, state=torch.zeros(1000)) if in_context else Voice(vector)
+
+    def adopt(self, voice: Voice) -> Voice:
+        self.adopted += 1
+        return voice
+
+
+class Told:
+    """A `then` that keeps what it is told, once."""
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+        self.told = threading.Event()
+
+    def __call__(self, answer: Any) -> None:
+        self.answers.append(answer)
+        self.told.set()
+
+    @property
+    def answer(self) -> Any:
+        assert self.told.wait(WAIT)
+        assert len(self.answers) == 1
+        return self.answers[0]
+
+
+@pytest.fixture
+def encoder() -> ScriptedEncoder:
+    return ScriptedEncoder()
+
+
+@pytest.fixture
+def voices(encoder: ScriptedEncoder, tmp_path: Path) -> Iterator[Voices]:
+    voices = open_voices(encoder, tmp_path)
+    yield voices
+    encoder.gate.set()
+    voices.close()
+
+
+def open_voices(encoder: ScriptedEncoder, folder: Path, origin: Origin = ORIGIN, **settings: Any) -> Voices:
+    config = EngineConfig(checkpoint="any", **settings)
+
+    def check_text(text: str) -> None:
+        if text == "bad":
+            raise InvalidRequest("ref_text", text, "must not be bad")
+
+    return Voices(encoder, VoiceStore(folder, 10, 1 << 20), origin, config, check_text)
+
+
+def request(seconds: float = 1.0, text: str | None = "said", **fields: Any) -> SynthesisRequest:
+    audio = np.random.default_rng(round(seconds * 1000)).normal(0, 0.1, round(seconds * 24000)).astype(np.float32)
+    return SynthesisRequest.of({"text": "x", "ref_audio": audio, "ref_sample_rate": 24000, "ref_text": text} | fields)
+
+
+def find(voices: Voices, asked: SynthesisRequest) -> Any:
+    then = Told()
+    voices.find(asked, then)
+    return then.answer
+
+
+def register(voices: Voices, name: str, **fields: Any) -> Any:
+    then = Told()
+    voices.register(request(voice=name, **fields), then)
+    return then.answer
+
+
+def named(name: str, **fields: Any) -> SynthesisRequest:
+    return SynthesisRequest.of({"text": "x", "voice": name} | fields)
+
+
+def test_a_reference_is_encoded_once(voices: Voices, encoder: ScriptedEncoder) -> None:
+    first = find(voices, request())
+    assert (first.text, first.num_frames, first.x_vector[0]) == ("said", 13, 24000)
+    assert find(voices, request()) is first
+    assert encoder.calls == 1
+
+
+def test_another_sound_text_rate_or_kind_is_another_voice(voices: Voices, encoder: ScriptedEncoder) -> None:
+    """By text alone, two speakers of one sentence would get the voice of the first."""
+    asked = [
+        request(1.0), request(1.001), request(text="other"), request(ref_sample_rate=16000),
+        request(x_vector_only=True),
+    ]  # fmt: skip
+    found = [find(voices, each) for each in asked]
+    assert encoder.calls == len(asked)
+    assert len({id(voice) for voice in found}) == len(asked)
+    assert (found[-1].text, found[-1].codes, found[-1].state) == (None, None, None)
+    assert find(voices, request(x_vector_only=True, text=None)) is found[-1], "its text plays no part"
+
+
+def test_requests_at_once_share_one_call(voices: Voices, encoder: ScriptedEncoder) -> None:
+    encoder.gate.clear()
+    thens = [Told() for _ in range(20)]
+    for then in thens:
+        voices.find(request(), then)
+    encoder.gate.set()
+    assert len({id(then.answer) for then in thens}) == 1
+    assert encoder.calls == 1
+
+
+def test_a_failure_is_told_to_all_and_not_kept(voices: Voices, encoder: ScriptedEncoder) -> None:
+    encoder.fail = RequestError("the encoder failed")
+    assert str(find(voices, request())) == "the encoder failed"
+    encoder.fail = ValueError("unexpected")
+    assert isinstance(find(voices, request()), RequestError)
+    encoder.fail = None
+    assert isinstance(find(voices, request()), Voice)
+
+
+def test_a_known_voice_does_not_wait_for_a_new_one(voices: Voices, encoder: ScriptedEncoder) -> None:
+    known = find(voices, request())
+    record = register(voices, "anna")[0]
+    assert isinstance(record, VoiceRecord)
+    encoder.gate.clear()
+    encoder.entered.clear()
+    slow = Told()
+    voices.find(request(2.0), slow)
+    assert encoder.entered.wait(WAIT)
+    assert find(voices, request()) is known
+    assert find(voices, named("anna")) is known
+    assert not slow.told.is_set()
+
+
+def test_full_and_closed(encoder: ScriptedEncoder, tmp_path: Path) -> None:
+    voices = open_voices(encoder, tmp_path, max_voice_requests=2)
+    encoder.gate.clear()
+    thens = [Told() for _ in range(6)]
+    refused = 0
+    for index, then in enumerate(thens):
+        try:
+            voices.find(request(1 + index), then)
+        except Unavailable:
+            refused += 1
+            then(None)
+    threading.Timer(0.2, encoder.gate.set).start()
+    voices.close()
+    answers = [then.answer for then in thens]
+    assert any(isinstance(answer, Unavailable) for answer in answers), "some were waiting at the close"
+    assert refused or sum("busy" in str(answer) for answer in answers)
+    with pytest.raises(Unavailable, match="shutting down"):
+        voices.find(request(), Told())
+    voices.close()
+
+
+def test_a_registered_voice_is_hot_at_once_and_cold_after_a_restart(encoder: ScriptedEncoder, tmp_path: Path) -> None:
+    voices = open_voices(encoder, tmp_path)
+    [record] = register(voices, "anna")
+    assert record.reference_seconds == pytest.approx(1.0)
+    assert find(voices, named("anna")).x_vector[0] == 24000
+    assert (encoder.calls, encoder.adopted) == (1, 0)
+    voices.close()
+    voices = open_voices(encoder, tmp_path)
+    cold = find(voices, named("anna"))
+    assert find(voices, named("anna")) is cold
+    assert (encoder.calls, encoder.adopted) == (1, 1)
+    alone = find(voices, named("anna", x_vector_only=True))
+    assert alone.codes is None
+    np.testing.assert_array_equal(alone.x_vector, cold.x_vector)
+    voices.close()
+
+
+def test_a_name_registered_anew_is_the_new_voice(voices: Voices) -> None:
+    register(voices, "anna")
+    assert find(voices, named("anna")).x_vector[0] == 24000
+    then = Told()
+    voices.delete("anna", then)
+    assert [record.name for record in then.answer] == ["anna"]
+    register(voices, "anna", seconds=2.0)
+    assert find(voices, named("anna")).x_vector[0] == 48000
+
+
+def test_two_registers_of_a_name(voices: Voices, encoder: ScriptedEncoder) -> None:
+    """Both find the name free, both encode; the table decides."""
+    encoder.gate.clear()
+    thens = [Told(), Told()]
+    for seconds, then in zip((1.0, 2.0), thens, strict=True):
+        voices.register(request(seconds, voice="anna"), then)
+    encoder.gate.set()
+    answers = [then.answer for then in thens]
+    assert sum(isinstance(answer, InvalidRequest) for answer in answers) == 1
+    listed = Told()
+    voices.list(listed)
+    assert len(listed.answer) == 1
+
+
+def test_a_voice_of_another_model_is_refused_by_name(encoder: ScriptedEncoder, tmp_path: Path) -> None:
+    """Two models share a folder."""
+    voices = open_voices(encoder, tmp_path)
+    register(voices, "anna")
+    other = open_voices(encoder, tmp_path, origin=replace(ORIGIN, hidden_size=16))
+    with pytest.raises(InvalidRequest, match="voice: 'anna': made for a talker of hidden size 8, this model's has 16"):
+        other.find(named("anna"), Told())
+    assert isinstance(register(other, "anna"), InvalidRequest), "the name is taken for both"
+    assert [record.name for record in register(other, "bert")] == ["bert"]
+    with pytest.raises(InvalidRequest, match="hidden size 16, this model's has 8"):
+        voices.find(named("bert"), Told())
+    voices.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"text": None}, "ref_text"),
+        ({"text": "bad"}, "ref_text"),
+        ({"ref_sample_rate": None}, "ref_sample_rate"),
+        ({"ref_audio": np.zeros(24000, np.float32)}, "ref_audio"),
+        ({"seconds": 0.05}, "ref_audio"),
+        ({"seconds": 31.0}, "ref_audio"),
+    ],
+)
+def test_refused(voices: Voices, encoder: ScriptedEncoder, fields: dict[str, Any], field: str) -> None:
+    for answer in (find(voices, request(**fields)), register(voices, "anna", **fields)):
+        assert isinstance(answer, InvalidRequest)
+        assert answer.field == field
+    assert encoder.calls == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 60)), max_size=60))
+def test_the_cache_is_bounded_and_forgets_the_least_recent(puts: list[tuple[int, int]]) -> None:
+    cache = VoiceCache(max_bytes=400)
+    recent: list[int] = []
+    for key, size in puts:
+        cache.put(key, Voice(np.zeros(size, np.float32)))
+        recent = [k for k in recent if k != key] + [key]
+        assert cache.num_bytes <= 400
+        kept = [k for k in recent if k in cache._voices]
+        assert kept == list(cache._voices), "in order of use"
+        assert kept == recent[len(recent) - len(kept) :], "what went is what was used least recently"
+        assert cache.num_bytes == sum(voice.num_bytes for voice in cache._voices.values())
+        recent = kept
+
+
+def test_reading_a_voice_keeps_it() -> None:
+    cache = VoiceCache(max_bytes=8)
+    one = Voice(np.zeros(1, np.float32))
+    cache.put("a", one)
+    cache.put("b", one)
+    assert cache.get("a") is one
+    cache.put("c", one)
+    assert (cache.get("a"), cache.get("b")) == (one, None)
+
+
+@given(st.integers(1, 20_000), st.sampled_from([8000, 11025, 16000, 22050, 24000, 44100, 48000, 192000]))
+def test_any_recording_that_is_accepted_can_be_read(count: int, rate: int) -> None:
+    samples = np.random.default_rng(count).uniform(-1, 1, count).astype(np.float32)
+    try:
+        audio = ReferenceAudio.of(samples, rate, 30)
+    except InvalidRequest:
+        assert count / rate < 0.08
+        return
+    resampled = audio.resampled()
+    assert len(resampled) == -(-count * 24000 // rate)
+    assert np.isfinite(resampled).all()
+    assert frames(resampled).shape == (-(-len(resampled) // 1920), 1920)
+    mel = log_mel(resampled)
+    assert mel.shape == ((len(resampled) + 768 - 1024) // 256 + 1, 128)
+    assert len(mel) >= 5
+    assert np.isfinite(mel).all()
