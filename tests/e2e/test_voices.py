@@ -21,6 +21,7 @@ from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.conftest import CheckpointOf
 from tests.e2e.serving import ROOT, Voice, copy_repository, eventually, serve
 from tests.e2e.test_http import generate_stream
+from tests.e2e.test_streamed_text import Dictation
 from tests.oracle.reference import clone_voice, load_processor, load_reference, reference_generate
 from tests.oracle.test_encoders import recording
 
@@ -261,6 +262,23 @@ def test_a_designed_voice_and_the_modes_it_does_not_have(
             caller.operate("list_voices")
 
 
+def test_the_server_stops_while_voices_are_made(repository: Path, checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
+    """Whoever waits is answered, and nothing holds the server up."""
+    with serving(repository, checkpoint_of("base"), tmp_path) as server, Voice(server) as caller:
+        caller.hear(**greedy(**IN_CONTEXT))
+        with ThreadPoolExecutor(12) as pool:
+            long = [recording(24000, 29 * 24000 - index) for index in range(12)]
+            asked = [
+                pool.submit(caller.hear, **greedy(ref_audio=audio, ref_sample_rate=24000, ref_text=SAID))
+                for audio in long
+            ]
+            eventually(lambda: any(request.done() for request in asked), 60)
+            assert server.stop() == 0
+            answers = [request.result(60) for request in asked]
+    assert any(answer.error is None for answer in answers)
+    print([answer.error for answer in answers])
+
+
 def test_a_missing_encoder_is_named_at_the_start(
     tiny_base_models: Path, checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
@@ -287,6 +305,38 @@ def test_operations_over_http(caller: Voice) -> None:
     generate_stream(caller.server, {"operation": "delete_voice", "voice": "anna"})
     assert caller.operate("list_voices") == []
     eventually(lambda: caller.metric("qwen3_tts_requests_running") == 0)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["a new voice", "a known voice"])
+def test_a_clone_whose_text_streams_in(caller: Voice, reference: Any, known: bool) -> None:
+    """The voice is still being made when the next pieces of text come; the speech is that of the whole text."""
+    audio = recording(24000, 37_919 if known else 60_001)
+    fields = {"ref_audio": audio, "ref_sample_rate": 24000, "ref_text": SAID}
+    if known:
+        assert caller.hear(**greedy(**fields)).error is None
+    text = "Hello there, how are you? I hope that you are well, and that all this is heard in one piece."
+    dictation = Dictation(caller, 77 + known)
+    pieces = [text[start : start + 20] for start in range(0, len(text), 20)]
+    options = {key: value for key, value in greedy(**fields).items() if key != "text"}
+    dictation.send(pieces[0], start=True, **options)
+    for piece in pieces[1:]:
+        dictation.send(piece, "more")
+    dictation.send("", "more", end=True)
+    dictation.finish()
+    assert dictation.errors == []
+    expected = expected_speech(reference, text.strip(), SAID, audio)
+    samples = np.concatenate(dictation.pcm)
+    assert len(samples) == len(expected)
+    np.testing.assert_allclose(samples / 32767, expected, atol=1e-4)
+
+
+def test_a_sequence_whose_voice_cannot_be_had(caller: Voice) -> None:
+    dictation = Dictation(caller, 79)
+    dictation.send("Hello ", start=True, speaker=None, **CLONE)
+    dictation.send("there.", "more", end=True)
+    dictation.finish()
+    assert any("INVALID_ARG: ref_text: None: required" in error for error in dictation.errors)
+    assert dictation.pcm == []
 
 
 def test_the_command_line(caller: Voice, tmp_path: Path) -> None:

@@ -97,9 +97,12 @@ class Desk:
         begin: Begin,
         abandon: Callable[[], None],
     ) -> None:
+        if isinstance(voice, RequestError):
+            # Not raised: an error that a frame of its own traceback refers to lives until the garbage is collected.
+            abandon()
+            self.engine.refuse(sink, voice)
+            return
         try:
-            if isinstance(voice, RequestError):
-                raise voice
             if sink.is_cancelled():
                 raise Cancelled("cancelled by the client")
             begin(request.in_voice(voice))

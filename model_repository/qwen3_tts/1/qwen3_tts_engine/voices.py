@@ -189,7 +189,9 @@ class Voices:
 
 
 def _as_request_error(error: Exception) -> RequestError:
+    """Without its traceback: that would keep all that its frames held, requests to other models among it, in memory."""
     if isinstance(error, RequestError):
-        return error
+        error.__context__ = None
+        return error.with_traceback(None)
     log.exception("a voice could not be made", exc_info=error)
     return RequestError(f"internal error: {error}")
