@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 import typer
 from rich.progress import Progress
 
-from export.code2wav import ExportError, export, is_current, version_folder
+from export.code2wav import ExportError, build, export, is_current, version_folder
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, Encoder, export_encoder
 from export.encoders import is_current as is_encoder_current
 from export.form import Form
 from export.onnx_form import ONNX
 from export.python_form import PYTHON
+from export.tensorrt_form import DEFAULTS, PlanError, TensorRtSettings, tensorrt_form
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 
 FORMS: dict[str, Form] = {"onnx": ONNX, "python": PYTHON}
@@ -20,20 +21,30 @@ FORMS: dict[str, Form] = {"onnx": ONNX, "python": PYTHON}
 def main(
     checkpoint: Annotated[str, typer.Option(help="a folder, or a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice")],
     model_repository: Annotated[Path, typer.Option(exists=True, file_okay=False)] = Path("model_repository"),
-    form: Annotated[Literal["onnx", "python"], typer.Option(help="what the server runs")] = "onnx",
+    form: Annotated[Literal["onnx", "python", "tensorrt"], typer.Option(help="what the server runs")] = "onnx",
     speaker_encoder: Annotated[
         str, typer.Option(help="its model name, where several Base checkpoints share a repository")
     ] = SPEAKER_ENCODER.name,
     force: Annotated[bool, typer.Option("--force", help="export even when the repository is up to date")] = False,
+    build_only: Annotated[
+        Path | None, typer.Option(help="write the file here, unverified, and leave the repository alone")
+    ] = None,
+    tensorrt_python: Annotated[Path, typer.Option(exists=True, help="the Python that has TensorRT")] = DEFAULTS.python,
+    tensorrt_level: Annotated[int, typer.Option(min=0, max=5, help="how long it searches, 0 to 5")] = DEFAULTS.level,
+    tensorrt_cache: Annotated[Path, typer.Option(help="timings that shorten the next build")] = DEFAULTS.cache,
 ) -> None:
     """Export the codec into MODEL_REPOSITORY/code2wav/1, a Base checkpoint's encoders beside it, and verify them."""
+    chosen = FORMS.get(form) or tensorrt_form(TensorRtSettings(tensorrt_python, tensorrt_level, tensorrt_cache))
     try:
         opened = Checkpoint.open(checkpoint)
-        _export(opened, model_repository, FORMS[form], force)
+        if build_only:
+            _build_only(opened, build_only, chosen)
+            return
+        _export(opened, model_repository, chosen, force)
         if opened.config.tts_model_type == "base":
             _export_encoder(SPEAKER_ENCODER, opened, model_repository / speaker_encoder, force)
             _export_encoder(CODEC_ENCODER, opened, model_repository / CODEC_ENCODER.name, force)
-    except (CheckpointError, ExportError) as error:
+    except (CheckpointError, ExportError, PlanError) as error:
         typer.secho(str(error), err=True, fg=typer.colors.RED)
         raise typer.Exit(1) from None
 
@@ -44,8 +55,16 @@ def _export(checkpoint: Checkpoint, repository: Path, form: Form, force: bool) -
         typer.echo(f"{path}: up to date with {checkpoint.folder}; --force exports it again")
         return
     with Progress() as progress:
-        agreement = export(checkpoint, repository, form, progress)
-    typer.echo(f"{path}: {agreement} against PyTorch")
+        exported = export(checkpoint, repository, form, progress)
+    typer.echo(f"{path}: {exported.agreement} against PyTorch")
+    for line in exported.lines:
+        typer.echo(f"  {line}")
+
+
+def _build_only(checkpoint: Checkpoint, path: Path, form: Form) -> None:
+    with Progress() as progress:
+        engine = build(checkpoint, path, form, progress)
+    typer.echo(f"{path}: built, NOT verified: nothing may be served from it{f'; {engine}' if engine else ''}")
 
 
 def _export_encoder(encoder: Encoder, checkpoint: Checkpoint, folder: Path, force: bool) -> None:

@@ -1,6 +1,7 @@
 """From a checkpoint to a verified model file of code2wav, and the manifest that says what it was made from."""
 
 import subprocess
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 
@@ -10,10 +11,11 @@ from rich.progress import Progress
 
 from export.codec import CodecStep
 from export.form import Form
-from export.verify import CASES, Agreement, Verification
+from export.verify import Agreement, Verification
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 from qwen3_tts_engine.code2wav import MAX_FRAMES, MODEL_NAME, SAMPLE_RATE
-from qwen3_tts_engine.manifest import MANIFEST, CodecManifest
+from qwen3_tts_engine.manifest import MANIFEST, CodecManifest, EngineFacts
+from qwen3_tts_engine.plan import differences, tensorrt_version
 
 VERSION = "1"
 
@@ -30,50 +32,68 @@ def is_current(checkpoint: Checkpoint, repository: Path, form: Form) -> bool:
     except CheckpointError:
         return False
     made_from = (manifest.form, manifest.codec_digest)
-    return made_from == (form.name, checkpoint.codec_digest) and (folder / form.filename).is_file()
+    if made_from != (form.name, checkpoint.codec_digest) or not (folder / form.filename).is_file():
+        return False
+    return manifest.engine is None or _fits_here(manifest.engine)
 
 
-def export(checkpoint: Checkpoint, repository: Path, form: Form, progress: Progress) -> Agreement:
-    """Build, verify and only then put in place; returns how well the file agrees with the PyTorch step.
+def _fits_here(engine: EngineFacts) -> bool:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return not differences(engine, gpu, tensorrt_version(engine))
+
+
+@dataclass(frozen=True)
+class Exported:
+    """How well the file agrees with the PyTorch step, and what else is worth telling."""
+
+    agreement: Agreement
+    lines: list[str]
+
+
+def export(checkpoint: Checkpoint, repository: Path, form: Form, progress: Progress) -> Exported:
+    """Build, verify and only then put in place.
 
     Raises CheckpointError, and ExportError when the file does not agree: it is deleted, what was there before stays.
     """
     folder = version_folder(repository)
     folder.mkdir(parents=True, exist_ok=True)
-    step = CodecStep.from_checkpoint(checkpoint)
     # With the form's own ending, which its loader may go by.
     unverified = folder / f"unverified-{form.filename}"
     try:
-        _build(step, unverified, form, progress)
-        agreement = _verify(step, unverified, form, progress)
+        engine = build(checkpoint, unverified, form, progress)
+        step = CodecStep.from_checkpoint(checkpoint)
+        exported = _verify(step, unverified, form, progress)
         (folder / MANIFEST).unlink(missing_ok=True)
         unverified.replace(folder / form.filename)
     finally:
         unverified.unlink(missing_ok=True)
-    _manifest(checkpoint, step, form).write(folder)
-    return agreement
+    _manifest(checkpoint, step, form, engine).write(folder)
+    return replace(exported, lines=[str(engine), *exported.lines]) if engine else exported
+
+
+def build(checkpoint: Checkpoint, path: Path, form: Form, progress: Progress) -> EngineFacts | None:
+    """Build only: nothing says that the file at `path` is right. Raises CheckpointError."""
+    task = progress.add_task(f"build {form.filename}", total=None)
+    engine = form.build(CodecStep.from_checkpoint(checkpoint, form.weights_dtype), path)
+    progress.update(task, total=1, completed=1)
+    return engine
 
 
 def version_folder(repository: Path) -> Path:
     return repository / MODEL_NAME / VERSION
 
 
-def _build(step: CodecStep, path: Path, form: Form, progress: Progress) -> None:
-    task = progress.add_task(f"build {form.filename}", total=None)
-    form.build(step, path)
-    progress.update(task, total=1, completed=1)
-
-
-def _verify(step: CodecStep, path: Path, form: Form, progress: Progress) -> Agreement:
-    comparisons = Verification(step, form.load(path)).run()
-    tracked = progress.track(comparisons, total=len(CASES) + 1, description=f"verify {form.filename}")
+def _verify(step: CodecStep, path: Path, form: Form, progress: Progress) -> Exported:
+    candidate = form.load(path)
+    verification = Verification(step, candidate, form.cases, form.utterance)
+    tracked = progress.track(verification.run(), total=len(verification), description=f"verify {form.filename}")
     agreement = reduce(Agreement.worst, tracked)
     if not agreement.within(form.limit):
-        raise ExportError(f"{path}: differs from the PyTorch step: {agreement} (limit: {form.limit}); deleted")
-    return agreement
+        raise ExportError(f"{path}: differs from the PyTorch step: {agreement} (limits: {form.limit.bounds}); deleted")
+    return Exported(agreement, form.timings(candidate, step.state_size) if form.timings else [])
 
 
-def _manifest(checkpoint: Checkpoint, step: CodecStep, form: Form) -> CodecManifest:
+def _manifest(checkpoint: Checkpoint, step: CodecStep, form: Form, engine: EngineFacts | None) -> CodecManifest:
     return CodecManifest(
         form=form.name,
         state_size=step.state_size,
@@ -85,6 +105,7 @@ def _manifest(checkpoint: Checkpoint, step: CodecStep, form: Form) -> CodecManif
         torch=torch.__version__,
         onnx=onnx.__version__,
         commit=commit(),
+        engine=engine,
     )
 
 

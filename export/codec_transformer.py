@@ -75,14 +75,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, past: tuple[Tensor, Tensor], slots: Slots) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """`past` holds keys and values [batch, window, heads, head_dim], as does the next one."""
-        frames = x.shape[1]
-        query = rotate(self._heads(self.query(x)), slots.cosine[-frames:], slots.sine[-frames:])
+        window = past[0].shape[1]
+        query = rotate(self._heads(self.query(x)), slots.cosine[window:], slots.sine[window:])
         keys = torch.cat([past[0], self._heads(self.key(x))], dim=1)
         values = torch.cat([past[1], self._heads(self.value(x))], dim=1)
         scores = query.transpose(1, 2) @ rotate(keys, slots.cosine, slots.sine).permute(0, 2, 3, 1)
         scores = (scores.float() * self.head_dim**-0.5).masked_fill(~slots.visible, MASKED_SCORE)
         y = scores.softmax(dim=-1).to(x.dtype) @ values.transpose(1, 2)
-        window = past[0].shape[1]
         return self.output(y.transpose(1, 2).flatten(2)), (keys[:, -window:], values[:, -window:])
 
     def _heads(self, x: Tensor) -> Tensor:

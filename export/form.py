@@ -1,13 +1,15 @@
-"""What a form of code2wav is: ONNX, folded weights for the Python backend, TensorRT later."""
+"""What a form of code2wav is."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import torch
 
 from export.codec import CodecStep
-from export.verify import Agreement, Step
-from qwen3_tts_engine.manifest import FormName
+from export.verify import CASES, SHORT_UTTERANCE, Agreement, Cases, Step
+from qwen3_tts_engine.manifest import EngineFacts, FormName
 
 
 @dataclass(frozen=True)
@@ -19,5 +21,13 @@ class Form:
     state_dtype: Literal["FP32", "FP16"]
     opset: int | None
     limit: Agreement
-    build: Callable[[CodecStep, Path], None]
+    build: Callable[[CodecStep, Path], EngineFacts | None]
     load: Callable[[Path], Step]
+    weights_dtype: torch.dtype = torch.float32
+    """Of the step that `build` takes."""
+    cases: Cases = CASES
+    """(batch, frames) to verify."""
+    utterance: int = SHORT_UTTERANCE
+    """Frames of the whole utterance to verify."""
+    timings: Callable[[Any, int], list[str]] | None = None
+    """Lines of the summary, from what `load` returned and the state's size."""

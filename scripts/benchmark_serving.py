@@ -87,14 +87,19 @@ def rows(loads: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield {
             "load": f"c={load['value']}" if load["mode"] == "closed" else f"rps={load['value']:g}",
             "requests": load["requests"],
-            "ttfa_p50_ms": round(load["ttfa_ms"]["p50"], 2),
-            "ttfa_p95_ms": round(load["ttfa_ms"]["p95"], 2),
-            "rtf_p50": round(load["rtf"]["p50"], 4),
+            "ttfa_p50_ms": rounded(load["ttfa_ms"], "p50", 2),
+            "ttfa_p95_ms": rounded(load["ttfa_ms"], "p95", 2),
+            "rtf_p50": rounded(load["rtf"], "p50", 4),
             "audio_s_per_s": round(load["audio_throughput"], 1),
-            "stalled_over_50ms": round((1 - rebuffering["c50"]) * rebuffering["streams"]),
-            "largest_stall_ms": round(rebuffering["largest_stall_ms"]["max"], 1),
+            "stalled_over_50ms": round((1 - (rebuffering["c50"] or 0)) * rebuffering["streams"]),
+            "largest_stall_ms": rounded(rebuffering["largest_stall_ms"], "max", 1),
             "errors": load["requests"] - load["outcomes"].get("ok", 0),
         }
+
+
+def rounded(statistics: dict[str, float] | None, name: str, digits: int) -> float | None:
+    """None where there was nothing to measure."""
+    return round(statistics[name], digits) if statistics else None
 
 
 if __name__ == "__main__":

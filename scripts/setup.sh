@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC1091
 # Source this with the extra to install (embedded or test): it activates an environment that has it.
 # An active virtual environment is used; otherwise .venv is made. Nothing is installed a second time.
 

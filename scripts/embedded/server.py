@@ -24,6 +24,8 @@ from typing import IO, Annotated
 import typer
 
 BACKENDS = Path(__file__).parent / "backends"
+# What several stand-ins need; each one's folder is all that the server puts on its path.
+SHARED = BACKENDS / "shared"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # The only mode in which a model may leave the ready state, as qwen3_tts does when its engine dies.
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
@@ -163,8 +165,15 @@ def backend_directory(target: Path) -> Path:
     shutil.copy(stub, target / "python" / STUB)
     (target / "python" / STUB).chmod(0o755)
     for backend in BACKENDS.iterdir():
-        (target / backend.name).symlink_to(backend)
+        if backend != SHARED:
+            _link_files([*backend.glob("*.py"), *SHARED.glob("*.py")], target / backend.name)
     return target
+
+
+def _link_files(files: Sequence[Path], folder: Path) -> None:
+    folder.mkdir()
+    for file in files:
+        (folder / file.name).symlink_to(file)
 
 
 def _wheel() -> Path:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.code2wav import state_size
-from qwen3_tts_engine.manifest import CodecManifest
+from qwen3_tts_engine.manifest import CodecManifest, EngineFacts
 from scripts.embedded.server import ServerError
 from tests.e2e.serving import copy_repository, serve
 
@@ -63,9 +63,29 @@ def no_codec(checkpoint: Path, codec: Path) -> str:
     return f"{codec / 'model.json'}: missing"
 
 
+def plan_without_a_gpu(checkpoint: Path, codec: Path) -> str:
+    shapes = {"codes": [[1, 1, 16], [32, 4, 16], [64, 32, 16]]}
+    engine = EngineFacts(
+        library="tensorrt", version="10.14.1.48", gpu="NVIDIA H200", compute_capability="9.0", strongly_typed=True,
+        level=3, layers=1, size=1, build_seconds=1, profile=shapes,
+    )  # fmt: skip
+    CodecManifest.read(codec).model_copy(update={"form": "tensorrt", "engine": engine}).write(codec)
+    (codec / "model.plan").touch()
+    return f"{codec / 'model.json'}: form is tensorrt, which needs a CUDA device, this model runs on cpu"
+
+
 @pytest.mark.parametrize(
     "spoil",
-    [remove_vocabulary, change_size, change_tensor, forget_field, other_codec, other_weights, no_codec],
+    [
+        remove_vocabulary,
+        change_size,
+        change_tensor,
+        forget_field,
+        other_codec,
+        other_weights,
+        no_codec,
+        plan_without_a_gpu,
+    ],
     ids=lambda spoil: spoil.__name__,
 )
 def test_the_log_names_the_file(spoil: Callable[[Path, Path], str], tiny_checkpoint: Path, tmp_path: Path) -> None:

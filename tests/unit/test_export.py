@@ -19,7 +19,7 @@ from export.encoders import SPEAKER_ENCODER, export_encoder
 from export.onnx_form import ONNX
 from export.verify import CASES, Agreement, Verification, torch_step
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
-from qwen3_tts_engine.code2wav import MAX_FRAMES
+from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES
 from qwen3_tts_engine.encoders import EncoderManifest, check_encoder
 from qwen3_tts_engine.manifest import CodecManifest
 from tests.conftest import CheckpointOf
@@ -115,7 +115,7 @@ def test_unusable_checkpoint_is_an_error_and_no_traceback(tmp_path: Path) -> Non
 
 def test_verification_covers_every_chunk_length() -> None:
     assert {frames for _, frames in CASES} == set(range(1, MAX_FRAMES + 1))
-    assert {batch for batch, _ in CASES} == {1, 2, 7}
+    assert {batch for batch, _ in CASES} == {1, 2, 7, MAX_BATCH}
 
 
 def test_step_that_forgets_its_history_is_caught(tiny_checkpoint: Path) -> None:

@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from scripts.embedded.backends.onnxruntime.merged_runs import Arrays, Input, InvalidInputError, MergingModel
+from scripts.embedded.backends.shared.merged_runs import Arrays, Input, InvalidInputError, MergingModel, limits
 
-INPUTS = (Input("x", np.dtype(np.float32), (-1, -1)), Input("n", np.dtype(np.int32), (-1, 1)))
+INPUTS = (Input("x", np.dtype(np.float32), (-1, -1)), Input("n", np.dtype(np.int32), (-1, 1), limits=(0, 9)))
 
 
 class Doubler:
@@ -27,6 +28,10 @@ def request(value: float, rows: int = 1, columns: int = 3) -> Arrays:
     return {"x": np.full((rows, columns), value, np.float32), "n": np.full((rows, 1), rows, np.int32)}
 
 
+def merging(run: Doubler, batched: bool = True) -> MergingModel:
+    return MergingModel(INPUTS, batched, run, np.concatenate)
+
+
 def first(answer: Any) -> float:
     return float(answer["y"][0, 0])
 
@@ -34,7 +39,7 @@ def first(answer: Any) -> float:
 def test_equal_shapes_share_a_run_and_answers_keep_their_order() -> None:
     run = Doubler()
     requests = [request(1), request(2, columns=5), request(3, rows=2), request(4, columns=5)]
-    answers = MergingModel(INPUTS, True, run).answer(requests)
+    answers = merging(run).answer(requests)
     assert sorted(run.batches) == [2, 3]
     for asked, answer in zip(requests, answers, strict=True):
         assert not isinstance(answer, Exception)
@@ -44,12 +49,12 @@ def test_equal_shapes_share_a_run_and_answers_keep_their_order() -> None:
 
 def test_without_a_batch_dimension_nothing_is_merged() -> None:
     run = Doubler()
-    assert [first(a) for a in MergingModel(INPUTS, False, run).answer([request(1), request(2)])] == [2, 4]
+    assert [first(a) for a in merging(run, batched=False).answer([request(1), request(2)])] == [2, 4]
     assert run.batches == [1, 1]
 
 
 def test_only_the_request_that_the_run_fails_on_goes_without() -> None:
-    good, bad, also_good = MergingModel(INPUTS, True, Doubler()).answer([request(1), request(-1), request(3)])
+    good, bad, also_good = merging(Doubler()).answer([request(1), request(-1), request(3)])
     assert (first(good), first(also_good)) == (2, 6)
     assert isinstance(bad, RuntimeError)
 
@@ -60,11 +65,12 @@ def test_only_the_request_that_the_run_fails_on_goes_without() -> None:
         ({"x": np.zeros((1, 3), np.float16)}, "x: float16 [1, 3] given, float32 [-1, -1] expected"),
         ({"n": np.zeros((1, 2), np.int32)}, "n: int32 [1, 2] given, int32 [-1, 1] expected"),
         ({"n": np.zeros(1, np.int32)}, "n: int32 [1] given, int32 [-1, 1] expected"),
+        ({"n": np.array([[10]], np.int32)}, "n: values from 10 to 10 given, must be 0 to 9"),
     ],
 )
 def test_malformed_request_is_refused_alone(change: Arrays, message: str) -> None:
     run = Doubler()
-    refused, good = MergingModel(INPUTS, True, run).answer([request(1) | change, request(2)])
+    refused, good = merging(run).answer([request(1) | change, request(2)])
     assert isinstance(refused, InvalidInputError)
     assert str(refused) == message
     assert first(good) == 4
@@ -72,5 +78,20 @@ def test_malformed_request_is_refused_alone(change: Arrays, message: str) -> Non
 
 
 def test_missing_input() -> None:
-    [refused] = MergingModel(INPUTS, True, Doubler()).answer([{"x": np.zeros((1, 3), np.float32)}])
+    [refused] = merging(Doubler()).answer([{"x": np.zeros((1, 3), np.float32)}])
     assert str(refused) == "n: missing, int32 [-1, 1] expected"
+
+
+def test_tensors_of_pytorch_are_merged_as_arrays_are() -> None:
+    inputs = (Input("x", torch.float16, (-1, 2)), Input("n", torch.int32, (-1, 1), limits=(0, 9)))
+    model = MergingModel(inputs, True, lambda feeds: {"y": 2 * feeds["x"]}, torch.cat)
+    good = {"x": torch.ones(2, 2, dtype=torch.float16), "n": torch.ones(2, 1, dtype=torch.int32)}
+    answers = model.answer([good, good | {"n": good["n"] - 2}, good | {"x": good["x"].float()}, good])
+    assert [isinstance(answer, InvalidInputError) for answer in answers] == [False, True, True, False]
+    assert [tuple(answer["y"].shape) for answer in answers if isinstance(answer, dict)] == [(2, 2), (2, 2)]
+    assert str(answers[2]).startswith("x: torch.float32 [2, 2] given, torch.float16 [-1, 2] expected")
+
+
+def test_limits_come_from_the_model_configuration() -> None:
+    config = {"parameters": {"codes.range": {"string_value": "0..2047"}}}
+    assert (limits(config, "codes"), limits(config, "state")) == ((0, 2047), None)

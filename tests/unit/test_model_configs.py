@@ -1,14 +1,20 @@
 """Every config.pbtxt is literal and loadable, and code2wav's agree with the code on names, types and limits."""
 
+import json
 from pathlib import Path
 
 import pytest
-from google.protobuf import text_format  # type: ignore[import-untyped]
+from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2
 
 import export.encoders
 from export.onnx_form import ONNX
+from export.tensorrt_form import TensorRtSettings, profile, tensorrt_form
 from qwen3_tts_engine import code2wav, encoders
+from qwen3_tts_engine.checkpoint import CodecDecoderConfig, SpeechTokenizerConfig
+from qwen3_tts_engine.config import EngineConfig
+from scripts.embedded.backends.shared.merged_runs import limits
+from scripts.synthetic_configs import speech_tokenizer_config
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 CONFIGS = sorted(path for name in ("qwen3_tts", "code2wav") for path in (REPOSITORY / name).rglob("*.pbtxt"))
@@ -18,6 +24,12 @@ ENCODERS = {
     path.parent.name: path for path in (Path(export.encoders.__file__).parent / "models").glob("*/config.pbtxt")
 }
 PYTHON = REPOSITORY / code2wav.MODEL_NAME / "configs" / "python.pbtxt"
+
+PLAN_FORM = tensorrt_form(TensorRtSettings())
+
+
+def released_codec() -> CodecDecoderConfig:
+    return SpeechTokenizerConfig.model_validate(speech_tokenizer_config("1.7b")).decoder_config
 
 
 def parse(path: Path) -> model_config_pb2.ModelConfig:
@@ -41,7 +53,7 @@ def test_literal_and_named_after_the_folder(path: Path) -> None:
 @pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME, PYTHON], ids=lambda path: path.stem)
 def test_code2wav(path: Path) -> None:
     config = parse(path)
-    state = ONNX.state_dtype if path == ONNXRUNTIME else "FP16"
+    state = (ONNX if path == ONNXRUNTIME else PLAN_FORM).state_dtype
     assert tensors(config.input) == {
         code2wav.CODES: ("INT32", [-1, 16]),
         code2wav.STATE: (state, [-1]),
@@ -54,7 +66,7 @@ def test_code2wav(path: Path) -> None:
 
 def test_each_code2wav_names_its_backend_and_file() -> None:
     tensorrt, onnxruntime = parse(TENSORRT), parse(ONNXRUNTIME)
-    assert (tensorrt.backend, tensorrt.default_model_filename) == ("tensorrt", "model.plan")
+    assert (tensorrt.backend, tensorrt.default_model_filename) == ("tensorrt", PLAN_FORM.filename)
     assert (onnxruntime.backend, onnxruntime.default_model_filename) == ("onnxruntime", ONNX.filename)
     assert int(onnxruntime.parameters["intra_op_thread_count"].string_value) in (1, 2)
 
@@ -68,7 +80,7 @@ def test_python_form_takes_states_where_they_are() -> None:
 def test_configurations_of_a_model_differ_only_where_they_must() -> None:
     tensorrt, onnxruntime, python = parse(TENSORRT), parse(ONNXRUNTIME), parse(PYTHON)
     for config in (tensorrt, onnxruntime, python):
-        for field in ("backend", "default_model_filename", "instance_group", "parameters"):
+        for field in ("backend", "default_model_filename", "instance_group", "parameters", "optimization"):
             config.ClearField(field)
         for tensor in (*config.input, *config.output):
             if tensor.name in (code2wav.STATE, code2wav.STATE_OUT):
@@ -87,3 +99,37 @@ def test_encoders() -> None:
         config = parse(path)
         assert (config.name, config.backend, config.default_model_filename) == (name, "onnxruntime", ONNX.filename)
         assert config.max_batch_size == 1
+
+
+@pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME], ids=lambda path: path.stem)
+def test_ranges_of_values_are_those_of_the_codec(path: Path) -> None:
+    config, codec = (
+        json.loads(json_format.MessageToJson(parse(path), preserving_proto_field_name=True)),
+        released_codec(),
+    )
+    assert limits(config, code2wav.CODES) == (0, codec.codebook_size - 1)
+    assert limits(config, code2wav.HISTORY) == (0, code2wav.max_history(codec))
+
+
+def test_cuda_graphs_are_within_the_plan_and_cover_the_chunk_ramp() -> None:
+    specs = parse(TENSORRT).optimization.cuda.graph_spec
+    shapes = profile(code2wav.state_size(released_codec()))
+    covered: dict[int, set[int]] = {}
+    for spec in specs:
+        for name, (smallest, _, largest) in shapes.items():
+            shape = [spec.batch_size, *spec.input[name].dim]
+            assert all(low <= size <= high for low, size, high in zip(smallest, shape, largest, strict=True)), name
+            if spec.HasField("graph_lower_bound"):
+                assert spec.graph_lower_bound.input[name] == spec.input[name]
+        rows = range(spec.graph_lower_bound.batch_size or spec.batch_size, spec.batch_size + 1)
+        frames = spec.input[code2wav.CODES].dim[0]
+        assert not covered.setdefault(frames, set()) & set(rows)
+        covered[frames] |= set(rows)
+    ramp = {1 << i for i in range(EngineConfig(checkpoint="any").max_chunk_frames.bit_length())}
+    assert covered == {frames: set(range(1, 9)) for frames in ramp}
+
+
+def test_requests_wait_for_no_others() -> None:
+    """The talker brings whole batches: a queue delay or a preferred size would only hold them up."""
+    batching = parse(TENSORRT).dynamic_batching
+    assert (batching.max_queue_delay_microseconds, list(batching.preferred_batch_size)) == (0, [])

@@ -189,21 +189,22 @@ class BlsCodec:
     """The codec client (engine.CodecClient): one call to code2wav for a whole group of chunks."""
 
     def __init__(self, states: CodecStates) -> None:
-        self.states = self._states = states
+        self.states = states
 
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
-        with self._states.on_stream():
-            codes, state, history = self._states.inputs(chunks)
+        with self.states.on_stream():
+            rows = self.states.rows(chunks)
+            codes, state, history = self.states.inputs(chunks, rows)
             inputs = {code2wav.CODES: codes, code2wav.STATE: state, code2wav.HISTORY: history}
             response = self._call([pb_utils.Tensor.from_dlpack(name, tensor) for name, tensor in inputs.items()])
             waveform, state_out = (output_tensor(response, name) for name in (code2wav.WAVEFORM, code2wav.STATE_OUT))
-            self._states.store(chunks, state_out)
+            self.states.store(rows, state_out)
             # Brings the samples to the host, and so waits until the states are stored too.
             pcm, failed = to_pcm(waveform)
         return pcm, failed | invalid_codes(chunks)
 
     def _call(self, inputs: list[Any]) -> Any:
-        device = self._states.device
+        device = self.states.device
         kind = pb_utils.TRITONSERVER_MEMORY_GPU if device.type == "cuda" else pb_utils.TRITONSERVER_MEMORY_CPU
         request = pb_utils.InferenceRequest(
             model_name=code2wav.MODEL_NAME,

@@ -42,18 +42,21 @@ class CodecStates:
         """What is called within runs on the codec's stream."""
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
-    def inputs(self, chunks: Chunks) -> tuple[Tensor, Tensor, Tensor]:
+    def rows(self, chunks: Chunks) -> Tensor:
+        """Where the states of the chunks are: int64 [chunks], on the device."""
+        return self._to_device(chunks.slots)
+
+    def inputs(self, chunks: Chunks, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """codes int32 [chunks, frames, codebooks], state [chunks, S], history int32 [chunks, 1]."""
-        slots = self._slots(chunks)
         self._start(chunks, np.flatnonzero(chunks.first))
         history = np.minimum(chunks.history, self._max_history).astype(np.int32)
         # A code that is none (`invalid_codes` says so) must not take the rest of the batch down.
         codes = torch.from_numpy(chunks.codes.clip(0, CODEBOOK_SIZE - 1))
-        return codes, self._states[slots], torch.from_numpy(history)[:, None]
+        return codes, self._states[rows], torch.from_numpy(history)[:, None]
 
-    def store(self, chunks: Chunks, states: Tensor) -> None:
+    def store(self, rows: Tensor, states: Tensor) -> None:
         """Keep the states [chunks, S] for the next chunk of each stream."""
-        self._states.index_copy_(0, self._slots(chunks), states)
+        self._states.index_copy_(0, rows, states)
 
     def _start(self, chunks: Chunks, rows: np.ndarray) -> None:
         """A slot's last stream left its state behind: a new one starts from zeros, or behind its voice's reference."""
@@ -64,11 +67,10 @@ class CodecStates:
             if first and stream.voice is not None and stream.voice.state is not None:
                 self._states[int(slot)] = stream.voice.state
 
-    def _slots(self, chunks: Chunks) -> Tensor:
-        return self._to_device(chunks.slots)
-
     def _to_device(self, indices: np.ndarray) -> Tensor:
-        return torch.from_numpy(indices).to(self._states.device)
+        found = torch.from_numpy(indices)
+        # From page-locked memory the copy does not hold up the host.
+        return found.pin_memory().to(self.device, non_blocking=True) if self._stream else found
 
 
 def invalid_codes(chunks: Chunks) -> dict[int, RequestError]:
@@ -83,9 +85,9 @@ def to_pcm(waveform: Tensor) -> tuple[np.ndarray, dict[int, RequestError]]:
 
     The exported codec leaves the clamp to ±1 to its reader.
     """
-    finite = torch.isfinite(waveform.sum(-1)).cpu()
     pcm = (waveform.clamp(-1, 1) * PCM_SCALE).round().to(torch.int16)
-    failed: dict[int, RequestError] = {
-        int(row): RequestError("the codec gave no finite audio") for row in torch.nonzero(~finite)
-    }
-    return pcm.cpu().numpy(), failed
+    finite = torch.isfinite(waveform.sum(-1, keepdim=True)).to(torch.int16)
+    # Together: each copy to the host waits for the device once more.
+    host = torch.cat([pcm, finite], dim=1).cpu().numpy()
+    error = RequestError("the codec gave no finite audio")
+    return host[:, :-1], dict.fromkeys(np.flatnonzero(host[:, -1] == 0).tolist(), error)

@@ -8,7 +8,32 @@ from pydantic import BaseModel, ConfigDict, Field
 from qwen3_tts_engine.checkpoint import CheckpointError, read_config
 
 MANIFEST = "model.json"
+PLAN = "model.plan"
 FormName = Literal["onnx", "tensorrt", "python"]
+
+
+class EngineFacts(BaseModel):
+    """What a TensorRT plan was built by and for; it runs nowhere else."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    library: str  # the Python package: tensorrt, or one of TensorRT for RTX
+    version: str
+    gpu: str | None  # None when built ahead of time, without one
+    compute_capability: str | None
+    strongly_typed: bool
+    level: int
+    layers: int
+    size: int  # bytes
+    build_seconds: float
+    profile: dict[str, list[list[int]]]  # smallest, commonest and largest shape of each input
+
+    def __str__(self) -> str:
+        smallest, _, largest = self.profile["codes"]
+        shapes = f"batch {smallest[0]} to {largest[0]}, {smallest[1]} to {largest[1]} frames"
+        typed = "strongly typed FP16/FP32" if self.strongly_typed else "FP16 with FP32 pinned"
+        made = f"{self.library} {self.version} for {self.gpu or 'any GPU'}, level {self.level}"
+        return f"{made}: {shapes}, {typed}, {self.size / 1e6:.0f} MB, {self.layers} layers, {self.build_seconds:.0f} s"
 
 
 class CodecManifest(BaseModel):
@@ -26,6 +51,7 @@ class CodecManifest(BaseModel):
     torch: str
     onnx: str
     commit: str | None
+    engine: EngineFacts | None = None
 
     @classmethod
     def read(cls, folder: Path) -> "CodecManifest":

@@ -20,6 +20,7 @@ from qwen3_tts_engine.engine import CodecClient, Engine, Runner
 from qwen3_tts_engine.limits import RunnerLimits
 from qwen3_tts_engine.manifest import MANIFEST, CodecManifest
 from qwen3_tts_engine.ops import Ops
+from qwen3_tts_engine.plan import check_plan
 from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.runner import TalkerRunner
 from qwen3_tts_engine.scheduler import Scheduler, SchedulerLimits
@@ -186,5 +187,7 @@ def open_codec(checkpoint: Checkpoint, config: EngineConfig, repository: Path, d
         if (found := getattr(manifest, name)) != value:
             wrong = f"{name} is {found}, {checkpoint.folder} has {value}"
             raise CheckpointError(f"{folder / MANIFEST}: {wrong}: export this checkpoint's codec")
+    if manifest.form == "tensorrt":
+        check_plan(folder, manifest, device)
     dtype = STATE_DTYPES[manifest.state_dtype]
     return CodecStates(config.max_streams, manifest.state_size, code2wav.max_history(decoder), dtype, device)

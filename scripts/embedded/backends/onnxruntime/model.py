@@ -8,8 +8,8 @@ import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 import triton_python_backend_utils as pb_utils
 
-# The server puts this folder on the path.
-from merged_runs import Answer, Arrays, Input, InvalidInputError, MergingModel  # type: ignore[import-not-found]
+# The server puts this folder, with the modules of ../shared, on the path.
+from merged_runs import Answer, Arrays, Input, InvalidInputError, MergingModel, limits  # type: ignore[import-not-found]
 
 DEFAULT_MODEL_FILENAME = "model.onnx"
 THREADS = "intra_op_thread_count"
@@ -26,12 +26,12 @@ class TritonPythonModel:
         names = [output["name"] for output in config["output"]]
         # The file knows more than the configuration: sizes that it fixes and the configuration leaves open.
         shapes = {declared.name: declared.shape for declared in session.get_inputs()}
-        inputs = tuple(_input(declared, shapes[declared["name"]]) for declared in config["input"])
+        inputs = tuple(_input(declared, shapes[declared["name"]], config) for declared in config["input"])
 
         def run(feeds: Arrays) -> Arrays:
             return dict(zip(names, session.run(names, feeds), strict=True))
 
-        self.model = MergingModel(inputs, config["max_batch_size"] > 0, run)
+        self.model = MergingModel(inputs, config["max_batch_size"] > 0, run, np.concatenate)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         feeds = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
@@ -51,9 +51,10 @@ def _session(path: Path, config: dict[str, Any]) -> Any:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def _input(declared: dict[str, Any], shape: list[int | str]) -> Input:
-    dtype = np.dtype(pb_utils.triton_string_to_numpy(declared["data_type"]))
-    return Input(declared["name"], dtype, tuple(size if isinstance(size, int) else -1 for size in shape))
+def _input(declared: dict[str, Any], shape: list[int | str], config: dict[str, Any]) -> Input:
+    name, dtype = declared["name"], np.dtype(pb_utils.triton_string_to_numpy(declared["data_type"]))
+    dims = tuple(size if isinstance(size, int) else -1 for size in shape)
+    return Input(name, dtype, dims, limits(config, name))
 
 
 def _response(request: Any, answer: Answer) -> Any:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-Arrays = dict[str, NDArray[Any]]
+# By name; NumPy arrays, or PyTorch tensors wherever they are.
+Arrays = dict[str, Any]
 Answer = Arrays | Exception
+RANGE = "{}.range"
 
 
 class InvalidInputError(ValueError):
@@ -17,11 +17,12 @@ class InvalidInputError(ValueError):
 
 @dataclass(frozen=True)
 class Input:
-    """An input of the model; `dims` is its whole shape, -1 where any size fits."""
+    """An input of the model; `dims` is its whole shape, -1 where any size fits, `limits` those of its values."""
 
     name: str
-    dtype: np.dtype[Any]
+    dtype: Any
     dims: tuple[int, ...]
+    limits: tuple[int, int] | None = None
 
     def check(self, request: Arrays) -> None:
         expected = f"{self.dtype} {list(self.dims)} expected"
@@ -32,6 +33,20 @@ class Input:
         fits = same_rank and all(dim in (-1, size) for dim, size in zip(self.dims, array.shape, strict=True))
         if not fits or array.dtype != self.dtype:
             raise InvalidInputError(f"{self.name}: {array.dtype} {list(array.shape)} given, {expected}")
+        if self.limits and min(array.shape):
+            smallest, largest = int(array.min()), int(array.max())
+            if smallest < self.limits[0] or largest > self.limits[1]:
+                allowed = f"must be {self.limits[0]} to {self.limits[1]}"
+                raise InvalidInputError(f"{self.name}: values from {smallest} to {largest} given, {allowed}")
+
+
+def limits(config: dict[str, Any], name: str) -> tuple[int, int] | None:
+    """What the model configuration says of an input's values: the parameter "<name>.range" is "smallest..largest"."""
+    text = config["parameters"].get(RANGE.format(name), {}).get("string_value")
+    if text is None:
+        return None
+    smallest, largest = text.split("..")
+    return int(smallest), int(largest)
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,7 @@ class MergingModel:
     inputs: tuple[Input, ...]
     batched: bool
     run: Callable[[Arrays], Arrays]
+    concatenate: Callable[[list[Any]], Any]
 
     def answer(self, requests: Sequence[Arrays]) -> list[Answer]:
         """The outputs of each request in order, or why it has none."""
@@ -78,7 +94,6 @@ class MergingModel:
         if len(requests) == 1:
             return [self.run(requests[0])]
         names = [expected.name for expected in self.inputs]
-        outputs = self.run({name: np.concatenate([request[name] for request in requests]) for name in names})
-        ends = np.cumsum([len(request[names[0]]) for request in requests])[:-1]
-        parts = {name: np.split(array, ends) for name, array in outputs.items()}
-        return [{name: parts[name][i] for name in parts} for i in range(len(requests))]
+        outputs = self.run({name: self.concatenate([request[name] for request in requests]) for name in names})
+        ends = accumulate((len(request[names[0]]) for request in requests), initial=0)
+        return [{name: array[start:end] for name, array in outputs.items()} for start, end in pairwise(ends)]

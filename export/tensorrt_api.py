@@ -1,0 +1,113 @@
+"""The one place that knows how TensorRT 8.6, 10, 11 and TensorRT for RTX differ; needs nothing but one of them."""
+
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+# The package of an NGC container or of NVIDIA's index, and TensorRT for RTX as PyPI names it.
+MODULES = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
+# Layers of 8.6 that would compute in FP16 what the graph says in FP32.
+PINNED_LAYERS = ("ELEMENTWISE", "UNARY", "REDUCE", "NORMALIZATION", "SOFTMAX", "ACTIVATION")
+Report = Callable[[str], None]
+
+
+class TensorRtError(RuntimeError):
+    """TensorRT is missing, or refuses a graph or a plan; the message says what it said."""
+
+
+def import_tensorrt() -> Any:
+    """The first TensorRT that is installed; raises TensorRtError without one."""
+    for name in MODULES:
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            if error.name != name:
+                raise TensorRtError(f"{name} is installed but does not load: {error}") from None
+    raise TensorRtError(f"no TensorRT: install one of {', '.join(MODULES)}")
+
+
+def take_standard_output() -> BinaryIO:
+    """Standard output for our answers alone; what TensorRT writes there goes to standard error from now on."""
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return output
+
+
+def is_ahead_of_time(trt: Any) -> bool:
+    """Whether plans are built without a GPU, and tuned on the machine that loads them."""
+    return bool(trt.__name__.startswith("tensorrt_rtx"))
+
+
+def create_network(trt: Any, builder: Any) -> Any:
+    """A strongly typed network, which computes every tensor in the type that the graph gives it; 8.6 has none."""
+    known = trt.NetworkDefinitionCreationFlag
+    flags = [getattr(known, name) for name in ("EXPLICIT_BATCH", "STRONGLY_TYPED") if hasattr(known, name)]
+    return builder.create_network(sum(1 << int(flag) for flag in flags))
+
+
+def is_strongly_typed(trt: Any) -> bool:
+    return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+
+def configure(trt: Any, builder: Any, network: Any, level: int, report: Report) -> Any:
+    """Builder settings for one optimisation level, 0 (quick to build) to 5."""
+    config = builder.create_builder_config()
+    if not is_ahead_of_time(trt):
+        config.builder_optimization_level = level
+    if not is_strongly_typed(trt):
+        _keep_types(trt, network, config)
+    if hasattr(trt, "IProgressMonitor"):
+        config.progress_monitor = progress_monitor(trt, report)
+    return config
+
+
+def use_timing_cache(trt: Any, config: Any, path: Path) -> None:
+    """Start from the timings of earlier builds, if there are any."""
+    if not is_ahead_of_time(trt):
+        known = path.read_bytes() if path.is_file() else b""
+        config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
+
+
+def save_timing_cache(trt: Any, config: Any, path: Path) -> None:
+    if not is_ahead_of_time(trt):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(memoryview(config.get_timing_cache().serialize()))
+
+
+def progress_monitor(trt: Any, report: Report) -> Any:
+    """Reports each kind of phase when the first one starts; nothing stops a build."""
+    seen: set[str] = set()
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+
+        def phase_start(self, phase_name: str, parent_phase: Any, num_steps: int) -> None:
+            if phase_name not in seen:
+                seen.add(phase_name)
+                report(f"{phase_name} ({num_steps} steps)")
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            return True
+
+        def phase_finish(self, phase_name: str) -> None:
+            pass
+
+    return Monitor()
+
+
+def _keep_types(trt: Any, network: Any, config: Any) -> None:
+    """What comes nearest to a strongly typed network in 8.6."""
+    config.set_flag(trt.BuilderFlag.FP16)
+    config.set_flag(trt.BuilderFlag.PREFER_PRECISION_CONSTRAINTS)
+    # The others call cuBLAS and cuDNN, which 8.6 does not bring along.
+    sources = (trt.TacticSource.EDGE_MASK_CONVOLUTIONS, trt.TacticSource.JIT_CONVOLUTIONS)
+    config.set_tactic_sources(sum(1 << int(source) for source in sources))
+    pinned = {getattr(trt.LayerType, name) for name in PINNED_LAYERS}
+    for i in range(network.num_layers):
+        layer = network.get_layer(i)
+        if layer.type in pinned and layer.get_output(0).dtype == trt.float32:
+            layer.precision = trt.float32
+            layer.set_output_type(0, trt.float32)

@@ -1,0 +1,60 @@
+"""Whether a TensorRT plan fits this machine: it runs on the GPU and with the TensorRT that built it, nowhere else."""
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+from qwen3_tts_engine.checkpoint import CheckpointError
+from qwen3_tts_engine.code2wav import CODES, MAX_BATCH, MAX_FRAMES
+from qwen3_tts_engine.manifest import MANIFEST, PLAN, CodecManifest, EngineFacts
+
+MAJORS = (8, 10, 11)
+
+
+def check_plan(folder: Path, manifest: CodecManifest, device: torch.device) -> None:
+    """Raises CheckpointError, naming file and what differs, when the plan of `folder` cannot serve on `device`."""
+    path = folder / MANIFEST
+    if not (folder / PLAN).is_file():
+        raise CheckpointError(f"{folder / PLAN}: missing; `python -m export --form tensorrt` builds it on this GPU")
+    if manifest.engine is None:
+        raise CheckpointError(f"{path}: engine: missing; `python -m export --form tensorrt` writes it")
+    if device.type != "cuda":
+        raise CheckpointError(f"{path}: form is tensorrt, which needs a CUDA device, this model runs on {device}")
+    if problems := differences(manifest.engine, torch.cuda.get_device_name(device), tensorrt_version(manifest.engine)):
+        raise CheckpointError(f"{path}: {'; '.join(problems)}: build the plan on this machine")
+
+
+def differences(engine: EngineFacts, gpu: str | None, tensorrt: str | None) -> list[str]:
+    """What of a plan does not fit a GPU and a TensorRT; None is for what is not known."""
+    problems = []
+    if gpu is not None and engine.gpu != gpu:
+        problems.append(f"engine.gpu is {engine.gpu}, this machine has {gpu}")
+    if tensorrt is not None and _release(engine.version) != _release(tensorrt):
+        problems.append(f"engine.version is {engine.version}, TensorRT here is {tensorrt}")
+    largest = engine.profile[CODES][-1][:2]
+    if largest != [MAX_BATCH, MAX_FRAMES]:
+        problems.append(f"engine.profile goes up to {largest} rows and frames, {[MAX_BATCH, MAX_FRAMES]} are needed")
+    return problems
+
+
+def tensorrt_version(engine: EngineFacts) -> str | None:
+    """Of the library that a server on this machine loads, the plan's own major version first; None without one."""
+    own = int(engine.version.split(".")[0])
+    for major in (own, *(other for other in MAJORS if other != own)):
+        try:
+            library = ctypes.CDLL(f"libnvinfer.so.{major}")
+        except OSError:
+            continue
+        return _decode(library.getInferLibVersion())
+    return None
+
+
+def _decode(number: int) -> str:
+    """101401 is 10.14.1; before 10, 8600 was 8.6.0."""
+    unit = 10000 if number >= 10000 else 1000
+    return f"{number // unit}.{number % unit // 100}.{number % 100}"
+
+
+def _release(version: str) -> list[str]:
+    return version.split(".")[:3]

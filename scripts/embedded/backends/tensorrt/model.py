@@ -1,0 +1,62 @@
+"""Stands in for Triton's TensorRT backend in the embedded server: TensorRT 10 or later, CUDA tensors in and out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton_python_backend_utils as pb_utils
+
+# The server puts this folder, with the modules of ../shared, on the path.
+from merged_runs import Answer, Input, InvalidInputError, MergingModel, limits  # type: ignore[import-not-found]
+from plan import Plan, graph_shapes  # type: ignore[import-not-found]
+
+DEFAULT_MODEL_FILENAME = "model.plan"
+
+
+class TritonPythonModel:
+    """Serves <repository>/<version>/<default_model_filename> of any model with the backend "tensorrt"."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        if args["model_instance_kind"] != "GPU":
+            raise RuntimeError("the TensorRT backend supports only GPU instances, instance_group says otherwise")
+        config = json.loads(args["model_config"])
+        filename = config["default_model_filename"] or DEFAULT_MODEL_FILENAME
+        device = torch.device("cuda", int(args["model_instance_device_id"]))
+        torch.cuda.set_device(device)
+        torch.set_num_threads(1)
+        plan = Plan(Path(args["model_repository"]) / args["model_version"] / filename, device)
+        for shapes, smallest in graph_shapes(config):
+            if all(fits(shape, plan.dims[name]) for name, shape in shapes.items()):
+                plan.capture(shapes, smallest)
+        names = [declared["name"] for declared in config["input"]]
+        inputs = tuple(Input(name, plan.dtypes[name], plan.dims[name], limits(config, name)) for name in names)
+        self.model = MergingModel(inputs, config["max_batch_size"] > 0, plan.run, _concatenate)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        feeds = [{tensor.name(): _tensor(tensor) for tensor in request.inputs()} for request in requests]
+        answers = self.model.answer(feeds)
+        return [_response(request, answer) for request, answer in zip(requests, answers, strict=True)]
+
+
+def fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    """Whether a graph's shape is one of the plan's; another checkpoint's state has another size."""
+    return all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))
+
+
+def _concatenate(tensors: list[torch.Tensor]) -> torch.Tensor:
+    on_gpu = next((tensor.device for tensor in tensors if tensor.is_cuda), tensors[0].device)
+    return torch.cat([tensor.to(on_gpu) for tensor in tensors])
+
+
+def _tensor(tensor: Any) -> torch.Tensor:
+    return torch.utils.dlpack.from_dlpack(tensor.to_dlpack())
+
+
+def _response(request: Any, answer: Answer) -> Any:
+    if isinstance(answer, Exception):
+        error = pb_utils.TritonError
+        code = error.INVALID_ARG if isinstance(answer, InvalidInputError) else error.INTERNAL
+        return pb_utils.InferenceResponse(error=error(str(answer), code))
+    wanted = request.requested_output_names()
+    return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack(name, answer[name].contiguous()) for name in wanted])

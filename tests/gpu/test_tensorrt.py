@@ -1,0 +1,99 @@
+"""A plan of the tiny codec from its export to the stand-in backend. QWEN3_TTS_TENSORRT_PYTHON names another Python."""
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from rich.progress import Progress
+
+from export.code2wav import Exported, export, is_current
+from export.form import Form
+from export.tensorrt_form import PlanError, PlanProcess, TensorRtSettings, tensorrt_form
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES
+from qwen3_tts_engine.manifest import CodecManifest
+from qwen3_tts_engine.plan import check_plan
+
+BACKENDS = Path(__file__).parents[2] / "scripts" / "embedded" / "backends"
+PYTHON = os.environ.get("QWEN3_TTS_TENSORRT_PYTHON")
+HERE = importlib.util.find_spec("tensorrt") is not None
+pytestmark = pytest.mark.skipif(not PYTHON and not HERE, reason="no TensorRT")
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> TensorRtSettings:
+    return TensorRtSettings(Path(PYTHON or sys.executable), level=0, cache=tmp_path_factory.mktemp("timings"))
+
+
+@pytest.fixture(scope="module")
+def form(settings: TensorRtSettings) -> Form:
+    return tensorrt_form(settings)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("repository")
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Checkpoint, repository: Path, form: Form) -> Exported:
+    with Progress(disable=True) as progress:
+        return export(checkpoint, repository, form, progress)
+
+
+def test_plan_agrees_and_is_timed(exported: Exported, settings: TensorRtSettings) -> None:
+    assert exported.agreement.snr_db > 35
+    assert len(exported.lines) == 5
+    assert any(settings.cache.iterdir())
+
+
+def test_plan_fits_this_machine(exported: Exported, repository: Path, checkpoint: Checkpoint, form: Form) -> None:
+    folder = repository / "code2wav" / "1"
+    check_plan(folder, CodecManifest.read(folder), torch.device("cuda", 0))
+    assert is_current(checkpoint, repository, form)
+
+
+def test_plan_that_is_none_is_refused(settings: TensorRtSettings, tmp_path: Path) -> None:
+    (tmp_path / "model.plan").write_bytes(b"no plan" * 100)
+    with pytest.raises(PlanError, match="does not load it"):
+        PlanProcess(settings, tmp_path / "model.plan")
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The backend's module, imported as the server imports it."""
+    for folder in ("shared", "tensorrt"):
+        monkeypatch.syspath_prepend(str(BACKENDS / folder))
+    for name in ("merged_runs", "plan"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module("plan")
+
+
+@pytest.mark.skipif(not HERE, reason="TensorRT is in another Python")
+def test_stand_in_gives_what_the_verified_plan_gives_with_and_without_graphs(
+    exported: Exported, repository: Path, settings: TensorRtSettings, stand_in: ModuleType
+) -> None:
+    path = repository / "code2wav" / "1" / "model.plan"
+    plan, verified = stand_in.Plan(path, torch.device("cuda", 0)), PlanProcess(settings, path)
+    size = CodecManifest.read(path.parent).state_size
+    plan.capture({"codes": (4, 2, 16), "state": (4, size), "history": (4, 1)}, 3)
+    random = np.random.default_rng(0)
+    for rows, frames in ((1, 1), (3, 2), (4, 2), (7, 5), (MAX_BATCH, 4)):
+        codes = random.integers(0, 2048, (rows, frames, 16), np.int32)
+        state = random.standard_normal((rows, size)).astype(np.float16)
+        history = random.integers(0, 72, (rows, 1), np.int32)
+        tensors = {"codes": codes, "state": state, "history": history}
+        outputs = plan.run({name: torch.from_numpy(array) for name, array in tensors.items()})
+        waveform, state_out = verified(codes, state.astype(np.float32), history)
+        np.testing.assert_allclose(outputs["waveform"].cpu().numpy(), waveform, atol=1e-3)
+        np.testing.assert_allclose(outputs["state_out"].float().cpu().numpy(), state_out, atol=1e-2)
+    too_long = {name: torch.from_numpy(array) for name, array in tensors.items()}
+    too_long["codes"] = torch.zeros(MAX_BATCH, MAX_FRAMES + 1, 16, dtype=torch.int32)
+    with pytest.raises(stand_in.InvalidInputError, match="codes: the plan was not built for the shape"):
+        plan.run(too_long)

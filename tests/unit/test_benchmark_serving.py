@@ -1,0 +1,31 @@
+"""The rows that docs/benchmarks/ keeps of a run say what its summary says."""
+
+from client.playback import NS
+from client.summary import summarise
+from client.timeline import Timeline
+from scripts.benchmark_serving import configuration, rows
+from tests.unit.client.test_summary import request, run, stream
+
+
+def test_rows_are_those_of_the_summary() -> None:
+    refused = Timeline(0, None, [], [], None, None, NS, "unavailable")
+    heard = [stream(0, 20_000, 0), stream(0, 22_000, 60_000), stream(0, 24_000, 0), refused]
+    [row] = rows(summarise(run(*(request(number, one) for number, one in enumerate(heard)))))
+    assert row | {"rtf_p50": 0, "audio_s_per_s": 0} == {
+        "load": "c=2", "requests": 4, "ttfa_p50_ms": 22.0, "ttfa_p95_ms": 24.0, "rtf_p50": 0, "audio_s_per_s": 0,
+        "stalled_over_50ms": 1, "largest_stall_ms": 60.0, "errors": 1,
+    }  # fmt: skip
+    assert 0.7 < row["rtf_p50"] < 0.9
+    assert row["audio_s_per_s"] > 0
+
+
+def test_a_load_of_which_nothing_came_has_a_row() -> None:
+    refused = Timeline(0, None, [], [], None, None, NS, "unavailable")
+    [row] = rows(summarise(run(request(0, refused))))
+    assert (row["requests"], row["errors"], row["ttfa_p50_ms"], row["stalled_over_50ms"]) == (1, 1, None, 0)
+
+
+def test_each_form_has_its_configuration() -> None:
+    assert configuration("onnx") == ["--model-config-name=onnxruntime"]
+    assert "--model-config-name=python" in configuration("python")
+    assert not any(option.startswith("--model-config-name") for option in configuration("tensorrt"))

@@ -1,0 +1,161 @@
+"""docker/ without Docker: linted, valid, pinned, and in agreement with the code that it serves."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from qwen3_tts_engine.checkpoint import SpeechTokenizerConfig
+from qwen3_tts_engine.code2wav import MAX_BATCH, state_size
+from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, EngineConfig
+from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, Ports
+from scripts.synthetic_configs import speech_tokenizer_config
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TOOLS = Path(sys.executable).parent
+HALF = 2  # bytes
+
+
+def tool(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([TOOLS / name, *map(str, arguments)], capture_output=True, text=True)
+
+
+def pins(path: Path) -> dict[str, str]:
+    lines = path.read_text().splitlines()
+    found = (Requirement(line) for line in lines if line and not line.startswith(("#", "-")))
+    return {requirement.name: str(requirement.specifier).removeprefix("==") for requirement in found}
+
+
+def instructions(name: str) -> list[str]:
+    """The arguments of each instruction of the Dockerfile, continued lines joined."""
+    joined = DOCKERFILE.replace("\\\n", " ")
+    return re.findall(rf"^{name} (.*)$", joined, re.MULTILINE)
+
+
+def test_dockerfile_is_linted() -> None:
+    linted = tool("hadolint", DOCKER / "Dockerfile")
+    assert (linted.returncode, linted.stdout) == (0, "")
+
+
+def test_scripts_are_linted() -> None:
+    linted = tool("shellcheck", *DOCKER.glob("*.sh"), *(ROOT / "scripts").glob("*.sh"), ROOT / ".ci" / "run")
+    assert (linted.returncode, linted.stdout) == (0, "")
+
+
+def test_compose_file_is_valid(tmp_path: Path) -> None:
+    schema = ("--builtin-schema", "vendor.compose-spec")
+    assert tool("check-jsonschema", *schema, DOCKER / "compose.yaml").returncode == 0
+    spoiled = tmp_path / "compose.yaml"
+    spoiled.write_text((DOCKER / "compose.yaml").read_text().replace("restart:", "restarts:"))
+    assert tool("check-jsonschema", *schema, spoiled).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "extras"), [("requirements.txt", ["engine", "export"]), ("client-requirements.txt", [])]
+)
+def test_pins_are_those_of_the_tests_and_complete(file: str, extras: list[str]) -> None:
+    pinned, tested = pins(DOCKER / file), pins(ROOT / "scripts" / "constraints.txt")
+    tensorrt = {"tensorrt-cu13"}
+    assert {name: tested.get(name) for name in pinned.keys() - tensorrt} == {
+        name: version for name, version in pinned.items() if name not in tensorrt
+    }
+    optional = PROJECT["optional-dependencies"]
+    needed = [Requirement(line) for extra in extras for line in optional[extra]] or list(
+        map(Requirement, PROJECT["dependencies"])
+    )
+    for requirement in needed:
+        if requirement.name != PROJECT["name"]:
+            assert requirement.specifier.contains(pinned[requirement.name]), requirement
+
+
+def test_images_are_pinned() -> None:
+    bases = [line.split()[0] for line in instructions("FROM")]
+    assert bases == ["python:3.12.12-slim-bookworm", "nvcr.io/nvidia/tritonserver:25.11-py3"]
+    for image in (service["image"] for service in SERVICES.values()):
+        assert re.search(r":v?\d+\.\d+\.\d+$", image), image
+
+
+def test_tensorrt_is_that_of_the_image() -> None:
+    release = re.search(r"TensorRT (\d+\.\d+), Python", DOCKERFILE)
+    assert release is not None
+    version = pins(DOCKER / "requirements.txt")["tensorrt-cu13"]
+    assert version.startswith(f"{release[1]}.")
+    assert not version.startswith("10.15")
+
+
+def test_what_is_copied_is_there() -> None:
+    for arguments in instructions("COPY"):
+        for source in [part for part in shlex.split(arguments) if not part.startswith("--")][:-1]:
+            assert (ROOT / source).exists(), source
+
+
+def test_server_starts_as_the_embedded_one_does() -> None:
+    [command] = instructions("CMD")[-1:]
+    for option in EXPLICIT:
+        assert f'"{option}"' in command
+    for name, value in EXPLICIT_ENVIRONMENT.items():
+        assert f"{name}={value}" in DOCKERFILE
+    assert instructions("EXPOSE") == [" ".join(map(str, sorted(vars(Ports()).values())))]
+
+
+def test_memory_pool_holds_the_states_of_a_call() -> None:
+    size = re.search(r"--cuda-memory-pool-byte-size=0:(\d+)", DOCKERFILE)
+    codec = SpeechTokenizerConfig.model_validate(speech_tokenizer_config("1.7b")).decoder_config
+    assert size is not None
+    assert int(size[1]) > 2 * 2 * MAX_BATCH * state_size(codec) * HALF
+
+
+def test_nothing_runs_as_root_or_fetches_code() -> None:
+    assert instructions("USER") == ["1000:1000", "1000:1000"]
+    assert "git clone" not in DOCKERFILE + (DOCKER / "build_codec.sh").read_text()
+    for name in ("codec", "server", "client"):
+        assert SERVICES[name]["read_only"] is True
+    assert len(instructions("HEALTHCHECK")) == 1
+
+
+def test_repository_is_built_before_it_is_served_and_cannot_be_written_then() -> None:
+    assert "repository:/var/lib/qwen3-tts" in SERVICES["codec"]["volumes"]
+    assert "repository:/var/lib/qwen3-tts:ro" in SERVICES["server"]["volumes"]
+    assert "repository=/var/lib/qwen3-tts/model_repository\n" in (DOCKER / "build_codec.sh").read_text()
+    assert "--model-repository=/var/lib/qwen3-tts/model_repository" in DOCKERFILE
+    assert SERVICES["server"]["depends_on"] == {"codec": {"condition": "service_completed_successfully"}}
+    assert SERVICES["client"]["depends_on"] == {"server": {"condition": "service_healthy"}}
+
+
+def test_settings_in_the_environment_exist() -> None:
+    names = {name for service in SERVICES.values() for name in service.get("environment", {})}
+    names |= set(re.findall(r"\b(QWEN3_TTS_\w+)=", DOCKERFILE))
+    settings = {ENVIRONMENT_PREFIX + name.upper() for name in EngineConfig.model_fields}
+    assert {name for name in names if name.startswith(ENVIRONMENT_PREFIX)} <= settings
+
+
+def test_mounted_files_are_there() -> None:
+    for service in SERVICES.values():
+        for volume in service.get("volumes", []):
+            source = re.sub(r"\$\{\w+:-(\w+)\}", r"\1", volume).split(":")[0]
+            assert source in COMPOSE["volumes"] or (DOCKER / source).exists(), volume
+
+
+def test_prometheus_scrapes_the_metrics_port() -> None:
+    jobs = yaml.safe_load((DOCKER / "prometheus" / "prometheus.yaml").read_text())["scrape_configs"]
+    assert jobs[0]["static_configs"] == [{"targets": [f"server:{Ports().metrics}"]}]
+
+
+def test_build_script_uses_options_that_export_has() -> None:
+    helped = subprocess.run([sys.executable, "-m", "export", "--help"], capture_output=True, text=True, cwd=ROOT)
+    _, command = (DOCKER / "build_codec.sh").read_text().split("-m export")
+    options = set(re.findall(r"(?<![\w-])--[a-z-]+", command))
+    assert options
+    assert all(option in helped.stdout for option in options), options

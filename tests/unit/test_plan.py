@@ -1,0 +1,88 @@
+"""A server refuses a plan that is not for it, and says what differs."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from qwen3_tts_engine import plan
+from qwen3_tts_engine.checkpoint import CheckpointError
+from qwen3_tts_engine.manifest import CodecManifest, EngineFacts
+
+ENGINE = EngineFacts(
+    library="tensorrt", version="10.14.1.48", gpu="NVIDIA H200", compute_capability="9.0", strongly_typed=True, level=3,
+    layers=1, size=1, build_seconds=1, profile={"codes": [[1, 1, 16], [32, 4, 16], [64, 32, 16]]},
+)  # fmt: skip
+MANIFEST = CodecManifest(
+    form="tensorrt", state_size=1, state_dtype="FP16", codec_digest="", max_frames=32, sample_rate=24000, opset=17,
+    torch="", onnx="", commit=None, engine=ENGINE,
+)  # fmt: skip
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(plan, "tensorrt_version", lambda engine: "10.14.1")
+    (tmp_path / "model.plan").touch()
+    return tmp_path
+
+
+def test_plan_made_here_is_taken(folder: Path) -> None:
+    plan.check_plan(folder, MANIFEST, CUDA)
+
+
+def test_missing_plan_says_how_to_get_one(folder: Path) -> None:
+    (folder / "model.plan").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.plan: missing; `python -m export --form tensorrt`"):
+        plan.check_plan(folder, MANIFEST, CUDA)
+
+
+def test_plan_on_the_cpu(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="needs a CUDA device, this model runs on cpu"):
+        plan.check_plan(folder, MANIFEST, torch.device("cpu"))
+
+
+def test_facts_are_required(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"model\.json: engine: missing"):
+        plan.check_plan(folder, MANIFEST.model_copy(update={"engine": None}), CUDA)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gpu": "NVIDIA L4"}, "engine.gpu is NVIDIA L4, this machine has NVIDIA H200"),
+        ({"gpu": None}, "engine.gpu is None, this machine has NVIDIA H200"),
+        ({"version": "10.15.1.29"}, "engine.version is 10.15.1.29, TensorRT here is 10.14.1"),
+        ({"profile": {"codes": [[1, 1, 16], [4, 4, 16], [16, 8, 16]]}}, r"up to \[16, 8\] rows and frames, \[64, 32\]"),
+    ],
+)
+def test_every_difference_is_named(folder: Path, change: dict[str, object], message: str) -> None:
+    manifest = MANIFEST.model_copy(update={"engine": ENGINE.model_copy(update=change)})
+    with pytest.raises(CheckpointError, match=message) as refused:
+        plan.check_plan(folder, manifest, CUDA)
+    assert str(folder / "model.json") in str(refused.value)
+
+
+def test_what_is_not_known_is_not_held_against_a_plan() -> None:
+    assert plan.differences(ENGINE, None, None) == []
+
+
+@pytest.mark.parametrize(("number", "version"), [(101401, "10.14.1"), (110000, "11.0.0"), (8600, "8.6.0")])
+def test_version_numbers_of_the_library(number: int, version: str) -> None:
+    assert plan._decode(number) == version
+
+
+def test_no_library_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(plan.ctypes, "CDLL", absent)
+    assert plan.tensorrt_version(ENGINE) is None
+
+
+def test_summary_reads_at_a_glance() -> None:
+    assert str(ENGINE) == (
+        "tensorrt 10.14.1.48 for NVIDIA H200, level 3: batch 1 to 64, 1 to 32 frames, strongly typed FP16/FP32, 0 MB, "
+        "1 layers, 1 s"
+    )

@@ -1,0 +1,68 @@
+"""TensorRT itself, without a GPU: TensorRT for RTX parses the codec's graph and builds a strongly typed network."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import export.tensorrt_form as tensorrt_form_module
+from export import onnx_form
+from export.codec import CodecStep
+from export.tensorrt_form import PlanError, TensorRtSettings, build, tensorrt_form
+from qwen3_tts_engine.checkpoint import SpeechTokenizerConfig
+from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES
+from qwen3_tts_engine.weights import codec_decoder_shapes
+from scripts.synthetic_configs import Size, speech_tokenizer_config
+from scripts.synthetic_weights import initial
+
+pytest.importorskip("tensorrt_rtx_bindings", reason="the extra tensorrt-rtx")
+SIZES: tuple[Size, ...] = ("tiny", "1.7b")
+
+
+def half_step(size: Size) -> CodecStep:
+    config = SpeechTokenizerConfig.model_validate(speech_tokenizer_config(size)).decoder_config
+    shapes = codec_decoder_shapes(config)
+    tensors = {name: initial(name, shape, 0, torch.device("cpu")) for name, shape in shapes.items()}
+    return CodecStep(config, tensors, torch.float16).eval()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_builds_a_strongly_typed_plan(size: Size, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    step, plan = half_step(size), tmp_path / "model.plan"
+    engine = build(TensorRtSettings(cache=tmp_path), step, plan)
+    assert engine.library.startswith("tensorrt_rtx")
+    assert engine.strongly_typed
+    assert engine.profile["codes"][0] == [1, 1, 16]
+    assert engine.profile["codes"][-1] == [MAX_BATCH, MAX_FRAMES, 16]
+    assert engine.size == plan.stat().st_size > sum(buffer.nbytes for buffer in step.buffers())
+    assert "steps)" in capfd.readouterr().err
+
+
+def test_graph_that_tensorrt_does_not_know_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"no graph")
+    options = ["--profile", "{}", "--cache", str(tmp_path)]
+    files = [str(tmp_path / "model.onnx"), str(tmp_path / "model.plan")]
+    command = [sys.executable, "-m", "export.tensorrt_build", *files]
+    failed = subprocess.run([*command, *options], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert failed.returncode == 1
+    assert f"does not take {tmp_path / 'model.onnx'}" in failed.stderr.splitlines()[-1]
+    assert not failed.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_plan_that_cannot_be_run_is_not_verified(tmp_path: Path) -> None:
+    (tmp_path / "model.plan").write_bytes(b"plan")
+    with pytest.raises(PlanError, match="cannot be verified, so it is not kept: no CUDA driver"):
+        tensorrt_form(TensorRtSettings()).load(tmp_path / "model.plan")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_tensorrt_that_needs_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tensorrt.py").write_text("__version__ = '10.14.1.48'\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(onnx_form, "build", lambda step, path: path.touch())
+    monkeypatch.setattr(tensorrt_form_module, "to_opset_17", lambda path: None)
+    with pytest.raises(PlanError, match=r"tensorrt 10\.14\.1\.48 builds on a GPU; TensorRT for RTX builds without one"):
+        build(TensorRtSettings(cache=tmp_path), half_step("tiny"), tmp_path / "model.plan")

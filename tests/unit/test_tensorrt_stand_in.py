@@ -1,0 +1,153 @@
+"""The stand-in TensorRT backend around a scripted plan: which graphs it records, what it merges, what it refuses."""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from google.protobuf import json_format, text_format
+from tritonclient.grpc import model_config_pb2
+
+ROOT = Path(__file__).parents[2]
+BACKENDS = ROOT / "scripts" / "embedded" / "backends"
+STATE = 1298496
+
+
+def model_config() -> dict[str, Any]:
+    """code2wav's configuration as Triton hands it to a Python backend."""
+    text = (ROOT / "model_repository" / "code2wav" / "config.pbtxt").read_text()
+    parsed = text_format.Parse(text, model_config_pb2.ModelConfig())
+    config: dict[str, Any] = json.loads(json_format.MessageToJson(parsed, preserving_proto_field_name=True))
+    return config
+
+
+class ScriptedPlan:
+    """A state of `STATE` or `smaller`; the waveform is each row's first code."""
+
+    state_size = STATE
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        self.path, self.captured, self.batches = path, [], []
+        self.dtypes = {"codes": torch.int32, "state": torch.float16, "history": torch.int32}
+        self.dims = {"codes": (-1, -1, 16), "state": (-1, self.state_size), "history": (-1, 1)}
+
+    def capture(self, shapes: dict[str, tuple[int, ...]], smallest: int) -> None:
+        self.captured.append((shapes["codes"][:2], smallest))
+
+    def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        self.batches.append(len(inputs["codes"]))
+        return {"waveform": inputs["codes"][:, 0, :1].float(), "state_out": inputs["state"]}
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The backend's modules, imported as the server imports them, with TensorRT and Triton scripted."""
+    tensorrt, triton = ModuleType("tensorrt"), ModuleType("triton_python_backend_utils")
+    vars(tensorrt).update(float32=0, float16=1, int32=2)
+    vars(triton).update(InferenceResponse=response, Tensor=Tensor, TritonError=TritonError)
+    for name, module in (("tensorrt", tensorrt), ("triton_python_backend_utils", triton)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.syspath_prepend(str(BACKENDS / "shared"))
+    monkeypatch.syspath_prepend(str(BACKENDS / "tensorrt"))
+    for name in ("merged_runs", "plan", "model"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    plan, model = importlib.import_module("plan"), importlib.import_module("model")
+    monkeypatch.setattr(model, "Plan", ScriptedPlan)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    yield SimpleNamespace(plan=plan, model=model)
+    for name in ("merged_runs", "plan", "model"):
+        sys.modules.pop(name, None)
+
+
+class Tensor:
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self._name, self._tensor = name, tensor
+
+    def name(self) -> str:
+        return self._name
+
+    def to_dlpack(self) -> Any:
+        return self._tensor.__dlpack__()
+
+    @classmethod
+    def from_dlpack(cls, name: str, tensor: torch.Tensor) -> "Tensor":
+        return cls(name, tensor)
+
+
+class TritonError(Exception):
+    INVALID_ARG, INTERNAL = "invalid", "internal"
+
+
+def response(tensors: list[Tensor] | None = None, error: TritonError | None = None) -> Any:
+    return error or {tensor.name(): tensor._tensor for tensor in tensors or []}
+
+
+def request(code: int, rows: int = 1, **change: torch.Tensor) -> Any:
+    tensors = {
+        "codes": torch.full((rows, 2, 16), code, dtype=torch.int32),
+        "state": torch.zeros(rows, STATE, dtype=torch.float16),
+        "history": torch.zeros(rows, 1, dtype=torch.int32),
+    } | change
+    inputs = [Tensor(name, tensor) for name, tensor in tensors.items()]
+    return SimpleNamespace(inputs=lambda: inputs, requested_output_names=lambda: ["waveform", "state_out"])
+
+
+def initialized(backend: SimpleNamespace, **change: str) -> Any:
+    model = backend.model.TritonPythonModel()
+    arguments = {
+        "model_config": json.dumps(model_config()), "model_instance_kind": "GPU", "model_instance_device_id": "0",
+        "model_repository": "/models/code2wav", "model_version": "1",
+    } | change  # fmt: skip
+    model.initialize(arguments)
+    return model
+
+
+def plan_of(model: Any) -> ScriptedPlan:
+    plan: ScriptedPlan = model.model.run.__self__
+    return plan
+
+
+def test_loads_the_plan_and_records_the_configured_graphs(backend: SimpleNamespace) -> None:
+    plan = plan_of(initialized(backend))
+    assert plan.path == Path("/models/code2wav/1/model.plan")
+    assert len(plan.captured) == 16
+    assert plan.captured[:4] == [((1, 1), 1), ((2, 1), 2), ((4, 1), 3), ((8, 1), 5)]
+
+
+def test_plan_of_another_state_runs_without_graphs(backend: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScriptedPlan, "state_size", 21868)
+    assert plan_of(initialized(backend)).captured == []
+
+
+def test_needs_a_gpu_instance(backend: SimpleNamespace) -> None:
+    with pytest.raises(RuntimeError, match="supports only GPU instances"):
+        initialized(backend, model_instance_kind="CPU")
+
+
+def test_merges_requests_and_refuses_malformed_ones_alone(backend: SimpleNamespace) -> None:
+    model = initialized(backend)
+    wrong_state = torch.zeros(1, 7, dtype=torch.float16)
+    old = torch.full((1, 1), 72, dtype=torch.int32)
+    requests = [request(5), request(2048), request(7, rows=2), request(1, state=wrong_state), request(1, history=old)]
+    first, out_of_range, second, wrong_size, too_old = model.execute(requests)
+    assert plan_of(model).batches == [3]
+    assert first["waveform"].tolist() == [[5]]
+    assert second["waveform"].tolist() == [[7], [7]]
+    assert out_of_range.args == ("codes: values from 2048 to 2048 given, must be 0 to 2047", "invalid")
+    assert wrong_size.args[0] == "state: torch.float16 [1, 7] given, torch.float16 [-1, 1298496] expected"
+    assert too_old.args[0] == "history: values from 72 to 72 given, must be 0 to 71"
+
+
+def test_a_graph_serves_smaller_batches_of_its_shape_only(backend: SimpleNamespace) -> None:
+    def inputs(rows: int, frames: int) -> dict[str, torch.Tensor]:
+        return {"codes": torch.zeros(rows, frames, 16), "history": torch.zeros(rows, 1)}
+
+    four, eight = (backend.plan.Graph(None, inputs(rows, 2), {}, smallest) for rows, smallest in ((4, 3), (8, 5)))
+    chosen = {rows: backend.plan.choose([four, eight], inputs(rows, 2)) for rows in (2, 3, 4, 5, 8, 9)}
+    assert chosen == {2: None, 3: four, 4: four, 5: eight, 8: eight, 9: None}
+    assert backend.plan.choose([four, eight], inputs(4, 1)) is None
