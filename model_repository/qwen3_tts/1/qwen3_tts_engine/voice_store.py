@@ -8,7 +8,7 @@ import time
 import uuid
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -180,8 +180,10 @@ class VoiceStore:
 
     def _sweep(self, named: set[str]) -> None:
         for path in (self._folder / ARRAYS).iterdir():
-            if path.name not in named and time.time() - path.stat().st_mtime > ORPHAN_SECONDS:
-                path.unlink(missing_ok=True)
+            # Another process may be writing, or deleting.
+            with suppress(FileNotFoundError):
+                if path.name not in named and time.time() - path.stat().st_mtime > ORPHAN_SECONDS:
+                    path.unlink()
 
     def _write(self, voice: Voice) -> tuple[str, int]:
         """Returns the name and the size of a file that is whole, whatever happens."""
