@@ -1,6 +1,7 @@
 """One utterance on one gRPC stream, for an event loop that carries hundreds of them."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ CHANNEL_OPTIONS = (
     # Each channel its own connection: streams on different channels do not share one HTTP/2 window.
     ("grpc.use_local_subchannel_pool", 1),
 )
+# A stream that ended with an error is left to the server to close, for so long. Triton 2.51 may keep the model of one
+# that is cancelled just then, and when it is stopped wait for that model until its exit timeout.
+CLOSING_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,12 @@ async def speak(
             for chunk in responses.chunks(response):
                 yield arrival_ns, chunk
         responses.close()
+    except SpeechError:
+        with contextlib.suppress(TimeoutError, grpc.RpcError):
+            async with asyncio.timeout(CLOSING_SECONDS):
+                async for _ in call:
+                    pass
+        raise
     except grpc.RpcError as error:
         raise from_rpc(error) from None
     except asyncio.CancelledError:

@@ -1,5 +1,6 @@
 """One utterance on one gRPC stream, for a caller without an event loop."""
 
+import contextlib
 import queue
 import threading
 import time
@@ -10,7 +11,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from client.errors import SpeechError, from_rpc
 from client.protocol import AudioChunk
-from client.stream import Responses, Timeouts
+from client.stream import CLOSING_SECONDS, Responses, Timeouts
 
 _Arrival = tuple[int, service_pb2.ModelStreamInferResponse]
 
@@ -36,8 +37,19 @@ def speak(
             for chunk in responses.chunks(response):
                 yield arrival_ns, chunk
         responses.close()
+    except SpeechError:
+        _drain(inbox)
+        raise
     finally:
         call.cancel()
+
+
+def _drain(inbox: "queue.SimpleQueue[_Arrival | grpc.RpcError | None]") -> None:
+    """Let the server close the stream (see client.stream)."""
+    deadline = time.monotonic() + CLOSING_SECONDS
+    with contextlib.suppress(queue.Empty):
+        while isinstance(inbox.get(timeout=max(0.0, deadline - time.monotonic())), tuple):
+            pass
 
 
 def _receive(

@@ -119,7 +119,9 @@ class Voice:
         for name, (datatype, shape, content) in inputs.items():
             message.inputs.add(name=name, datatype=datatype, shape=shape)
             message.raw_input_contents.append(content)
-        return str(next(self.stub.ModelStreamInfer(iter([message]), timeout=30)).error_message)
+        # To the stream's end: a server that is stopped with a stream still open waits for its exit timeout.
+        [response] = self.stub.ModelStreamInfer(iter([message]), timeout=30)
+        return str(response.error_message)
 
     def is_ready(self, model: str = "qwen3_tts") -> bool:
         return bool(self.stub.ModelReady(service_pb2.ModelReadyRequest(name=model)).ready)
