@@ -6,4 +6,9 @@ source scripts/setup.sh test
 ruff check .
 ruff format --check .
 mypy
-exec python -m pytest "$@"
+if [ $# -gt 0 ]; then
+    exec python -m pytest "$@"
+fi
+# Side by side where nothing is timed; a server's tests have the machine to themselves.
+python -m pytest --numprocesses 2 --dist loadfile tests/unit tests/oracle
+exec python -m pytest tests/e2e tests/gpu

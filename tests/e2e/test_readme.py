@@ -43,7 +43,7 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
     with background(server, tmp_path / "server.log"):
         for _, command in commands[len(before) + 1 :]:
             run(command)
-    assert (ROOT / "hello.wav").stat().st_size > 10_000
+    assert (ROOT / "hello.wav").stat().st_size > 1920 * 2, "one frame at least: random weights end where they like"
     (ROOT / "hello.wav").unlink()
 
 

@@ -78,8 +78,9 @@ class LocalCodec(CodeRecorder):
     @torch.inference_mode()
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         super().decode(chunks)
-        waveform, states = self._step(*self._states.inputs(chunks))
-        self._states.store(chunks, states)
+        rows = self._states.rows(chunks)
+        waveform, states = self._step(*self._states.inputs(chunks, rows))
+        self._states.store(rows, states)
         return to_pcm(waveform)
 
 
