@@ -50,8 +50,8 @@ def test_a_fast_talker_sends_one_frame_and_then_long_chunks() -> None:
 
 def test_a_slower_talker_climbs_as_the_lead_grows() -> None:
     lengths, stall = speak(60, 0.02)
-    assert lengths[:3] == [1, 2, 4]
-    assert lengths[5] == 8
+    assert lengths[:-1] == sorted(lengths[:-1])
+    assert {1, 2, 4, 8} <= set(lengths[:-1])
     assert stall <= 0
 
 

@@ -9,8 +9,9 @@ from qwen3_tts_engine.code2wav import FRAME_SECONDS, MAX_BATCH
 from qwen3_tts_engine.slots import SlotTable
 from qwen3_tts_engine.stream import Stream
 
-# How much of the listener's lead the wait for more frames may take; the rest is for the codec and for accidents.
-LEAD_SHARE = 0.5
+# How much of the listener's lead the wait for more frames may take; the rest is for the codec and for accidents. With
+# half of it eight streams on two CPU cores stalled now and then, with this they did not, and had their audio sooner.
+LEAD_SHARE = 0.3
 # Where nothing was measured yet.
 SHORTEST_FRAME = 1e-6
 
