@@ -15,7 +15,7 @@ def environment() -> dict[str, Any]:
     """GPU, driver, image or packages, commit and machine of where this client runs."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "gpus": _gpus(),
         "image": os.environ.get("NVIDIA_TRITON_SERVER_VERSION"),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
@@ -33,15 +33,15 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
-    # Set where the tree is a copy without its repository.
-    if commit := os.environ.get("GIT_COMMIT"):
-        return commit
+def commit() -> str | None:
+    """GIT_COMMIT, set where the tree is a copy without its repository, or else the checkout's, "-dirty" if changed."""
+    if given := os.environ.get("GIT_COMMIT"):
+        return given
     here = Path(__file__).parent
-    commit = _output("git", "-C", str(here), "rev-parse", "HEAD")
-    if commit and _output("git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"):
-        return f"{commit}-dirty"
-    return commit
+    found = _output("git", "-C", str(here), "rev-parse", "HEAD")
+    if found and _output("git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"):
+        return f"{found}-dirty"
+    return found
 
 
 def _gpus() -> list[dict[str, str]]:

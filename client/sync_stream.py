@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Generator, Iterable
+from typing import TypeAlias
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -14,6 +15,7 @@ from client.protocol import AudioChunk
 from client.stream import CLOSING_SECONDS, Responses, Timeouts
 
 _Arrival = tuple[int, service_pb2.ModelStreamInferResponse]
+_Inbox: TypeAlias = "queue.SimpleQueue[_Arrival | grpc.RpcError | None]"
 
 
 def speak(
@@ -27,7 +29,7 @@ def speak(
     Closing the generator early cancels the stream.
     """
     call = stub.ModelStreamInfer(iter(requests), timeout=timeouts.stream_s)
-    inbox: queue.SimpleQueue[_Arrival | grpc.RpcError | None] = queue.SimpleQueue()
+    inbox: _Inbox = queue.SimpleQueue()
     # Arrivals are stamped here, so that a caller busy with playing a chunk does not delay the next stamp.
     threading.Thread(target=_receive, args=(call, inbox), daemon=True).start()
     responses = Responses()
@@ -44,7 +46,7 @@ def speak(
         call.cancel()
 
 
-def _drain(inbox: "queue.SimpleQueue[_Arrival | grpc.RpcError | None]") -> None:
+def _drain(inbox: _Inbox) -> None:
     """Let the server close the stream (see client.stream)."""
     deadline = time.monotonic() + CLOSING_SECONDS
     with contextlib.suppress(queue.Empty):
@@ -52,9 +54,7 @@ def _drain(inbox: "queue.SimpleQueue[_Arrival | grpc.RpcError | None]") -> None:
             pass
 
 
-def _receive(
-    call: Iterable[service_pb2.ModelStreamInferResponse], inbox: "queue.SimpleQueue[_Arrival | grpc.RpcError | None]"
-) -> None:
+def _receive(call: Iterable[service_pb2.ModelStreamInferResponse], inbox: _Inbox) -> None:
     try:
         for response in call:
             inbox.put((time.perf_counter_ns(), response))
@@ -63,7 +63,7 @@ def _receive(
         inbox.put(error)
 
 
-def _next(inbox: "queue.SimpleQueue[_Arrival | grpc.RpcError | None]", limit_s: float) -> _Arrival | None:
+def _next(inbox: _Inbox, limit_s: float) -> _Arrival | None:
     try:
         item = inbox.get(timeout=limit_s)
     except queue.Empty:

@@ -16,12 +16,12 @@ from export.codec_transformer import Layer, RmsNorm
 from export.form import Form
 from export.verify import Agreement, Array, Step
 from qwen3_tts_engine.checkpoint import CodecDecoderConfig
-from qwen3_tts_engine.code2wav import max_history
+from qwen3_tts_engine.code2wav import max_history, state_layout
 
 Named = Iterator[tuple[str, Tensor]]
 
 
-def step_config(config: CodecDecoderConfig, step: CodecStep) -> StepConfig:
+def step_config(config: CodecDecoderConfig) -> StepConfig:
     return StepConfig(
         codebook_size=config.codebook_size,
         num_quantizers=config.num_quantizers,
@@ -33,7 +33,7 @@ def step_config(config: CodecDecoderConfig, step: CodecStep) -> StepConfig:
         rms_norm_eps=config.rms_norm_eps,
         upsampling_ratios=config.upsampling_ratios,
         upsample_rates=config.upsample_rates,
-        layout=tuple((piece.name, piece.shape) for piece in step.layout),
+        layout=tuple((piece.name, piece.shape) for piece in state_layout(config)),
     )
 
 
@@ -136,7 +136,7 @@ def build(step: CodecStep, path: Path) -> None:
         name: tensor.half() if tensor.ndim == 2 and not name.startswith("last.") else tensor
         for name, tensor in folded(step).items()
     }
-    save_file({name: t.contiguous() for name, t in tensors.items()}, path, step_config(step.config, step).to_metadata())
+    save_file({name: t.contiguous() for name, t in tensors.items()}, path, step_config(step.config).to_metadata())
 
 
 def load(path: Path) -> Step:

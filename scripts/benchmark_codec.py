@@ -6,9 +6,7 @@ Without a checkpoint, random weights of the released size are measured.
 """
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,9 +18,9 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from client.environment import commit
 from code2wav_step import startup
 from code2wav_step.kernel_ops import KernelOps
 from code2wav_step.runner import FRAME_BUCKETS, GraphRunner, Shape
@@ -33,6 +31,7 @@ from export.verify import IRREGULAR_CHUNKS
 from qwen3_tts_engine.checkpoint import Checkpoint, CodecDecoderConfig
 from qwen3_tts_engine.code2wav import MAX_FRAMES, SAMPLE_RATE, SAMPLES_PER_FRAME, max_history
 from qwen3_tts_engine.weights import codec_decoder_shapes
+from scripts.benchmark_table import show
 from scripts.synthetic_configs import CODEC_DECODER
 from scripts.synthetic_weights import initial
 
@@ -60,7 +59,7 @@ def main(
     streams = Streams(reference)
     rows = [measure(runner, streams, batch, frames, repeats) for batch, frames in sizes]
     record = environment(checkpoint, kernels) | {"long": long_error(runner, reference), "rows": rows}
-    show(rows)
+    show(rows, console)
     console.print(record["long"])
     if output:
         output.write_text(json.dumps(record, indent=1) + "\n")
@@ -172,23 +171,13 @@ def _runner(reference: CodecStep, device: torch.device, kernels: bool, shapes: l
 
 
 def environment(checkpoint: str | None, kernels: bool) -> dict[str, Any]:
-    # Set where the tree is a copy without its repository.
-    commit = os.environ.get("GIT_COMMIT")
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "gpu": torch.cuda.get_device_name(),
-        "commit": commit or git.stdout.strip(),
+        "commit": commit(),
         "command": "python -m scripts.benchmark_codec " + " ".join(sys.argv[1:]),
         "engine": f"PyTorch {torch.__version__}, CUDA graphs, {'fused kernels' if kernels else 'PyTorch operations'}",
         "weights": checkpoint or "random, of the released size",
     }
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    console.print(table)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, GPU_OPTIONS, TritonServer, backend_directory
+from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, GPU_OPTIONS, TritonServer, backend_options
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = ROOT / "model_repository"
@@ -44,16 +44,15 @@ def main(
         log = running.enter_context((artifact_dir / "server.log").open("wb"))
         settings = {"CHECKPOINT": checkpoint, "MAX_STREAMS": str(max_streams), "MAX_WAITING": "1024"}
         environment = EXPLICIT_ENVIRONMENT | {f"QWEN3_TTS_{name}": value for name, value in settings.items()}
-        options = [*EXPLICIT, *configuration(form)]
-        options.append(f"--backend-directory={backend_directory(ROOT / 'build' / 'backends')}")
+        options = [*EXPLICIT, *configuration(form), *backend_options(ROOT / "build")]
         server = TritonServer(REPOSITORY, options=options, environment=environment, log=log, ready_timeout=600)
         with console.status(f"Starting tritonserver (log: {log.name})"):
             running.enter_context(server)
         run("client", *bench)
-    run("client", "report", artifact_dir)
     if output:
         summary = json.loads((artifact_dir / "summary.json").read_text())
         output.write_text(json.dumps(record(summary, form, max_streams), indent=1) + "\n")
+    run("client", "report", artifact_dir)
 
 
 def configuration(form: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,8 +11,8 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from client.environment import commit
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.graph_runner import GraphRunner
@@ -21,6 +20,7 @@ from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.request import RequestError, SynthesisRequest
 from qwen3_tts_engine.scheduler import Newcomer
 from qwen3_tts_engine.startup import choose_device, load_runner
+from scripts.benchmark_table import show
 
 console = Console()
 FRAMES = 70
@@ -38,7 +38,6 @@ def main(
     batches: Annotated[str, typer.Option(help="batch sizes")] = "1,2,4,8,16,32,64,128,256",
     repeats: Annotated[int, typer.Option(help="runs of 70 frames; the median counts")] = 5,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
-    note: Annotated[str, typer.Option(help="commit, where the tree is not a git checkout")] = "",
 ) -> None:
     sizes = [int(size) for size in batches.split(",")]
     config = EngineConfig(checkpoint=checkpoint, max_streams=max(sizes), kernels="required", max_frames_limit=512)
@@ -50,8 +49,8 @@ def main(
     console.print(f"loaded and captured in {time.perf_counter() - started:.1f} s")
     prompts = PromptBuilder(opened, config)
     rows = [measure(runner, prompts, size, repeats) for size in sizes]
-    record = {**environment(opened, note), "rows": rows}
-    show(rows)
+    record = {**environment(opened), "rows": rows}
+    show(rows, console)
     if output:
         output.write_text(json.dumps(record, indent=1) + "\n")
 
@@ -103,12 +102,11 @@ def newcomer(prompts: PromptBuilder, slot: int, pages: list[int]) -> Newcomer:
     return Newcomer(stream, slot, pages)
 
 
-def environment(checkpoint: Checkpoint, note: str) -> dict[str, Any]:
+def environment(checkpoint: Checkpoint) -> dict[str, Any]:
     config = checkpoint.config
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "gpu": torch.cuda.get_device_name(),
-        "commit": note or git.stdout.strip(),
+        "commit": commit(),
         "command": "python -m scripts.benchmark_talker " + " ".join(sys.argv[1:]),
         "settings": {
             "checkpoint": f"{config.tts_model_size} {config.tts_model_type}",
@@ -118,13 +116,6 @@ def environment(checkpoint: Checkpoint, note: str) -> dict[str, Any]:
             "torch": torch.__version__,
         },
     }
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    console.print(table)
 
 
 if __name__ == "__main__":

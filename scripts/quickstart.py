@@ -18,7 +18,7 @@ from scripts.embedded.server import (
     Ports,
     ServerError,
     TritonServer,
-    backend_directory,
+    backend_options,
 )
 from scripts.synthetic_checkpoint import make_checkpoint
 
@@ -42,8 +42,7 @@ def main(
     checkpoint = prepare_checkpoint(build_folder)
     run("Exporting the codec", "export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY)
     log = build_folder / "server.log"
-    options = [*EXPLICIT, "--model-config-name=onnxruntime"]
-    options.append(f"--backend-directory={backend_directory(build_folder / 'backends')}")
+    options = [*EXPLICIT, "--model-config-name=onnxruntime", *backend_options(build_folder)]
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), **EXPLICIT_ENVIRONMENT}
     with log.open("wb") as file, ExitStack() as running:
         server = TritonServer(REPOSITORY, options=options, ports=Ports(), environment=environment, log=file)

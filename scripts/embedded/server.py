@@ -170,6 +170,13 @@ def backend_directory(target: Path) -> Path:
     return target
 
 
+def backend_options(build_folder: Path) -> list[str]:
+    """What makes the server find its backends: nothing where one is installed with its own."""
+    if shutil.which("tritonserver"):
+        return []
+    return [f"--backend-directory={backend_directory(build_folder.resolve() / 'backends')}"]
+
+
 def _link_files(files: Sequence[Path], folder: Path) -> None:
     folder.mkdir()
     for file in files:
@@ -199,9 +206,7 @@ def main(
 ) -> None:
     """Serve a model repository; every other option goes to tritonserver as it is."""
     try:
-        options = [*EXPLICIT, *context.args]
-        if not shutil.which("tritonserver"):
-            options.append(f"--backend-directory={backend_directory(build_folder.resolve() / 'backends')}")
+        options = [*EXPLICIT, *context.args, *backend_options(build_folder)]
         command = [str(find_tritonserver()), f"--model-repository={model_repository}", *options]
         os.execve(command[0], command, server_environment() | EXPLICIT_ENVIRONMENT)
     except ServerError as error:

@@ -9,8 +9,8 @@ from torch import Tensor
 from code2wav_step.config import StepConfig
 from code2wav_step.ops import Ops
 from code2wav_step.weights import Activation, Depthwise, Product, Unit
+from export.python_form import step_config
 from qwen3_tts_engine.checkpoint import CodecDecoderConfig
-from qwen3_tts_engine.code2wav import max_history, state_layout
 from scripts.synthetic_configs import CODEC_DECODER
 
 SMALL = {
@@ -27,20 +27,7 @@ SMALL = {
 
 def small_config() -> StepConfig:
     """The smallest that the kernels take."""
-    config = CodecDecoderConfig.model_validate(CODEC_DECODER | SMALL)
-    return StepConfig(
-        codebook_size=config.codebook_size,
-        num_quantizers=config.num_quantizers,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        head_dim=config.head_dim,
-        window=max_history(config),
-        rope_theta=config.rope_theta,
-        rms_norm_eps=config.rms_norm_eps,
-        upsampling_ratios=config.upsampling_ratios,
-        upsample_rates=config.upsample_rates,
-        layout=tuple((piece.name, piece.shape) for piece in state_layout(config)),
-    )
+    return step_config(CodecDecoderConfig.model_validate(CODEC_DECODER | SMALL))
 
 
 @dataclass

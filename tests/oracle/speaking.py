@@ -1,10 +1,12 @@
 """The engine without Triton: the codes that it makes of requests."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from qwen3_tts_engine.checkpoint import Checkpoint
@@ -12,6 +14,7 @@ from qwen3_tts_engine.chunker import Chunks
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.request import RequestError, SynthesisRequest
+from qwen3_tts_engine.sequences import Sequences
 from qwen3_tts_engine.startup import build_engine, load_runner
 from qwen3_tts_engine.voice import Voice
 from tests.fakes.scripted import Listener, scripted_pcm
@@ -30,6 +33,9 @@ class CodeRecorder:
         for stream, codes, count in zip(chunks.streams, chunks.codes, chunks.counts, strict=True):
             self.codes.setdefault(stream.key, []).append(codes[:count])
         return scripted_pcm(chunks.codes), {}
+
+    def of(self, key: str) -> np.ndarray:
+        return np.concatenate(self.codes.get(key, [np.empty((0, 16), np.int32)]))
 
 
 def synthesise(
@@ -52,3 +58,33 @@ def synthesise(
     engine.scheduler.check_integrity()
     engine.close()
     return [np.concatenate(recorder.codes[str(index)]) for index in range(len(requests))]
+
+
+def begin_sequence(
+    sequences: Sequences, sequence_id: int, request: SynthesisRequest, listener: Listener, key: str, last: bool
+) -> None:
+    """Open a sequence whose voice is at hand, and begin it."""
+    sequence = sequences.open(sequence_id, request.text, last)
+    try:
+        sequences.begin(sequence, request, listener, key, time.perf_counter())
+    except RequestError:
+        sequences.abandon(sequence)
+        raise
+
+
+def reference_prefill(model: Any, generate: Callable[[], Any]) -> dict[str, torch.Tensor]:
+    """What the reference feeds to its talker when it is asked to `generate`, captured there."""
+
+    class CapturedError(Exception):
+        pass
+
+    captured: dict[str, torch.Tensor] = {}
+
+    def capture(**inputs: torch.Tensor) -> None:
+        captured.update(inputs)
+        raise CapturedError
+
+    model.talker.generate = capture
+    with pytest.raises(CapturedError):
+        generate()
+    return captured

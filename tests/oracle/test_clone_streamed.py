@@ -11,6 +11,7 @@ from qwen3_tts_engine.request import SynthesisRequest
 from qwen3_tts_engine.voice import Voice
 from tests.conftest import CheckpointOf
 from tests.fakes.scripted import Listener
+from tests.oracle.speaking import begin_sequence
 from tests.oracle.test_clone_talker import Clone, voice_of
 from tests.oracle.test_streamed_text import BRIEF, LONG, SENTENCES, WAIT, Studio, shortest, studio
 
@@ -56,7 +57,8 @@ def test_text_in_pieces(whole_texts: Studio, reference: Clone, size: int) -> Non
     expected = whole(live, asked(voice, TEXT, max_frames=60))
     pieces = [TEXT[start : start + size] for start in range(0, len(TEXT), size)]
     key, listener = live.key(), Listener()
-    live.sequences.start(7, asked(voice, pieces[0], max_frames=60), listener, key, last=len(pieces) == 1)
+    first = asked(voice, pieces[0], max_frames=60)
+    begin_sequence(live.sequences, 7, first, listener, key, last=len(pieces) == 1)
     for number, piece in enumerate(pieces[1:], 2):
         live.sequences.append(7, piece, last=number == len(pieces))
     assert listener.ended.wait(WAIT)

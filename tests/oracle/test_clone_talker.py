@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from qwen3_tts_engine.voice import Voice
 from scripts.synthetic_checkpoint import make_checkpoint
 from tests.conftest import CheckpointOf
 from tests.oracle.reference import VoiceClone, load_processor, load_reference, reference_generate
-from tests.oracle.speaking import CPU, synthesise
+from tests.oracle.speaking import CPU, reference_prefill, synthesise
 
 FRAMES = 24
 
@@ -159,27 +160,17 @@ def test_designed_voices(layout: str, checkpoint_of: CheckpointOf) -> None:
 def test_prompt_embeddings_equal_the_reference_prefill(base: Path, voices: list[Voice]) -> None:
     """Row by row what the reference feeds to its talker, captured at the talker's generate."""
     model, processor = load_reference(base), load_processor(base)
-    captured: dict[str, torch.Tensor] = {}
-
-    class CapturedError(Exception):
-        pass
-
-    def capture(**inputs: torch.Tensor) -> None:
-        captured.update(inputs)
-        raise CapturedError
-
-    model.talker.generate = capture
     checkpoint = Checkpoint.open(str(base))
     for layout in ("full", "streaming"):
         config = EngineConfig(checkpoint=str(base), max_streams=1, text_layout=layout)
         prompts = PromptBuilder(checkpoint, config)
         talker = load_runner(checkpoint, config, CPU)._talker
         for clone, voice in zip(CLONES, voices, strict=True):
-            with pytest.raises(CapturedError):
-                reference_generate(
-                    model, processor, [clone.text], languages=[clone.language], clones=[reference_voice(voice)],
-                    non_streaming=layout == "full",
-                )  # fmt: skip
+            generate = partial(
+                reference_generate, model, processor, [clone.text], languages=[clone.language],
+                clones=[reference_voice(voice)], non_streaming=layout == "full",
+            )  # fmt: skip
+            captured = reference_prefill(model, generate)
             prompt = prompts.build(SynthesisRequest.of(request(clone)).in_voice(voice))
             rows = talker.embed(torch.from_numpy(prompt.text_ids).long(), torch.from_numpy(prompt.code_ids).long())
             rows[prompt.vector_row] += torch.from_numpy(voice.x_vector)

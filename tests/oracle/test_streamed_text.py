@@ -25,8 +25,9 @@ from qwen3_tts_engine.request import RequestError, SynthesisRequest
 from qwen3_tts_engine.sequences import Sequences
 from qwen3_tts_engine.startup import build_engine, load_runner
 from qwen3_tts_engine.text import TextTokenizer
-from tests.fakes.scripted import Listener, scripted_pcm
+from tests.fakes.scripted import Listener
 from tests.oracle.reference import reference_codec
+from tests.oracle.speaking import CodeRecorder, begin_sequence
 
 WAIT = 120.0
 CPU = torch.device("cpu")
@@ -49,21 +50,6 @@ LONG = " ".join(SENTENCES)
 
 # A cap that lets every part go on for some frames behind its text, but not for long.
 BRIEF = {"base_frames": 9, "frames_per_text_token": 1}
-
-
-class CodeRecorder:
-    """A codec client that keeps every stream's codes."""
-
-    def __init__(self) -> None:
-        self.codes: dict[str, list[np.ndarray]] = {}
-
-    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
-        for stream, codes, count in zip(chunks.streams, chunks.codes, chunks.counts, strict=True):
-            self.codes.setdefault(stream.key, []).append(codes[:count])
-        return scripted_pcm(chunks.codes), {}
-
-    def of(self, key: str) -> np.ndarray:
-        return np.concatenate(self.codes.get(key, [np.empty((0, 16), np.int32)]))
 
 
 class LocalCodec(CodeRecorder):
@@ -112,7 +98,7 @@ class Studio:
     def start(self, sequence_id: int, text: str, last: bool = False, **fields: Any) -> tuple[str, Listener]:
         key, listener = self.key(), Listener()
         request = SynthesisRequest.of({"text": text, **VOICE, **fields})
-        self.sequences.start(sequence_id, request, listener, key, last)
+        begin_sequence(self.sequences, sequence_id, request, listener, key, last)
         return key, listener
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.request import SynthesisRequest
 from qwen3_tts_engine.startup import load_runner
 from tests.oracle.reference import load_processor, load_reference, reference_generate
-from tests.oracle.speaking import CPU, synthesise
+from tests.oracle.speaking import CPU, reference_prefill, synthesise
 
 FRAMES = 30
 
@@ -137,27 +138,17 @@ def test_sampled_codes_are_in_range(tiny_checkpoint: Path) -> None:
 def test_prompt_embeddings_equal_the_reference_prefill(tiny_checkpoint: Path) -> None:
     """Row by row what the reference feeds to its talker, captured at the talker's generate."""
     model, processor = load_reference(tiny_checkpoint), load_processor(tiny_checkpoint)
-    captured: dict[str, torch.Tensor] = {}
-
-    class CapturedError(Exception):
-        pass
-
-    def capture(**inputs: torch.Tensor) -> None:
-        captured.update(inputs)
-        raise CapturedError
-
-    model.talker.generate = capture
     checkpoint = Checkpoint.open(str(tiny_checkpoint))
     for layout in ("full", "streaming"):
         config = EngineConfig(checkpoint=str(tiny_checkpoint), max_streams=1, text_layout=layout)
         prompts = PromptBuilder(checkpoint, config)
         talker = load_runner(checkpoint, config, CPU)._talker
         for case in CASES:
-            with pytest.raises(CapturedError):
-                reference_generate(
-                    model, processor, [case.text], languages=[case.language], speakers=[case.speaker],
-                    instructs=[case.instruct or ""], non_streaming=layout == "full",
-                )  # fmt: skip
+            generate = partial(
+                reference_generate, model, processor, [case.text], languages=[case.language], speakers=[case.speaker],
+                instructs=[case.instruct or ""], non_streaming=layout == "full",
+            )  # fmt: skip
+            captured = reference_prefill(model, generate)
             prompt = prompts.build(SynthesisRequest.of(vars(case)))
             rows = talker.embed(torch.from_numpy(prompt.text_ids).long(), torch.from_numpy(prompt.code_ids).long())
             torch.testing.assert_close(rows, captured["inputs_embeds"][0], atol=1e-5, rtol=1e-5)

@@ -51,7 +51,7 @@ def config(repository: Path) -> StepConfig:
 
 
 def test_same_sound_and_state_as_the_exporters_step(reference: CodecStep) -> None:
-    config = python_form.step_config(reference.config, reference)
+    config = python_form.step_config(reference.config)
     weights = step_weights.assemble(config, python_form.folded(reference), torch.float32)
     step = PlainRunner(Step(weights, TorchOps(config, CPU)))
 

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,7 +33,7 @@ STATUS = {
 }
 # TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END.
 SEQUENCE_START, SEQUENCE_END = 1, 2
-CODEC_IS_GONE = ("Server not ready", "no available versions", "is not ready")
+MODEL_IS_GONE = ("Server not ready", "no available versions", "is not ready")
 # At most this many cancel checks (a message to Triton and back, 0.1 ms) in each period.
 CANCEL_CHECKS = 16
 CANCEL_PERIOD = 0.004
@@ -196,26 +196,12 @@ class BlsCodec:
             rows = self.states.rows(chunks)
             codes, state, history = self.states.inputs(chunks, rows)
             inputs = {code2wav.CODES: codes, code2wav.STATE: state, code2wav.HISTORY: history}
-            response = self._call([pb_utils.Tensor.from_dlpack(name, tensor) for name, tensor in inputs.items()])
-            waveform, state_out = (output_tensor(response, name) for name in (code2wav.WAVEFORM, code2wav.STATE_OUT))
+            outputs = (code2wav.WAVEFORM, code2wav.STATE_OUT)
+            waveform, state_out = call_model(code2wav.MODEL_NAME, inputs, outputs, self.states.device)
             self.states.store(rows, state_out)
             # Brings the samples to the host, and so waits until the states are stored too.
             pcm, failed = to_pcm(waveform)
         return pcm, failed | invalid_codes(chunks)
-
-    def _call(self, inputs: list[Any]) -> Any:
-        device = self.states.device
-        kind = pb_utils.TRITONSERVER_MEMORY_GPU if device.type == "cuda" else pb_utils.TRITONSERVER_MEMORY_CPU
-        request = pb_utils.InferenceRequest(
-            model_name=code2wav.MODEL_NAME,
-            requested_output_names=[code2wav.WAVEFORM, code2wav.STATE_OUT],
-            inputs=inputs,
-            preferred_memory=pb_utils.PreferredMemory(kind, device.index or 0),
-        )
-        response = request.exec()
-        if response.has_error():
-            raise model_error(code2wav.MODEL_NAME, response.error())
-        return response
 
 
 class MetricsReporter:
@@ -282,10 +268,26 @@ def _triton_error(error: RequestError) -> Any:
     return pb_utils.TritonError(f"{code}: {error}", getattr(pb_utils.TritonError, code))
 
 
-def model_error(model: str, error: Any) -> RequestError:
-    """What a model that was called answered instead."""
+def call_model(
+    model: str, inputs: dict[str, torch.Tensor], outputs: Sequence[str], device: torch.device
+) -> list[torch.Tensor]:
+    """Outputs of another model, on `device` where Triton can; raises RequestError."""
+    kind = pb_utils.TRITONSERVER_MEMORY_GPU if device.type == "cuda" else pb_utils.TRITONSERVER_MEMORY_CPU
+    request = pb_utils.InferenceRequest(
+        model_name=model,
+        requested_output_names=list(outputs),
+        inputs=[pb_utils.Tensor.from_dlpack(name, tensor) for name, tensor in inputs.items()],
+        preferred_memory=pb_utils.PreferredMemory(kind, device.index or 0),
+    )
+    response = request.exec()
+    if response.has_error():
+        raise _model_error(model, response.error())
+    return [torch.from_dlpack(pb_utils.get_output_tensor_by_name(response, name).to_dlpack()) for name in outputs]
+
+
+def _model_error(model: str, error: Any) -> RequestError:
     # A server that is going down takes no more calls from its own models. Triton reports some of that as INTERNAL.
-    gone = error.code() == pb_utils.TritonError.UNAVAILABLE or any(sign in error.message() for sign in CODEC_IS_GONE)
+    gone = error.code() == pb_utils.TritonError.UNAVAILABLE or any(sign in error.message() for sign in MODEL_IS_GONE)
     return (Unavailable if gone else RequestError)(f"{model}: {error.message()}")
 
 
@@ -294,7 +296,3 @@ def _text(name: str, value: bytes) -> str:
         return value.decode("utf-8")
     except UnicodeDecodeError:
         raise InvalidRequest(name, value, "must be UTF-8") from None
-
-
-def output_tensor(response: Any, name: str) -> torch.Tensor:
-    return torch.from_dlpack(pb_utils.get_output_tensor_by_name(response, name).to_dlpack())

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton_python_backend_utils as pb_utils
 
 from qwen3_tts_engine import code2wav, encoders
 from qwen3_tts_engine.codec import CodecStates
@@ -18,7 +17,7 @@ from qwen3_tts_engine.sequences import SequencePiece, Sequences
 from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voice_store import VoiceRecord
 from qwen3_tts_engine.voices import Voices
-from triton_io import ResponseSink, model_error, output_tensor
+from triton_io import ResponseSink, call_model
 
 log = logging.getLogger("qwen3_tts")
 
@@ -26,6 +25,7 @@ SPEAK, REGISTER, LIST, DELETE = "speak", "register_voice", "list_voices", "delet
 # Takes a request whose voice is found; raises RequestError.
 Begin = Callable[[SynthesisRequest], None]
 OPERATIONS = (SPEAK, REGISTER, LIST, DELETE)
+CPU = torch.device("cpu")
 
 
 class Desk:
@@ -170,13 +170,4 @@ class BlsEncoder:
 
 def _call(model: str, inputs: dict[str, torch.Tensor], outputs: Sequence[str]) -> list[torch.Tensor]:
     """Outputs of a model, on the CPU; raises RequestError."""
-    request = pb_utils.InferenceRequest(
-        model_name=model,
-        requested_output_names=list(outputs),
-        inputs=[pb_utils.Tensor.from_dlpack(name, tensor) for name, tensor in inputs.items()],
-        preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
-    )
-    response = request.exec()
-    if response.has_error():
-        raise model_error(model, response.error())
-    return [output_tensor(response, name).cpu() for name in outputs]
+    return [tensor.cpu() for tensor in call_model(model, inputs, outputs, CPU)]

@@ -9,6 +9,7 @@ from torch import Tensor
 from qwen3_tts_engine.chunker import Chunks
 from qwen3_tts_engine.code2wav import CODEBOOK_SIZE
 from qwen3_tts_engine.request import RequestError
+from qwen3_tts_engine.transfer import to_device
 
 PCM_SCALE = 32767
 
@@ -44,7 +45,7 @@ class CodecStates:
 
     def rows(self, chunks: Chunks) -> Tensor:
         """Where the states of the chunks are: int64 [chunks], on the device."""
-        return self._to_device(chunks.slots)
+        return to_device(chunks.slots, self.device)
 
     def inputs(self, chunks: Chunks, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """codes int32 [chunks, frames, codebooks], state [chunks, S], history int32 [chunks, 1]."""
@@ -62,15 +63,10 @@ class CodecStates:
         """A slot's last stream left its state behind: a new one starts from zeros, or behind its voice's reference."""
         if not len(rows):
             return
-        self._states.index_fill_(0, self._to_device(chunks.slots[rows]), 0)
+        self._states.index_fill_(0, to_device(chunks.slots[rows], self.device), 0)
         for stream, slot, first in zip(chunks.streams, chunks.slots, chunks.first, strict=False):
             if first and stream.voice is not None and stream.voice.state is not None:
                 self._states[int(slot)] = stream.voice.state
-
-    def _to_device(self, indices: np.ndarray) -> Tensor:
-        found = torch.from_numpy(indices)
-        # From page-locked memory the copy does not hold up the host.
-        return found.pin_memory().to(self.device, non_blocking=True) if self._stream else found
 
 
 def invalid_codes(chunks: Chunks) -> dict[int, RequestError]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from qwen3_tts_engine.runner import TalkerRunner
 from qwen3_tts_engine.scheduler import Frames, Newcomer
+from qwen3_tts_engine.transfer import to_pinned
 
 log = logging.getLogger(__name__)
 
@@ -131,11 +132,6 @@ class GraphRunner(TalkerRunner):
         self._state.input.index_copy_(0, receivers, embedded)
         attention = self._ops.paged_attention(self._cache, slots, positions, prefill=True)
         self._talker.forward(embedded, attention)
-
-
-def to_pinned(array: np.ndarray) -> Tensor:
-    """In page-locked memory, from which a copy to the device does not hold up the host."""
-    return torch.from_numpy(array).pin_memory()
 
 
 def _up_to(buckets: tuple[int, ...], limit: int) -> list[int]:

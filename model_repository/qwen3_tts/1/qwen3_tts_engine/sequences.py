@@ -82,15 +82,6 @@ class Sequences:
             while sequence.backlog:
                 self._add(sequence, text, *sequence.backlog.popleft())
 
-    def start(self, sequence_id: SequenceId, request: SynthesisRequest, sink: Sink, key: str, last: bool) -> None:
-        """Open a sequence whose voice is at hand, and begin it; raises as they do."""
-        sequence = self.open(sequence_id, request.text, last)
-        try:
-            self.begin(sequence, request, sink, key, time.perf_counter())
-        except RequestError:
-            self.abandon(sequence)
-            raise
-
     def abandon(self, sequence: Sequence) -> None:
         """Forget a sequence whose utterance did not begin or has failed."""
         with self._lock:

@@ -7,6 +7,7 @@ from qwen3_tts_engine.limits import RunnerLimits
 from qwen3_tts_engine.scheduler import Newcomer, TextFeed
 from qwen3_tts_engine.stream import Stream
 from qwen3_tts_engine.talker import Talker
+from qwen3_tts_engine.transfer import to_device
 
 NUM_OPTIONS = 7
 
@@ -77,9 +78,7 @@ class SlotState:
         return row
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        # From page-locked memory the copy does not hold up the host.
-        return tensor.pin_memory().to(self._fields.device, non_blocking=True) if self._fields.is_cuda else tensor
+        return to_device(array, self._fields.device)
 
 
 def _options(stream: Stream) -> np.ndarray:
