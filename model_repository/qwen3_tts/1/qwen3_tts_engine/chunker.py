@@ -66,8 +66,9 @@ class Chunker:
         table.decoding[slots] = True
         return self._gather(slots, int(lengths[0]))
 
-    def has_chunks(self, now: float) -> bool:
-        return len(self._ready(now)) > 0
+    def has_chunks(self, now: float, *, in_flight: bool = False) -> bool:
+        """Whether a chunk is ready; with `in_flight`, whether one will be once the launched frames are made."""
+        return len(self._ready(now, in_flight=in_flight)) > 0
 
     def done(self, chunks: Chunks, now: float) -> list[Stream]:
         """The codec is through with `chunks`; returns the streams of which it was the last one."""
@@ -80,19 +81,20 @@ class Chunker:
         drained = ~table.talking[slots] & (table.pending[slots] <= 0)
         return [chunks.streams[i] for i in np.flatnonzero(drained)]
 
-    def chunk_frames(self, now: float) -> np.ndarray:
+    def chunk_frames(self, pending: np.ndarray, now: float) -> np.ndarray:
         """How long each slot's next chunk is to be, int [slots]: what is there, and what can be made in good time."""
         lead = np.maximum(self._table.deadline - now, 0.0)
-        frames = self._table.pending + lead * LEAD_SHARE / max(self._frame_seconds(), SHORTEST_FRAME)
+        frames = pending + lead * LEAD_SHARE / max(self._frame_seconds(), SHORTEST_FRAME)
         return _power_below(np.clip(frames, 1, self._max_chunk_frames))
 
-    def _ready(self, now: float) -> np.ndarray:
+    def _ready(self, now: float, *, in_flight: bool = False) -> np.ndarray:
         table = self._table
-        pending = table.pending
+        made = np.where(in_flight & table.talking, table.launched, table.written)
+        pending = made - table.sent
         # What is over or waits for text sends what it has: the listener has nothing else.
-        over = ~table.talking | table.stalled
+        over = ~table.talking | ((table.launched >= table.horizon) & (made >= table.launched))
         ready: np.ndarray = np.flatnonzero(
-            ~table.decoding & (pending > 0) & (over | (pending >= self.chunk_frames(now)))
+            ~table.decoding & (pending > 0) & (over | (pending >= self.chunk_frames(pending, now)))
         )
         return ready
 
