@@ -57,6 +57,9 @@ def test_one_user_at_a_time_and_the_other_next() -> None:
     assert not turns.may(User.TALKER)
     turns.decline(User.CODEC)
     assert turns.may(User.TALKER)
+    turns.take(User.CODEC)
+    turns.decline(User.CODEC)
+    assert turns.may(User.TALKER)
 
 
 def test_without_turns_everyone_may_work() -> None:

@@ -146,8 +146,9 @@ class Engine:
             self.recorder.observe(metrics.CODEC, decoded - called)
             with self._lock:
                 self.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, decoded - called)
-                self._turns.release(following=User.TALKER)
-                self._talker_work.notify()
+                if not (self._turns.enabled and self._chunker.has_urgent_chunks(decoded)):
+                    self._turns.release(following=User.TALKER)
+                    self._talker_work.notify()
             self._deliver(chunks, pcm, failed)
             self.recorder.observe(metrics.SEND, time.perf_counter() - decoded)
 
@@ -193,15 +194,15 @@ class Engine:
             return None
 
     def _codec_is_next(self) -> bool:
-        """Whether there will be chunks once the ticks in flight are read, so that none should be launched behind."""
+        """Whether the codec is due once the ticks in flight are read, so that none should be launched behind them."""
         with self._lock:
-            return self._turns.enabled and self._chunker.has_chunks(time.perf_counter(), in_flight=True)
+            return self._turns.enabled and self._chunker.is_call_due(time.perf_counter(), in_flight=True)
 
     def _pause(self) -> None:
         """All ticks are read: the codec may have the device."""
         with self._lock:
-            is_due = self._chunker.has_chunks(time.perf_counter())
-            self._turns.release(following=User.CODEC if is_due else None)
+            is_due = self._chunker.is_call_due(time.perf_counter())
+            self._turns.release(following=User.CODEC if is_due else User.TALKER)
             if is_due:
                 self._codec_work.notify()
 

@@ -35,5 +35,5 @@ class Turns:
 
     def decline(self, user: User) -> None:
         """There is nothing to do for `user` after all."""
-        if self._next is user:
-            self._next = None
+        self._holder = None if self._holder is user else self._holder
+        self._next = None if self._next is user else self._next
