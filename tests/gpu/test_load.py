@@ -78,7 +78,7 @@ def test_streams_that_come_and_go_at_random_hear_what_they_hear_alone(engine: En
                     "max_frames": chance.randint(1, 150),
                 }
             ),
-            chance.uniform(0, 0.3) if chance.random() < 0.4 else None,
+            chance.uniform(0, 0.1) if chance.random() < 0.4 else None,
         )
         for seed in range(REQUESTS)
     ]

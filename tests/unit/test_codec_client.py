@@ -19,7 +19,8 @@ def chunks_of(*rows: int) -> Chunks:
     count = len(rows)
     codes = np.repeat(np.array(rows, np.int32), FRAMES * 16).reshape(count, FRAMES, 16)
     zeros = np.zeros(count, np.int32)
-    return Chunks([], np.arange(count), codes, zeros, np.full(count, FRAMES), zeros.astype(float), zeros == 0)
+    streams = [make_stream(str(row), Listener()) for row in range(count)]
+    return Chunks(streams, np.arange(count), codes, zeros, np.full(count, FRAMES), zeros.astype(float), zeros == 0)
 
 
 def test_a_row_with_a_code_out_of_range_fails_alone() -> None:

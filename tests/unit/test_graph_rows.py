@@ -35,8 +35,7 @@ def test_rows_of_clones_are_their_prompts(checkpoint_of: CheckpointOf) -> None:
         graphs._prefill_rows(padded)
     torch.testing.assert_close(graphs._state.input[:3], expected[:3], atol=1e-5, rtol=1e-5)
     for newcomer in newcomers:
-        # The last row of a prompt is left to the first frame by the one, and stored ahead of it by the other.
-        count, page_size = len(newcomer.stream.prompt) - 1, eager.limits.page_size
+        count, page_size = len(newcomer.stream.prompt), eager.limits.page_size
         places = [newcomer.pages[i // page_size] * page_size + i % page_size for i in range(count)]
         torch.testing.assert_close(graphs._cache.data[:, :, places], keys[:, :, places], atol=1e-4, rtol=1e-4)
 

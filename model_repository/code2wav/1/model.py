@@ -25,21 +25,23 @@ class TritonPythonModel:
         # Its own, so that waiting for an answer waits for nothing else.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.cuda.stream(self._stream):
-            self._run = startup.make_runner(weights, device)
+            self._runner = startup.make_runner(weights, device)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         # One after the other: a caller with several streams sends them as one request.
         with torch.cuda.stream(self._stream):
-            answers = [self._answer(request) for request in requests]
+            answers = [self._answer(request, is_only=len(requests) == 1) for request in requests]
             if self._stream:
                 # The caller may be another process, which knows nothing of this stream.
                 self._stream.synchronize()
         return answers
 
-    def _answer(self, request: Any) -> Any:
+    def _answer(self, request: Any, *, is_only: bool) -> Any:
         error = pb_utils.TritonError
         try:
-            outputs = self._run(*self._reader.read(_tensors(request)))
+            # Triton copies the outputs before it brings further requests.
+            run = self._runner.lend if is_only else self._runner
+            outputs = run(*self._reader.read(_tensors(request)))
         except InvalidInputError as problem:
             return pb_utils.InferenceResponse(error=error(f"INVALID_ARG: {problem}", error.INVALID_ARG))
         except Exception as problem:

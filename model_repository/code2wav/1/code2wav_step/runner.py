@@ -33,6 +33,8 @@ class PlainRunner:
         waveform, state_out = self.step(codes.to(device), state.to(device, dtype), history.to(device))
         return waveform, state_out.to(state.dtype)
 
+    lend = __call__
+
 
 class Graph:
     """The captured step for a batch and a chunk length, on buffers that other graphs use too."""
@@ -81,10 +83,17 @@ class GraphRunner:
         codes = self._codes.flatten()[: rows * frames * self._config.num_quantizers]
         return codes.view(rows, frames, -1), self._state[:rows], self._history[:rows]
 
-    @torch.inference_mode()
     def __call__(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         """As Step, for any batch and 1 to 32 frames; the results are the caller's own. Does not wait for the device."""
+        waveform, state_out = self.lend(codes, state, history)
+        return waveform.clone(), state_out.clone()
+
+    @torch.inference_mode()
+    def lend(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        """As a call; the results hold until the next one."""
         rows, frames = codes.shape[:2]
+        if frames in FRAME_BUCKETS and rows * frames <= MAX_ROW_FRAMES:
+            return self._graphs[_bucket(rows), frames].replay(codes, state, history)
         waveform = self._state.new_empty(rows, frames * self._config.samples_per_frame, dtype=torch.float32)
         state_out = self._state.new_empty(state.shape)
         for start, stop in spans(frames):
@@ -114,4 +123,8 @@ def groups(rows: int, frames: int) -> Iterator[tuple[int, int, int]]:
     most = min(MAX_BATCH, MAX_ROW_FRAMES // frames)
     for first in range(0, rows, most):
         last = min(first + most, rows)
-        yield first, last, ROW_BUCKETS[bisect.bisect_left(ROW_BUCKETS, last - first)]
+        yield first, last, _bucket(last - first)
+
+
+def _bucket(rows: int) -> int:
+    return ROW_BUCKETS[bisect.bisect_left(ROW_BUCKETS, rows)]

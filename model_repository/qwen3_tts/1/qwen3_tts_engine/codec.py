@@ -18,7 +18,8 @@ class CodecStates:
     """The codec state of every slot, where the codec runs. Codes and history come with the chunks."""
 
     def __init__(self, num_slots: int, state_size: int, max_history: int, dtype: torch.dtype, device: torch.device):
-        self._states = torch.zeros(num_slots, state_size, dtype=dtype, device=device)
+        # The row behind those of the slots stays zero: where streams begin.
+        self._states = torch.zeros(num_slots + 1, state_size, dtype=dtype, device=device)
         self._max_history = max_history
         # Its own, so that the codec's copies do not queue behind the talker's next tick.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -44,29 +45,26 @@ class CodecStates:
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
     def rows(self, chunks: Chunks) -> Tensor:
-        """Where the states of the chunks are: int64 [chunks], on the device."""
-        return to_device(chunks.slots, self.device)
+        """Rows of the states before and after the chunks, int64 [2, chunks] on the device."""
+        before = np.where(chunks.first, len(self._states) - 1, chunks.slots)
+        for row in np.flatnonzero(chunks.first):
+            voice = chunks.streams[row].voice
+            if voice is not None and voice.state is not None:
+                # It begins behind its voice's reference.
+                before[row] = slot = int(chunks.slots[row])
+                self._states[slot] = voice.state
+        return to_device(np.stack([before, chunks.slots]), self.device)
 
     def inputs(self, chunks: Chunks, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """codes int32 [chunks, frames, codebooks], state [chunks, S], history int32 [chunks, 1]."""
-        self._start(chunks, np.flatnonzero(chunks.first))
         history = np.minimum(chunks.history, self._max_history).astype(np.int32)
         # A code that is none (`invalid_codes` says so) must not take the rest of the batch down.
         codes = torch.from_numpy(chunks.codes.clip(0, CODEBOOK_SIZE - 1))
-        return codes, self._states[rows], torch.from_numpy(history)[:, None]
+        return codes, self._states.index_select(0, rows[0]), torch.from_numpy(history)[:, None]
 
     def store(self, rows: Tensor, states: Tensor) -> None:
         """Keep the states [chunks, S] for the next chunk of each stream."""
-        self._states.index_copy_(0, rows, states)
-
-    def _start(self, chunks: Chunks, rows: np.ndarray) -> None:
-        """A slot's last stream left its state behind: a new one starts from zeros, or behind its voice's reference."""
-        if not len(rows):
-            return
-        self._states.index_fill_(0, to_device(chunks.slots[rows], self.device), 0)
-        for stream, slot, first in zip(chunks.streams, chunks.slots, chunks.first, strict=False):
-            if first and stream.voice is not None and stream.voice.state is not None:
-                self._states[int(slot)] = stream.voice.state
+        self._states.index_copy_(0, rows[1], states)
 
 
 def invalid_codes(chunks: Chunks) -> dict[int, RequestError]:

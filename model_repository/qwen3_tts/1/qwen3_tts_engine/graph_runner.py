@@ -2,7 +2,7 @@
 
 import bisect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from qwen3_tts_engine.transfer import to_pinned
 log = logging.getLogger(__name__)
 
 ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+FIRST_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_BUCKETS = (16, 32, 64, 128, 256, 512)
 
 
@@ -43,9 +44,13 @@ class Graph:
 
 @dataclass(frozen=True)
 class LaunchedTick:
-    """Codes int64 [rows, codebooks] on their way to pinned memory, there once `done` has happened."""
+    """Codes int64 [rows, codebooks] on their way to pinned memory, there once `done` has happened.
+
+    Row i belongs to row `order[i]` of the batch.
+    """
 
     codes: Tensor
+    order: np.ndarray
     done: torch.cuda.Event
 
 
@@ -56,43 +61,52 @@ class GraphRunner(TalkerRunner):
 
     def capture(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Build all kernels and capture all graphs; nothing is captured later, under traffic."""
-        rows = _up_to(ROW_BUCKETS, self.limits.num_slots)
         self._pool: Any = None
-        self._frames: dict[int, Graph] = {}
-        self._prefills: dict[int, Graph] = {}
-        total = len(rows) + len(PREFILL_BUCKETS)
-        # The largest first: the memory of its intermediate results serves the smaller ones.
-        for bucket in reversed(rows):
-            self._frames[bucket] = self._captured(self._padding_slots(bucket), self._frame)
-            progress(len(self._frames), total)
-        for bucket in reversed(PREFILL_BUCKETS):
-            self._prefills[bucket] = self._captured(self._padding_rows(bucket), self._prefill_rows)
-            progress(len(rows) + len(self._prefills), total)
-        self._row_buckets = rows
+        kinds = (
+            (_up_to(ROW_BUCKETS, self.limits.num_slots), self._padding_slots, self._frame),
+            (_up_to(FIRST_BUCKETS, self.limits.num_slots), self._padding_slots, self._first_frame),
+            (PREFILL_BUCKETS, self._padding_rows, self._prefill_rows),
+        )
+        done, total = 0, sum(len(buckets) for buckets, *_ in kinds)
+        captured: list[dict[int, Graph]] = []
+        for buckets, padding, run in kinds:
+            graphs = {}
+            # The largest first: the memory of its intermediate results serves the smaller ones.
+            for bucket in reversed(buckets):
+                graphs[bucket] = self._captured(padding(bucket), run)
+                progress(done := done + 1, total)
+            captured.append(dict(sorted(graphs.items())))
+        self._frames, self._firsts, self._prefills = captured
 
     @torch.inference_mode()
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
         self._state.open(newcomers)
         rows = np.concatenate([self._prompt_rows(newcomer) for newcomer in newcomers])
         # Each replay stores keys before it attends, so prompts may be cut anywhere.
-        for start in range(0, len(rows), PREFILL_BUCKETS[-1]):
-            part = rows[start : start + PREFILL_BUCKETS[-1]]
-            self._prefills[_bucket(PREFILL_BUCKETS, len(part))].replay(part)
+        for graph, part in _replays(self._prefills, rows):
+            graph.replay(part)
+        self._fresh[[newcomer.slot for newcomer in newcomers]] = True
         return []
 
     @torch.inference_mode()
     def launch(self, slots: np.ndarray) -> LaunchedTick:  # type: ignore[override]
-        made = self._frames[_bucket(self._row_buckets, len(slots))].replay(slots)
-        assert made is not None
-        codes = torch.empty(len(slots), made.shape[1], dtype=made.dtype, pin_memory=True)
-        codes.copy_(made[: len(slots)], non_blocking=True)
+        fresh = self._take_fresh(slots)
+        first, later = np.flatnonzero(fresh), np.flatnonzero(~fresh)
+        codes = torch.empty(len(slots), self._state.num_codebooks, dtype=torch.int64, pin_memory=True)
+        start = 0
+        for graph, part in (*_replays(self._firsts, slots[first]), *_replays(self._frames, slots[later])):
+            made = graph.replay(part)
+            assert made is not None
+            codes[start : start + len(part)].copy_(made[: len(part)], non_blocking=True)
+            start += len(part)
         done = torch.cuda.Event(blocking=True)
         done.record()
-        return LaunchedTick(codes, done)
+        return LaunchedTick(codes, np.concatenate([first, later]), done)
 
     def collect(self, tick: LaunchedTick) -> Frames:  # type: ignore[override]
         tick.done.synchronize()
-        codes = tick.codes.numpy()
+        codes = np.empty(tick.codes.shape, np.int64)
+        codes[tick.order] = tick.codes.numpy()
         return Frames(codes, codes[:, 0] == self._state.eos)
 
     def _captured(self, padding: Tensor, run: Callable[[Tensor], Tensor | None]) -> Graph:
@@ -129,14 +143,19 @@ class GraphRunner(TalkerRunner):
     def _prefill_rows(self, rows: Tensor) -> None:
         slots, positions, receivers, speakers, text_ids = rows[:, :5].T.contiguous()
         embedded = self._talker.embed(text_ids, rows[:, 5:]) + self._state.vectors[speakers]
-        self._state.input.index_copy_(0, receivers, embedded)
         attention = self._ops.paged_attention(self._cache, slots, positions, prefill=True)
-        self._talker.forward(embedded, attention)
+        self._state.input.index_copy_(0, receivers, self._talker.forward(embedded, attention))
 
 
-def _up_to(buckets: tuple[int, ...], limit: int) -> list[int]:
-    return [bucket for bucket in buckets if bucket < limit] + [limit]
+def _up_to(buckets: tuple[int, ...], limit: int) -> tuple[int, ...]:
+    """The buckets for at most `limit` rows; the last one is of just that size where there is a larger one."""
+    smaller = tuple(bucket for bucket in buckets if bucket < limit)
+    return smaller if smaller == buckets else (*smaller, limit)
 
 
-def _bucket(buckets: list[int] | tuple[int, ...], rows: int) -> int:
-    return buckets[bisect.bisect_left(buckets, rows)]
+def _replays(graphs: dict[int, Graph], rows: np.ndarray) -> Iterator[tuple[Graph, np.ndarray]]:
+    """Rows in runs of what one graph takes, and the smallest graph for each; `graphs` are in ascending order."""
+    buckets = list(graphs)
+    for start in range(0, len(rows), buckets[-1]):
+        part = rows[start : start + buckets[-1]]
+        yield graphs[buckets[bisect.bisect_left(buckets, len(part))]], part

@@ -7,7 +7,7 @@ from torch import Tensor
 from qwen3_tts_engine.code_predictor import CodePredictor
 from qwen3_tts_engine.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.limits import RunnerLimits
-from qwen3_tts_engine.ops import Ops
+from qwen3_tts_engine.ops import Ops, Rows
 from qwen3_tts_engine.scheduler import Frames, Newcomer, TextFeed
 from qwen3_tts_engine.slot_state import SlotState
 from qwen3_tts_engine.talker import Talker
@@ -31,6 +31,8 @@ class TalkerRunner:
         self._cache = PagedCache(talker.config, *pages, table.dtype)
         positions = talker.config.num_code_groups
         self._frame_cache = FrameCache(predictor.config, limits.num_slots, positions, table.dtype, table.device)
+        # Slots whose next frame is the first behind a prompt: the prefill has done the talker's part of it.
+        self._fresh = np.zeros(limits.num_slots, bool)
 
     @torch.inference_mode()
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
@@ -39,6 +41,7 @@ class TalkerRunner:
             try:
                 self._state.open([newcomer])
                 self._prefill(newcomer)
+                self._fresh[newcomer.slot] = True
             except RuntimeError as error:  # out of memory is one of these; the other streams go on
                 failed.append((newcomer, error))
         return failed
@@ -49,14 +52,18 @@ class TalkerRunner:
 
     @torch.inference_mode()
     def launch(self, slots: np.ndarray) -> Frames:
-        codes = self._frame(torch.from_numpy(slots).to(self._device)).cpu().numpy()
+        fresh = self._take_fresh(slots)
+        codes = np.empty((len(slots), self._state.num_codebooks), np.int64)
+        for rows, frame in ((fresh, self._first_frame), (~fresh, self._frame)):
+            if rows.any():
+                codes[rows] = frame(torch.from_numpy(slots[rows]).to(self._device)).cpu().numpy()
         return Frames(codes, codes[:, 0] == self._state.eos)
 
     def collect(self, tick: Frames) -> Frames:
         return tick
 
     def _prefill(self, newcomer: Newcomer) -> None:
-        """All rows of the prompt but the last, which the first frame reads like any other."""
+        """Run the prompt through the talker; what it gives for the last row becomes the first frame."""
         prompt = newcomer.stream.prompt
         text, codes = (
             torch.from_numpy(ids).to(self._device, torch.int64) for ids in (prompt.text_ids, prompt.code_ids)
@@ -64,16 +71,30 @@ class TalkerRunner:
         rows = self._talker.embed(text, codes)
         if prompt.vector is not None:
             rows[prompt.vector_row] += self._state.vectors[newcomer.slot]
-        positions = torch.arange(len(prompt) - 1, device=self._device)
+        positions = torch.arange(len(prompt), device=self._device)
         slots = torch.full_like(positions, newcomer.slot)
-        self._state.input[newcomer.slot] = rows[-1]
-        self._talker.forward(rows[:-1], self._ops.paged_attention(self._cache, slots, positions, prefill=True))
+        attention = self._ops.paged_attention(self._cache, slots, positions, prefill=True)
+        self._state.input[newcomer.slot] = self._talker.forward(rows, attention)[-1]
+
+    def _take_fresh(self, slots: np.ndarray) -> np.ndarray:
+        """Which of `slots` make their first frame now, bool [rows]."""
+        fresh: np.ndarray = self._fresh[slots]
+        self._fresh[slots] = False
+        return fresh
 
     def _frame(self, slots: Tensor) -> Tensor:
         """Codes int64 [rows, codebooks] of one frame of each slot, whose feedback becomes its next input."""
         rows = self._ops.rows(self._state, slots)
         attention = self._ops.paged_attention(self._cache, slots, rows.positions, prefill=False)
-        hidden = self._talker.forward(rows.hidden, attention)
+        return self._complete(rows, self._talker.forward(rows.hidden, attention))
+
+    def _first_frame(self, slots: Tensor) -> Tensor:
+        """As `_frame`, right behind the prompts."""
+        rows = self._ops.rows(self._state, slots)
+        return self._complete(rows, rows.hidden)
+
+    def _complete(self, rows: Rows, hidden: Tensor) -> Tensor:
+        """The rest of a frame from the talker's last states [rows, H]."""
         self._predictor.predict(hidden, self._talker.logits(hidden), rows, self._frame_cache)
         rows.advance(self._talker.text_table, self._talker.code_table, self._pad_text_id)
         return rows.codes
