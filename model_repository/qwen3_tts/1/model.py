@@ -58,7 +58,7 @@ class TritonPythonModel:
         if checkpoint.config.tts_model_type != "base":
             return None
         encoder = BlsEncoder(config.speaker_encoder, codec.states)
-        return startup.open_voices(checkpoint, config, self._repository, prompts, encoder)
+        return startup.open_voices(checkpoint, config, self._repository, codec.states.device, prompts, encoder)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
