@@ -74,7 +74,7 @@ def export_encoder(
         engine = runtime.make(graph(encoder, module), path)
         progress.advance(task)
         agreement, size = _verify(encoder, module, path, runtime.load(path), lambda: progress.advance(task))
-    (folder / CONFIG).write_text(_config(encoder, runtime, folder.name, size), encoding="utf-8")
+    (folder / CONFIG).write_text(configured(encoder, runtime, folder.name, size), encoding="utf-8")
     digest = encoder.digest(checkpoint)
     EncoderManifest(digest=digest, output_size=size, **facts(runtime, engine)).write(version)
     return [agreement, str(engine)] if engine else [agreement]
@@ -105,7 +105,7 @@ def _verify(
     return worst, size
 
 
-def _config(encoder: Encoder, runtime: Runtime, name: str, size: int) -> str:
+def configured(encoder: Encoder, runtime: Runtime, name: str, size: int) -> str:
     """config.pbtxt: what the model is, and behind it what runs it."""
     model, served = ((MODELS / f"{part}.pbtxt").read_text(encoding="utf-8") for part in (encoder.name, runtime.name))
     named = model.replace(f'name: "{encoder.name}"', f'name: "{name}"', 1)

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import export.tensorrt_form as tensorrt_form_module
-from export import onnx_form
+from export import tensorrt_plan
 from export.codec import CodecStep
-from export.tensorrt_form import PlanError, TensorRtSettings, build, tensorrt_form
+from export.graph import Graph
+from export.onnx_form import graph
+from export.tensorrt_form import tensorrt_form
+from export.tensorrt_plan import PlanError, TensorRtSettings, build
 from qwen3_tts_engine.checkpoint import SpeechTokenizerConfig
 from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES
 from qwen3_tts_engine.weights import codec_decoder_shapes
@@ -31,7 +33,7 @@ def half_step(size: Size) -> CodecStep:
 @pytest.mark.parametrize("size", SIZES)
 def test_builds_a_strongly_typed_plan(size: Size, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     step, plan = half_step(size), tmp_path / "model.plan"
-    engine = build(TensorRtSettings(cache=tmp_path), step, plan)
+    engine = build(TensorRtSettings(cache=tmp_path), graph(step), plan)
     assert engine.library.startswith("tensorrt_rtx")
     assert engine.strongly_typed
     assert engine.profile["codes"][0] == [1, 1, 16]
@@ -62,7 +64,7 @@ def test_plan_that_cannot_be_run_is_not_verified(tmp_path: Path) -> None:
 def test_tensorrt_that_needs_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tensorrt.py").write_text("__version__ = '10.14.1.48'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(onnx_form, "build", lambda step, path: path.touch())
-    monkeypatch.setattr(tensorrt_form_module, "to_opset_17", lambda path: None)
+    monkeypatch.setattr(Graph, "write", lambda graph, path: path.touch())
+    monkeypatch.setattr(tensorrt_plan, "to_opset_17", lambda path: None)
     with pytest.raises(PlanError, match=r"tensorrt 10\.14\.1\.48 builds on a GPU; TensorRT for RTX builds without one"):
-        build(TensorRtSettings(cache=tmp_path), half_step("tiny"), tmp_path / "model.plan")
+        build(TensorRtSettings(cache=tmp_path), graph(half_step("tiny")), tmp_path / "model.plan")

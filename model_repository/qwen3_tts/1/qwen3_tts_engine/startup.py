@@ -152,24 +152,18 @@ def _frame_seconds(scheduler: Scheduler) -> float:
     return scheduler.capacity.frame_seconds(scheduler.num_talking)
 
 
-def open_voices(
-    checkpoint: Checkpoint,
-    config: EngineConfig,
-    repository: Path,
-    device: torch.device,
-    prompts: PromptBuilder,
-    encoder: Encoder,
-) -> Voices:
-    """The voices of a Base checkpoint.
-
-    Raises CheckpointError, naming the file, when the encoders in `repository` were not exported from this checkpoint or
-    cannot run on `device`.
-    """
+def check_encoders(checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device) -> None:
+    """Raises CheckpointError, naming the file, when the encoders in `repository` were not exported from this Base
+    checkpoint, or are plans that cannot run on `device`."""
     models = ((config.speaker_encoder, checkpoint.speaker_digest), (encoders.CODEC_ENCODER, checkpoint.codec_digest))
     for name, digest in models:
         folder = repository / name / "1"
         manifest = encoders.read_encoder(folder, digest, checkpoint.folder)
         check_plan(folder, manifest, device, encoders.input_shapes(config.max_reference_frames))
+
+
+def open_voices(checkpoint: Checkpoint, config: EngineConfig, prompts: PromptBuilder, encoder: Encoder) -> Voices:
+    """The voices of a Base checkpoint."""
     hidden = checkpoint.config.talker_config.hidden_size
     origin = Origin(hidden, checkpoint.speaker_digest, checkpoint.codec_digest)
     folder = Path(config.voices_folder).expanduser()
