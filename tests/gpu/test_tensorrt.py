@@ -16,7 +16,7 @@ import torch
 from rich.progress import Progress
 
 from export.code2wav import Exported, export, is_current
-from export.encoders import CODEC_ENCODER, MOST_FRAMES, SPEAKER_ENCODER, Encoder, export_encoder
+from export.encoders import CODEC_ENCODER, COMMON_FRAMES, MOST_FRAMES, SPEAKER_ENCODER, Encoder, export_encoder
 from export.encoders import is_current as is_encoder_current
 from export.form import Form
 from export.onnx_form import GraphStep
@@ -110,25 +110,33 @@ def test_stand_in_gives_what_the_verified_plan_gives_with_and_without_graphs(
         plan.run(too_long)
 
 
-@pytest.mark.parametrize("encoder", [SPEAKER_ENCODER, CODEC_ENCODER], ids=lambda encoder: encoder.name)
-def test_encoder_agrees_fits_and_is_served(
-    encoder: Encoder, checkpoint_of: CheckpointOf, settings: TensorRtSettings, tmp_path: Path, stand_in: ModuleType
-) -> None:
-    checkpoint, runtime = Checkpoint.open(str(checkpoint_of("base"))), tensorrt(settings)
-    folder, device = tmp_path / encoder.name, torch.device("cuda", 0)
+@pytest.fixture(scope="module", params=[SPEAKER_ENCODER, CODEC_ENCODER], ids=lambda encoder: encoder.name)
+def encoder_plan(
+    request: pytest.FixtureRequest, checkpoint_of: CheckpointOf, repository: Path, settings: TensorRtSettings
+) -> tuple[Encoder, Path]:
+    """An encoder, and the version folder of its plan, which export has found to agree with PyTorch."""
+    encoder: Encoder = request.param
+    folder, checkpoint = repository / encoder.name, Checkpoint.open(str(checkpoint_of("base")))
     with Progress(disable=True) as progress:
-        print(export_encoder(encoder, checkpoint, folder, runtime, progress))
-    version = folder / "1"
+        print(export_encoder(encoder, checkpoint, folder, tensorrt(settings), progress))
+    assert is_encoder_current(encoder, checkpoint, folder, tensorrt(settings))
+    return encoder, folder / "1"
+
+
+def test_encoder_plan_fits_this_machine(encoder_plan: tuple[Encoder, Path]) -> None:
+    _, folder = encoder_plan
     largest = encoders.input_shapes(MOST_FRAMES)
-    check_plan(version, EncoderManifest.read(version), device, largest)
-    assert is_encoder_current(encoder, checkpoint, folder, runtime)
-    if not HERE:
-        pytest.skip("the stand-in needs TensorRT in this Python")
-    plan, verified = (
-        stand_in.Plan(version / "model.plan", torch.device("cuda", 0)),
-        runtime.load(version / "model.plan"),
-    )
-    for frames in (1, 38, MOST_FRAMES):
+    check_plan(folder, EncoderManifest.read(folder), torch.device("cuda", 0), largest)
+
+
+@pytest.mark.skipif(not HERE, reason="TensorRT is in another Python")
+def test_stand_in_gives_what_the_verified_encoder_plan_gives(
+    encoder_plan: tuple[Encoder, Path], settings: TensorRtSettings, stand_in: ModuleType
+) -> None:
+    encoder, folder = encoder_plan
+    path = folder / "model.plan"
+    plan, verified = stand_in.Plan(path, torch.device("cuda", 0)), PlanProcess(settings, path)
+    for frames in (1, COMMON_FRAMES, MOST_FRAMES):
         inputs = encoder.inputs(frames)
         found = plan.run({name: torch.from_numpy(array) for name, array in inputs.items()})
         np.testing.assert_allclose(found[encoder.output].cpu().numpy(), verified(inputs)[encoder.output], atol=1e-5)
