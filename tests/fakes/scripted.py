@@ -27,6 +27,7 @@ class ScriptedRunner:
         self.fail: Exception | None = None
         self.prefill_failures: dict[int, Exception] = {}
         self.fed: list[TextFeed] = []
+        self.launched = self.collected = 0
         self.gate = threading.Event()
         self.gate.set()
         self._signature = np.zeros(num_slots, np.int64)
@@ -49,6 +50,7 @@ class ScriptedRunner:
         if self.fail:
             raise self.fail
         self.gate.wait()
+        self.launched += 1
         time.sleep(self.tick_seconds + self.row_seconds * len(slots))
         codes = np.zeros((len(slots), NUM_CODEBOOKS), np.int64)
         codes[:, 0], codes[:, 1] = self._signature[slots], self._frame[slots] % SIGNATURES
@@ -56,6 +58,7 @@ class ScriptedRunner:
         return Frames(codes, np.zeros(len(slots), bool))
 
     def collect(self, tick: Frames) -> Frames:
+        self.collected += 1
         return tick
 
 

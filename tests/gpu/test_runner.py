@@ -24,6 +24,7 @@ CUDA, CPU = torch.device("cuda:0"), torch.device("cpu")
 def config_of(checkpoint: Checkpoint, **settings: object) -> EngineConfig:
     folder = str(checkpoint.folder)
     sizes = {"max_streams": SLOTS, "max_text_tokens": 700, "max_frames_limit": 512, "kv_cache_gib": 0.1}
+    sizes["part_text_tokens"] = 0  # a long text is one prompt
     return EngineConfig.model_validate({"checkpoint": folder, "kernels": "required", **sizes, **settings})
 
 

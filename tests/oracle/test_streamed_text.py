@@ -19,7 +19,8 @@ from qwen3_tts_engine.chunker import Chunks
 from qwen3_tts_engine.code2wav import max_history
 from qwen3_tts_engine.codec import CodecStates, to_pcm
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.engine import CodecClient, Engine
+from qwen3_tts_engine.contracts import CodecClient
+from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.request import RequestError, SynthesisRequest
 from qwen3_tts_engine.sequences import Sequences

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen3_tts_engine.chunker import Chunker
+from qwen3_tts_engine.chunker import URGENT_LEAD, Chunker
 from qwen3_tts_engine.code2wav import FRAME_SECONDS
 from qwen3_tts_engine.slots import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
@@ -72,6 +72,48 @@ def test_nothing_goes_out_before_the_chunk_is_full() -> None:
     assert not chunker.has_chunks(0.0)
     assert chunker.next_chunks(0.0) is None
     assert chunker.has_chunks(0.0775)
+
+
+def test_a_listener_who_is_about_to_run_dry_gets_what_there_is() -> None:
+    table = table_with([3], sent=[10])
+    table.deadline[:] = 1.0
+    chunker = chunker_of(table)
+    assert not chunker.has_chunks(1.0 - 1.01 * URGENT_LEAD)
+    assert chunker.has_chunks(1.0 - 0.99 * URGENT_LEAD)
+
+
+def test_a_call_is_due_for_a_first_frame_or_for_half_of_the_streams() -> None:
+    table = table_with([8, 8, 1, 1, 1, 1], sent=[8] * 6)
+    table.launched[:] = table.written
+    table.deadline[:] = 1.0
+    chunker = chunker_of(table)
+    assert chunker.has_chunks(0.0)
+    assert not chunker.has_urgent_chunks(0.0)
+    assert not chunker.is_call_due(0.0)
+    table.written[2] += 7
+    assert chunker.is_call_due(0.0)
+    table.written[2] -= 7
+    table.launched[2] += 7
+    assert not chunker.is_call_due(0.0)
+    assert chunker.is_call_due(0.0, in_flight=True)
+    table.launched[2] -= 7
+    table.sent[3], table.deadline[3] = 0, -1e9
+    assert chunker.has_urgent_chunks(0.0)
+    assert chunker.is_call_due(0.0)
+
+
+def test_no_call_is_due_without_chunks() -> None:
+    table = table_with([0, 1], sent=[8, 8])
+    table.deadline[:] = 1.0
+    assert not chunker_of(table).is_call_due(0.0)
+
+
+def test_without_haste_the_call_with_most_rows_goes_first() -> None:
+    table = table_with([4, 8, 8], sent=[8, 8, 8])
+    table.deadline[:] = [1.0, 2.0, 3.0]
+    chunks = chunker_of(table, FRAME_SECONDS).next_chunks(0.0)
+    assert chunks is not None
+    assert chunks.slots.tolist() == [1, 2]
 
 
 def test_the_last_chunk_is_filled_up_to_a_power_of_two() -> None:

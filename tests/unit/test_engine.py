@@ -19,7 +19,13 @@ WAIT = 10.0
 
 class Harness:
     def __init__(
-        self, slots: int = 4, max_waiting: int = 100, lookahead: int = 0, load_limit: float = 0, refuse: bool = False
+        self,
+        slots: int = 4,
+        max_waiting: int = 100,
+        lookahead: int = 0,
+        load_limit: float = 0,
+        refuse: bool = False,
+        take_turns: bool = False,
     ) -> None:
         table = SlotTable(slots, 256, NUM_CODEBOOKS)
         self.runner = ScriptedRunner(slots, lookahead=lookahead)
@@ -27,7 +33,14 @@ class Harness:
         limits = SchedulerLimits(4, 1000, slots, max_waiting, 1000, refuse)
         scheduler = Scheduler(table, limits, Capacity(load_limit, 8, batching_is_free=False))
         chunker = Chunker(table, 8, lambda: scheduler.capacity.frame_seconds(scheduler.num_talking))
-        self.engine = Engine(ScriptedPrompts(), scheduler, chunker, self.runner, self.codec)  # type: ignore[arg-type]
+        self.engine = Engine(
+            ScriptedPrompts(),
+            scheduler,
+            chunker,
+            self.runner,
+            self.codec,
+            take_turns=take_turns,  # type: ignore[arg-type]
+        )
         self._keys = 0
 
     def speak(self, seed: int = 0, frames: int = 8, listener: Listener | None = None) -> Listener:
@@ -42,9 +55,10 @@ class Harness:
         return not scheduler.live and scheduler.slots.num_used == 0 and scheduler.pages.num_used == 0
 
 
-@pytest.fixture(params=[0, 1], ids=["read-at-once", "read-one-tick-late"])
+@pytest.fixture(params=[(0, False), (1, False), (1, True)], ids=["read-at-once", "read-one-tick-late", "in-turn"])
 def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
-    harness = Harness(lookahead=request.param)
+    lookahead, take_turns = request.param
+    harness = Harness(lookahead=lookahead, take_turns=take_turns)
     harness.engine.start()
     yield harness
     harness.runner.gate.set()
@@ -119,6 +133,7 @@ def test_cancel_of_an_unknown_or_ended_stream_is_harmless(harness: Harness) -> N
     assert listener.ends == 1
 
 
+@pytest.mark.parametrize("harness", [(0, False), (1, False)], indirect=True, ids=["read-at-once", "read-one-tick-late"])
 def test_a_slow_codec_holds_back_no_frame(harness: Harness) -> None:
     harness.codec.gate.clear()
     listener = harness.speak(frames=200)

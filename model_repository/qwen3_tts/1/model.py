@@ -12,7 +12,7 @@ import triton_io
 from qwen3_tts_engine import startup
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.engine import Runner
+from qwen3_tts_engine.contracts import Runner
 from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.sequences import Sequences
 from qwen3_tts_engine.voices import Voices

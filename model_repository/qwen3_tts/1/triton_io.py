@@ -186,7 +186,7 @@ class CancelWatcher:
 
 
 class BlsCodec:
-    """The codec client (engine.CodecClient): one call to code2wav for a whole group of chunks."""
+    """The codec client (contracts.CodecClient): one call to code2wav for a whole group of chunks."""
 
     def __init__(self, states: CodecStates) -> None:
         self.states = states

@@ -32,6 +32,8 @@ class EngineConfig(BaseModel):
     kernels: Literal["auto", "required", "off"] = "auto"
     """Fused CUDA kernels; auto goes on without them, slower, where they cannot be built."""
     cuda_graphs: bool = True
+    take_turns: Literal["auto", "on", "off"] = "auto"
+    """Whether talker and codec work in turn, never both at once; auto: on a GPU, which would slice its time."""
     cpu_threads: int = Field(default=0, ge=0)
     """Threads of one talker operation on the CPU; 0 takes half of the cores and leaves the rest to the codec."""
     unload_when_dead: bool = False

@@ -5,57 +5,34 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.chunker import Chunker, Chunks
 from qwen3_tts_engine.code2wav import FRAME_SECONDS, SAMPLES_PER_FRAME
-from qwen3_tts_engine.limits import RunnerLimits
+from qwen3_tts_engine.contracts import CodecClient, Runner, Tick
 from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.request import Cancelled, Outcome, RequestError, SynthesisRequest, Unavailable
-from qwen3_tts_engine.scheduler import Batch, Frames, Newcomer, Scheduler, TextFeed
+from qwen3_tts_engine.scheduler import Batch, Scheduler
 from qwen3_tts_engine.stream import Sink, Stream
+from qwen3_tts_engine.turns import Turns, User
 
 log = logging.getLogger(__name__)
 
 
-class Tick(Protocol):
-    """A launched batch whose frames are not read yet."""
-
-
-class Runner(Protocol):
-    """Makes frames. Only the talker thread calls it."""
-
-    limits: RunnerLimits
-    lookahead: int
-    """Ticks that are launched before the first is read: 1 hides the host behind the GPU, 0 on the CPU."""
-
-    def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
-        """Load prompts into their slots; returns those that failed, with the reason."""
-
-    def feed(self, feeds: list[TextFeed]) -> None:
-        """Bring text to parts in progress."""
-
-    def launch(self, slots: np.ndarray) -> Tick:
-        """Start one frame for each of `slots`, int64 [rows]."""
-
-    def collect(self, tick: Tick) -> Frames:
-        """Wait for a tick's frames; ticks are collected in the order of their launch."""
-
-
-class CodecClient(Protocol):
-    """Turns chunks into audio. Only the codec thread calls it."""
-
-    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
-        """Returns int16 [chunks, samples], and the rows that have no audio with the reason."""
-
-
 class Engine:
     def __init__(
-        self, prompts: PromptBuilder, scheduler: Scheduler, chunker: Chunker, runner: Runner, codec: CodecClient
+        self,
+        prompts: PromptBuilder,
+        scheduler: Scheduler,
+        chunker: Chunker,
+        runner: Runner,
+        codec: CodecClient,
+        *,
+        take_turns: bool = False,
     ) -> None:
+        """With `take_turns` a codec call and a tick never run at the same time."""
         self.scheduler = scheduler
         self.recorder = metrics.Recorder()
         self.on_death: Callable[[BaseException], None] = lambda error: None
@@ -67,6 +44,7 @@ class Engine:
         self._lock = threading.Lock()
         self._talker_work = threading.Condition(self._lock)
         self._codec_work = threading.Condition(self._lock)
+        self._turns = Turns(enabled=take_turns)
         self._closed: RequestError | None = None
         self._collected = 0.0
         self._threads = [
@@ -152,8 +130,11 @@ class Engine:
             if len(batch):
                 now = time.perf_counter()
                 launched.append((batch, self._runner.launch(batch.slots), now))
-            while len(launched) > (self._runner.lookahead if len(batch) else 0):
+            lookahead = self._runner.lookahead if len(batch) else 0
+            while launched and (len(launched) > lookahead or self._codec_is_next()):
                 self._collect(*launched.popleft())
+            if self._turns.enabled and not launched:
+                self._pause()
 
     def _decode(self) -> None:
         """The codec loop: all chunks of one length in one call, the most urgent first."""
@@ -165,6 +146,9 @@ class Engine:
             self.recorder.observe(metrics.CODEC, decoded - called)
             with self._lock:
                 self.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, decoded - called)
+                if not (self._turns.enabled and self._chunker.has_urgent_chunks(decoded)):
+                    self._turns.release(following=User.TALKER)
+                    self._talker_work.notify()
             self._deliver(chunks, pcm, failed)
             self.recorder.observe(metrics.SEND, time.perf_counter() - decoded)
 
@@ -181,10 +165,17 @@ class Engine:
 
     def _next_batch(self, idle: bool) -> Batch | None:
         with self._lock:
-            while idle and not self._closed and not self.scheduler.has_work:
+            while not self._closed:
+                has_work = not idle or self.scheduler.has_work
+                if has_work and self._turns.may(User.TALKER):
+                    break
+                if not has_work:
+                    self._turns.decline(User.TALKER)
+                    self._codec_work.notify()
                 self._talker_work.wait()
             if self._closed:
                 return None
+            self._turns.take(User.TALKER)
             batch = self.scheduler.next_batch()
             if batch.newcomers:
                 self._gauge()
@@ -193,10 +184,27 @@ class Engine:
     def _next_chunks(self) -> Chunks | None:
         with self._lock:
             while not self._closed:
-                if chunks := self._chunker.next_chunks(time.perf_counter()):
-                    return chunks
+                if self._turns.may(User.CODEC):
+                    if chunks := self._chunker.next_chunks(time.perf_counter()):
+                        self._turns.take(User.CODEC)
+                        return chunks
+                    self._turns.decline(User.CODEC)
+                    self._talker_work.notify()
                 self._codec_work.wait()
             return None
+
+    def _codec_is_next(self) -> bool:
+        """Whether the codec is due once the ticks in flight are read, so that none should be launched behind them."""
+        with self._lock:
+            return self._turns.enabled and self._chunker.is_call_due(time.perf_counter(), in_flight=True)
+
+    def _pause(self) -> None:
+        """All ticks are read: the codec may have the device."""
+        with self._lock:
+            is_due = self._chunker.is_call_due(time.perf_counter())
+            self._turns.release(following=User.CODEC if is_due else User.TALKER)
+            if is_due:
+                self._codec_work.notify()
 
     def _prefill(self, batch: Batch) -> Batch:
         """Load the newcomers; returns the batch without those that failed."""
@@ -226,7 +234,7 @@ class Engine:
             if not batch.newcomers:
                 self.scheduler.capacity.add_tick(len(batch), seconds)
             drained = self.scheduler.collect(batch, frames, now)
-            if self._chunker.has_chunks(now):
+            if self._turns.may(User.CODEC) and self._chunker.has_chunks(now):
                 self._codec_work.notify()
         for stream in drained:
             self._finish(stream.sink, None)

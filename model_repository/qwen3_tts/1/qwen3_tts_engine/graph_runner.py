@@ -50,7 +50,7 @@ class LaunchedTick:
 
 
 class GraphRunner(TalkerRunner):
-    """engine.Runner: a tick's codes are read while the next tick runs."""
+    """contracts.Runner: a tick's codes are read while the next tick runs."""
 
     lookahead = 1
 

@@ -106,11 +106,6 @@ class SlotTable:
         """Slots that may make a frame, bool [slots]."""
         return self.talking & (self.launched < self.horizon)
 
-    @property
-    def stalled(self) -> np.ndarray:
-        """Slots that make no further frame until there is more text, bool [slots]."""
-        return self.talking & (self.launched >= self.horizon) & (self.written >= self.launched)
-
     def close(self, slot: int) -> None:
         self.streams[slot] = None
         self.talking[slot] = False

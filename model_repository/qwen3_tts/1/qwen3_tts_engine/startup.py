@@ -15,7 +15,8 @@ from qwen3_tts_engine.chunker import Chunker
 from qwen3_tts_engine.code_predictor import CodePredictor
 from qwen3_tts_engine.codec import CodecStates
 from qwen3_tts_engine.config import ConfigError, EngineConfig
-from qwen3_tts_engine.engine import CodecClient, Engine, Runner
+from qwen3_tts_engine.contracts import CodecClient, Runner
+from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.limits import RunnerLimits
 from qwen3_tts_engine.manifest import MANIFEST, CodecManifest
 from qwen3_tts_engine.ops import Ops
@@ -144,8 +145,9 @@ def build_engine(config: EngineConfig, prompts: PromptBuilder, runner: Runner, c
     # A tick of a graph costs nearly the same for one stream and for many; on a CPU each stream costs its own.
     capacity = Capacity(config.load_limit, config.max_chunk_frames, batching_is_free=runner.lookahead > 0)
     scheduler = Scheduler(table, limits, capacity)
-    pace = partial(_frame_seconds, scheduler)
-    return Engine(prompts, scheduler, Chunker(table, config.max_chunk_frames, pace), runner, codec)
+    chunker = Chunker(table, config.max_chunk_frames, partial(_frame_seconds, scheduler))
+    take_turns = config.take_turns == "on" or (config.take_turns == "auto" and runner.lookahead > 0)
+    return Engine(prompts, scheduler, chunker, runner, codec, take_turns=take_turns)
 
 
 def _frame_seconds(scheduler: Scheduler) -> float:

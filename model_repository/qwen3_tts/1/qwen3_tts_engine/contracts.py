@@ -1,0 +1,41 @@
+"""What the engine asks of the two that do the work."""
+
+from typing import Protocol
+
+import numpy as np
+
+from qwen3_tts_engine.chunker import Chunks
+from qwen3_tts_engine.limits import RunnerLimits
+from qwen3_tts_engine.request import RequestError
+from qwen3_tts_engine.scheduler import Frames, Newcomer, TextFeed
+
+
+class Tick(Protocol):
+    """A launched batch whose frames are not read yet."""
+
+
+class Runner(Protocol):
+    """Makes frames. Only the talker thread calls it."""
+
+    limits: RunnerLimits
+    lookahead: int
+    """Ticks that are launched before the first is read: 1 hides the host behind the GPU, 0 on the CPU."""
+
+    def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
+        """Load prompts into their slots; returns those that failed, with the reason."""
+
+    def feed(self, feeds: list[TextFeed]) -> None:
+        """Bring text to parts in progress."""
+
+    def launch(self, slots: np.ndarray) -> Tick:
+        """Start one frame for each of `slots`, int64 [rows]."""
+
+    def collect(self, tick: Tick) -> Frames:
+        """Wait for a tick's frames; ticks are collected in the order of their launch."""
+
+
+class CodecClient(Protocol):
+    """Turns chunks into audio. Only the codec thread calls it."""
+
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        """Returns int16 [chunks, samples], and the rows that have no audio with the reason."""

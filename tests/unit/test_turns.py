@@ -1,0 +1,123 @@
+"""Talker and codec on one device, in turn."""
+
+import random
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from qwen3_tts_engine.turns import Turns, User
+from tests.unit.test_engine import WAIT, Harness, eventually
+
+
+class InTurn(Harness):
+    """Notes how many ticks were launched, and how many of them were not read, as each codec call began and ended."""
+
+    def __init__(self, slots: int = 4) -> None:
+        super().__init__(slots, max_waiting=1000, lookahead=1, take_turns=True)
+        self.launched: list[int] = []
+        self.in_flight: list[int] = []
+        decode = self.codec.decode
+
+        def watched(chunks: Any) -> Any:
+            self._note()
+            time.sleep(0.002)
+            answer = decode(chunks)
+            self._note()
+            return answer
+
+        self.codec.decode = watched  # type: ignore[method-assign]
+
+    def _note(self) -> None:
+        self.launched.append(self.runner.launched)
+        self.in_flight.append(self.runner.launched - self.runner.collected)
+
+
+@pytest.fixture
+def harness() -> Iterator[InTurn]:
+    harness = InTurn()
+    harness.engine.start()
+    yield harness
+    harness.engine.close()
+
+
+def test_one_user_at_a_time_and_the_other_next() -> None:
+    turns = Turns(enabled=True)
+    assert turns.may(User.TALKER)
+    assert turns.may(User.CODEC)
+    turns.take(User.TALKER)
+    assert turns.may(User.TALKER)
+    assert not turns.may(User.CODEC)
+    turns.release(following=User.CODEC)
+    assert not turns.may(User.TALKER)
+    assert turns.may(User.CODEC)
+    turns.decline(User.TALKER)
+    assert not turns.may(User.TALKER)
+    turns.decline(User.CODEC)
+    assert turns.may(User.TALKER)
+    turns.take(User.CODEC)
+    turns.decline(User.CODEC)
+    assert turns.may(User.TALKER)
+
+
+def test_without_turns_everyone_may_work() -> None:
+    turns = Turns(enabled=False)
+    turns.take(User.TALKER)
+    assert turns.may(User.CODEC)
+
+
+def test_no_tick_is_in_flight_during_a_codec_call(harness: InTurn) -> None:
+    listeners = [harness.speak(seed, frames=5 + 7 * seed) for seed in range(12)]
+    assert all(listener.ended.wait(WAIT) for listener in listeners)
+    assert set(harness.in_flight) == {0}
+    assert harness.launched[::2] == harness.launched[1::2]
+
+
+def test_the_first_chunk_waits_for_no_further_tick(harness: InTurn) -> None:
+    assert harness.speak(frames=4).ended.wait(WAIT)
+    assert harness.codec.calls[0] == (1, 1)
+    assert harness.launched[0] == 1
+
+
+def test_ticks_overlap_where_no_chunk_becomes_ready(harness: InTurn) -> None:
+    """With chunks of eight frames there are at most eight ticks between two calls, launched ahead of their reading."""
+    waiting = []
+    collect = harness.runner.collect
+
+    def watched(tick: Any) -> Any:
+        waiting.append(harness.runner.launched - harness.runner.collected)
+        return collect(tick)
+
+    harness.runner.collect = watched  # type: ignore[method-assign]
+    harness.runner.tick_seconds = 0.001
+    assert harness.speak(frames=64).ended.wait(WAIT)
+    assert len(harness.codec.calls) < 64
+    assert max(waiting) == 2
+
+
+def test_calls_and_ticks_alternate(harness: InTurn) -> None:
+    """Chunks of several lengths do not keep the talker waiting for more than one call."""
+    harness.runner.tick_seconds = 0.0005
+    listeners = []
+    for seed in range(24):
+        listeners.append(harness.speak(seed, frames=30 + seed))
+        time.sleep(0.002)
+    assert all(listener.ended.wait(WAIT) for listener in listeners)
+    before = harness.launched[::2]
+    # The talker has work until the last streams end.
+    assert sum(a == b for a, b in pairwise(before)) <= 4
+
+
+def test_cancels_at_random_leave_nobody_waiting(harness: InTurn) -> None:
+    chance = random.Random(0)
+    listeners = []
+    for key in range(200):
+        listeners.append(harness.speak(key, frames=chance.randint(1, 12)))
+        if chance.random() < 0.5:
+            harness.engine.cancel(str(chance.randint(0, key)))
+        time.sleep(chance.uniform(0, 0.002))
+    assert all(listener.ended.wait(WAIT) for listener in listeners)
+    eventually(harness.is_empty)
+    assert harness.speak(frames=9).ended.wait(WAIT)
