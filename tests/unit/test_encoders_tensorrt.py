@@ -109,7 +109,7 @@ def test_verified_plan_is_put_in_place_with_its_facts(
 ) -> None:
     folder = tmp_path / "models" / f"{encoder.name}_large"
     agreement, facts = export_plan(encoder, checkpoint, folder, runtime)
-    assert agreement.startswith(("max error ", "100.00%", "99."))
+    assert agreement.startswith("max error " if encoder is SPEAKER_ENCODER else "0.0")
     assert sorted(path.name for path in (folder / "1").iterdir()) == ["model.json", "model.plan"]
     manifest = EncoderManifest.read(folder / "1")
     assert (manifest.form, manifest.opset, manifest.digest) == ("tensorrt", 17, encoder.digest(checkpoint))
