@@ -58,7 +58,7 @@ class EngineConfig(BaseModel):
     frames_per_text_token: int = Field(default=12, ge=1)
     """Cap of a request that names none: base_frames + this for each text token (vllm-omni's cap has the same slope)."""
     base_frames: int = Field(default=75, ge=2)
-    max_chunk_frames: int = Field(default=8, ge=1, le=32)
+    max_chunk_frames: int = Field(default=16, ge=1, le=32)
     """The longest chunk; how long each one is, chunker.py decides by the listener's lead."""
     part_text_tokens: int = Field(default=150, ge=0)
     """A part of a long text ends with the first sentence behind so many tokens; the next one is spoken on its own, in

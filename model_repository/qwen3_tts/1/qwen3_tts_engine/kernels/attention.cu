@@ -230,8 +230,8 @@ __device__ __forceinline__ void insert_keys(Block& block, const Vector (&fresh)[
 
 #ifdef PAGE
 
-// Four warps: registers for three blocks of a multiprocessor, so that many rows hide each other's loads.
-extern "C" __global__ void __launch_bounds__(WARPS * LANES, WARPS == 4 ? 3 : 1)
+// Few warps: registers for twelve of them on a multiprocessor, so that many rows hide each other's loads.
+extern "C" __global__ void __launch_bounds__(WARPS * LANES, WARPS <= 4 ? 12 / WARPS : 1)
 paged_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __restrict__ k_norm,
                 const bf16* __restrict__ cos, const bf16* __restrict__ sin, bf16* keys, bf16* values,
                 const long long* __restrict__ page_table, const long long* __restrict__ slots,
