@@ -8,11 +8,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import typer
 from google.protobuf import text_format
 from rich.progress import Progress
 from torch import nn
 from tritonclient.grpc import model_config_pb2
+from typer.testing import CliRunner
 
+import export.__main__ as cli
 from export.codec_encoder import CodecEncoder
 from export.encoders import CODEC_ENCODER, MOST_FRAMES, SPEAKER_ENCODER, Encoder, export_encoder, graph, is_current
 from export.graph import ONNX_RUNTIME, Graph, Runtime
@@ -151,6 +154,23 @@ def test_another_form_takes_the_place_of_the_one_before(
     export_plan(SPEAKER_ENCODER, checkpoint, folder, ONNX_RUNTIME)
     assert EncoderManifest.read(folder / "1").engine is None
     assert 'backend: "onnxruntime"' in (folder / "config.pbtxt").read_text()
+
+
+def test_command_gives_the_encoders_their_form(
+    checkpoint: Checkpoint, runtime: Runtime, fake_tensorrt: TensorRtSettings, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The codec aside, which takes TensorRT most of a minute."""
+    monkeypatch.setattr(cli, "_export", lambda *arguments: None)
+    app = typer.Typer()
+    app.command()(cli.main)
+    options = ["--checkpoint", str(checkpoint.folder), "--model-repository", str(tmp_path), "--speaker-encoder", "anna"]
+    for form, expected in (("tensorrt", "tensorrt"), ("python", "onnx")):
+        result = CliRunner().invoke(app, [*options, "--form", form, "--tensorrt-python", str(fake_tensorrt.python)])
+        assert result.exit_code == 0, result.output
+        assert f"{tmp_path / 'anna'}: max error" in result.output.replace("\n", "")
+        found = [EncoderManifest.read(tmp_path / name / "1").form for name in ("anna", "codec_encoder")]
+        assert found == [expected, expected]
 
 
 @pytest.fixture
