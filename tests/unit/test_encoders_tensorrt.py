@@ -160,7 +160,7 @@ def test_command_gives_the_encoders_their_form(
     checkpoint: Checkpoint, runtime: Runtime, fake_tensorrt: TensorRtSettings, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """The codec aside, which takes TensorRT most of a minute."""
+    """The codec aside, whose export takes most of a minute."""
     monkeypatch.setattr(cli, "_export", lambda *arguments: None)
     app = typer.Typer()
     app.command()(cli.main)
