@@ -6,13 +6,16 @@ from typing import Annotated, Literal
 import typer
 from rich.progress import Progress
 
-from export.code2wav import ExportError, build, export, is_current, version_folder
+from export.code2wav import build, export, is_current, version_folder
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, Encoder, export_encoder
 from export.encoders import is_current as is_encoder_current
 from export.form import Form
+from export.graph import Runtime
+from export.model_folder import ExportError
 from export.onnx_form import ONNX
 from export.python_form import PYTHON
-from export.tensorrt_form import DEFAULTS, PlanError, TensorRtSettings, tensorrt_form
+from export.tensorrt_form import tensorrt_form
+from export.tensorrt_plan import DEFAULTS, PlanError, TensorRtSettings
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 
 FORMS: dict[str, Form] = {"onnx": ONNX, "python": PYTHON}
@@ -42,8 +45,8 @@ def main(
             return
         _export(opened, model_repository, chosen, force)
         if opened.config.tts_model_type == "base":
-            _export_encoder(SPEAKER_ENCODER, opened, model_repository / speaker_encoder, force)
-            _export_encoder(CODEC_ENCODER, opened, model_repository / CODEC_ENCODER.name, force)
+            for encoder, name in ((SPEAKER_ENCODER, speaker_encoder), (CODEC_ENCODER, CODEC_ENCODER.name)):
+                _export_encoder(encoder, opened, model_repository / name, chosen.encoders, force)
     except (CheckpointError, ExportError, PlanError) as error:
         typer.secho(str(error), err=True, fg=typer.colors.RED)
         raise typer.Exit(1) from None
@@ -56,9 +59,7 @@ def _export(checkpoint: Checkpoint, repository: Path, form: Form, force: bool) -
         return
     with Progress() as progress:
         exported = export(checkpoint, repository, form, progress)
-    typer.echo(f"{path}: {exported.agreement} against PyTorch")
-    for line in exported.lines:
-        typer.echo(f"  {line}")
+    _say(path, exported.agreement, exported.lines)
 
 
 def _build_only(checkpoint: Checkpoint, path: Path, form: Form) -> None:
@@ -67,13 +68,19 @@ def _build_only(checkpoint: Checkpoint, path: Path, form: Form) -> None:
     typer.echo(f"{path}: built, NOT verified: nothing may be served from it{f'; {engine}' if engine else ''}")
 
 
-def _export_encoder(encoder: Encoder, checkpoint: Checkpoint, folder: Path, force: bool) -> None:
-    if not force and is_encoder_current(encoder, checkpoint, folder):
+def _export_encoder(encoder: Encoder, checkpoint: Checkpoint, folder: Path, runtime: Runtime, force: bool) -> None:
+    if not force and is_encoder_current(encoder, checkpoint, folder, runtime):
         typer.echo(f"{folder}: up to date with {checkpoint.folder}; --force exports it again")
         return
     with Progress() as progress:
-        agreement = export_encoder(encoder, checkpoint, folder, progress)
-    typer.echo(f"{folder}: {agreement} against PyTorch")
+        agreement, *lines = export_encoder(encoder, checkpoint, folder, runtime, progress)
+    _say(folder, agreement, lines)
+
+
+def _say(path: Path, agreement: object, lines: list[str]) -> None:
+    typer.echo(f"{path}: {agreement} against PyTorch")
+    for line in lines:
+        typer.echo(f"  {line}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from export.codec import CodecStep
+from export.graph import ONNX_RUNTIME, Runtime
 from export.verify import CASES, SHORT_UTTERANCE, Agreement, Cases, Step
 from qwen3_tts_engine.manifest import EngineFacts, FormName
 
@@ -25,6 +26,8 @@ class Form:
     load: Callable[[Path], Step]
     weights_dtype: torch.dtype = torch.float32
     """Of the step that `build` takes."""
+    encoders: Runtime = ONNX_RUNTIME
+    """What runs the encoders of a Base checkpoint beside it."""
     cases: Cases = CASES
     """(batch, frames) to verify."""
     utterance: int = SHORT_UTTERANCE

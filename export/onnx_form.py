@@ -1,64 +1,72 @@
-"""code2wav as an ONNX file, which ONNX Runtime serves and TensorRT builds its plan from."""
+"""code2wav as a graph: an ONNX file for ONNX Runtime, which a TensorRT plan is built from too."""
 
-import logging
-import warnings
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import onnxruntime  # type: ignore[import-untyped]
+import numpy as np
 import torch
 from torch.export import Dim
 
 from export.codec import CodecStep
 from export.form import Form
-from export.verify import Agreement, Array, Step
-from qwen3_tts_engine.code2wav import CODES, HISTORY, MAX_BATCH, MAX_FRAMES, STATE, STATE_OUT, WAVEFORM
+from export.graph import ONNX_RUNTIME, Graph, Run, Runtime, profile
+from export.verify import Agreement, Array
+from qwen3_tts_engine.code2wav import CODES, HISTORY, MAX_BATCH, MAX_FRAMES, STATE, STATE_OUT, WAVEFORM, input_shapes
+from qwen3_tts_engine.manifest import EngineFacts
 
-OPSET = 18
+# What an engine is tuned for: dynamic rows and frames share one profile, since every further one doubles its build.
+COMMON_BATCH, COMMON_FRAMES = 32, 4
+NUMPY = {torch.float32: np.float32, torch.float16: np.float16}
 
 
-def build(step: CodecStep, path: Path) -> None:
-    """Write the step to `path`, for any batch and any chunk length."""
-    # The exporter takes a dimension of 1 for a constant, so the example has more of each.
-    example = (
-        torch.zeros(2, 3, step.config.num_quantizers, dtype=torch.int32),
-        torch.zeros(2, step.state_size, dtype=step.dtype),
-        torch.zeros(2, 1, dtype=torch.int32),
+@dataclass(frozen=True)
+class GraphStep:
+    """A loaded graph as a step (verify.Step), with FP32 states whatever its own."""
+
+    run: Run
+
+    def __call__(self, codes: Array, state: Array, history: Array) -> tuple[Array, Array]:
+        outputs = self.run({CODES: codes, STATE: state, HISTORY: history})
+        return outputs[WAVEFORM], outputs[STATE_OUT].astype(np.float32)
+
+
+def graph_form(runtime: Runtime, **options: Any) -> Form:
+    """code2wav's form for a runtime; the options are those fields of Form that do not follow from it."""
+    return Form(
+        name=runtime.name,
+        filename=runtime.filename,
+        opset=runtime.opset,
+        build=partial(_build, runtime),
+        load=lambda path: GraphStep(runtime.load(path)),
+        encoders=runtime,
+        **options,
     )
+
+
+def graph(step: CodecStep) -> Graph:
+    """The step for any batch and any chunk length."""
+    shapes = input_shapes(2, 3, step.state_size)
+    dtypes = {CODES: np.int32, STATE: NUMPY[step.dtype], HISTORY: np.int32}
     rows, frames = Dim("batch", min=1, max=MAX_BATCH), Dim("frames", min=1, max=MAX_FRAMES)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # operators of absent packages
-    with warnings.catch_warnings(action="ignore"):
-        program = torch.onnx.export(
-            step,
-            example,
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=[CODES, STATE, HISTORY],
-            output_names=[WAVEFORM, STATE_OUT],
-            dynamic_shapes={CODES: {0: rows, 1: frames}, STATE: {0: rows}, HISTORY: {0: rows}},
-            external_data=False,
-            verbose=False,
-        )
-    assert program is not None
-    program.save(path)
+    return Graph(
+        step,
+        example={name: np.zeros(shape, dtypes[name]) for name, shape in shapes.items()},
+        outputs=[WAVEFORM, STATE_OUT],
+        dynamic={CODES: {0: rows, 1: frames}, STATE: {0: rows}, HISTORY: {0: rows}},
+        profile=plan_profile(step.state_size),
+    )
 
 
-def load(path: Path) -> Step:
-    """The file on the CPU."""
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-    def run(codes: Array, state: Array, history: Array) -> tuple[Array, Array]:
-        waveform, state_out = session.run([WAVEFORM, STATE_OUT], {CODES: codes, STATE: state, HISTORY: history})
-        return waveform, state_out
-
-    return run
+def plan_profile(state_size: int) -> dict[str, list[list[int]]]:
+    """The smallest, the commonest and the largest shape of each input."""
+    sizes = ((1, 1), (COMMON_BATCH, COMMON_FRAMES), (MAX_BATCH, MAX_FRAMES))
+    return profile(*(input_shapes(rows, frames, state_size) for rows, frames in sizes))
 
 
-ONNX = Form(
-    name="onnx",
-    filename="model.onnx",
-    state_dtype="FP32",
-    opset=OPSET,
-    limit=Agreement(max_error=1e-3, snr_db=60.0),
-    build=build,
-    load=load,
-)
+def _build(runtime: Runtime, step: CodecStep, path: Path) -> EngineFacts | None:
+    return runtime.make(graph(step), path)
+
+
+ONNX = graph_form(ONNX_RUNTIME, state_dtype="FP32", limit=Agreement(max_error=1e-3, snr_db=60.0))

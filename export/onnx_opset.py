@@ -46,7 +46,9 @@ def _reduce_mean(node: NodeProto, graph: GraphProto) -> NodeProto:
 def _shape(node: NodeProto, graph: GraphProto) -> list[NodeProto]:
     """Shape(start, end) as the whole shape and a choice of it."""
     found = {attribute.name: attribute.i for attribute in node.attribute}
-    if not found:
+    if "end" not in found:
+        assert not found.get("start"), f"{node.name}: a shape from the middle to the end"
+        _drop(node, "start")
         return [node]
     index, whole = f"{node.output[0]}_index", f"{node.output[0]}_whole"
     graph.initializer.append(from_array(np.arange(found["start"], found["end"], dtype=np.int64), index))
@@ -57,12 +59,15 @@ def _shape(node: NodeProto, graph: GraphProto) -> list[NodeProto]:
 
 
 def _clip(node: NodeProto) -> list[NodeProto]:
-    value, lowest, highest = node.input
-    above = f"{node.output[0]}_above"
-    return [
-        helper.make_node("Max", [value, lowest], [above], f"{node.name}_above"),
-        helper.make_node("Min", [above, highest], node.output, node.name),
-    ]
+    """Clip(value, lowest, highest), where one limit may be missing."""
+    value, *limits = node.input
+    steps = [step for step in zip(("Max", "Min"), limits, strict=False) if step[1]]
+    nodes = []
+    for operation, limit in steps:
+        result = node.output[0] if (operation, limit) == steps[-1] else f"{node.output[0]}_{operation}"
+        nodes.append(helper.make_node(operation, [value, limit], [result], f"{node.name}_{operation}"))
+        value = result
+    return nodes
 
 
 def _drop(node: NodeProto, name: str) -> None:

@@ -54,6 +54,8 @@ def is_strongly_typed(trt: Any) -> bool:
 def configure(trt: Any, builder: Any, network: Any, level: int, report: Report) -> Any:
     """Builder settings for one optimisation level, 0 (quick to build) to 5."""
     config = builder.create_builder_config()
+    # What a graph has in FP32 is to be as exact as that.
+    config.clear_flag(trt.BuilderFlag.TF32)
     if not is_ahead_of_time(trt):
         config.builder_optimization_level = level
     if not is_strongly_typed(trt):
@@ -100,11 +102,13 @@ def progress_monitor(trt: Any, report: Report) -> Any:
 
 def _keep_types(trt: Any, network: Any, config: Any) -> None:
     """What comes nearest to a strongly typed network in 8.6."""
-    config.set_flag(trt.BuilderFlag.FP16)
-    config.set_flag(trt.BuilderFlag.PREFER_PRECISION_CONSTRAINTS)
     # The others call cuBLAS and cuDNN, which 8.6 does not bring along.
     sources = (trt.TacticSource.EDGE_MASK_CONVOLUTIONS, trt.TacticSource.JIT_CONVOLUTIONS)
     config.set_tactic_sources(sum(1 << int(source) for source in sources))
+    if all(network.get_input(i).dtype != trt.float16 for i in range(network.num_inputs)):
+        return  # and so it computes in FP32 throughout
+    config.set_flag(trt.BuilderFlag.FP16)
+    config.set_flag(trt.BuilderFlag.PREFER_PRECISION_CONSTRAINTS)
     pinned = {getattr(trt.LayerType, name) for name in PINNED_LAYERS}
     for i in range(network.num_layers):
         layer = network.get_layer(i)

@@ -3,7 +3,7 @@
 A request on standard input is a line of JSON, {"shapes": {input: shape}, "sizes": [bytes]} followed by the bytes of the
 inputs in that order, or {"time": {input: shape}, "repeats": N}. The answer on standard output is a line of JSON,
 {"shapes": {output: shape}, "sizes": [bytes]} followed by the bytes, {"microseconds": M} or {"error": message}. A first
-answer, {} or an error, says whether the plan is loaded.
+answer, {"dtypes": {tensor: NumPy's name}} or an error, says whether the plan is loaded.
 """
 
 import json
@@ -17,10 +17,15 @@ from export.tensorrt_api import TensorRtError, import_tensorrt, take_standard_ou
 
 Shapes = dict[str, list[int]]
 WARM_UP = 3
+# By TensorRT's names.
+DTYPES = {"FLOAT": "float32", "HALF": "float16", "INT32": "int32"}
 
 
 class Runner(Protocol):
     """What answers requests; raises TensorRtError and CudaError."""
+
+    dtypes: dict[str, str]
+    """NumPy's names, of all inputs and outputs."""
 
     def run(self, inputs: dict[str, bytes], shapes: Shapes) -> dict[str, bytes]: ...
 
@@ -43,6 +48,7 @@ class Plan:
         self._stream = Stream(self._device)
         self._buffers: dict[str, Buffer] = {}
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
+        self.dtypes = {name: DTYPES[self._engine.get_tensor_dtype(name).name] for name in names}
         self._outputs = [n for n in names if self._engine.get_tensor_mode(n) == self._trt.TensorIOMode.OUTPUT]
 
     def output_shapes(self, shapes: Shapes) -> Shapes:
@@ -93,7 +99,8 @@ class Plan:
 
 
 def serve(plan: Runner, requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer requests until their stream ends."""
+    """Say what the plan takes and gives, then answer requests until their stream ends."""
+    _write(replies, {"dtypes": plan.dtypes}, [])
     while line := requests.readline():
         request = json.loads(line)
         data = [requests.read(size) for size in request.get("sizes", [])]
@@ -128,7 +135,6 @@ def main() -> None:
     except (TensorRtError, CudaError) as error:
         _write(replies, {"error": str(error)}, [])
         sys.exit(1)
-    _write(replies, {}, [])
     serve(plan, sys.stdin.buffer, replies)
 
 

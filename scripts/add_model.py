@@ -1,5 +1,7 @@
 """Adds a model for another checkpoint to a repository: its own name and settings, the code and the codec shared.
 
+A Base checkpoint's model is set to the speaker encoder that `python -m export` made of it, under whatever name.
+
 python -m scripts.add_model qwen3_tts_design --checkpoint Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign
 """
 
@@ -14,10 +16,13 @@ import typer
 from qwen3_tts_engine import code2wav
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 from qwen3_tts_engine.config import MAIN_MODEL
+from qwen3_tts_engine.encoders import SPEAKER_ENCODER, read_encoder
 from qwen3_tts_engine.manifest import MANIFEST, CodecManifest
 
 CONFIG, VERSION = "config.pbtxt", "1"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+NAMED = re.compile(r'^name: "[^"]*"', re.MULTILINE)
+PARAMETER = r'^parameters {{ key: "{}" value {{ string_value: "[^"]*" }} }}$'
 QUOTED = re.compile(r'[^"\\\n]+')
 
 
@@ -37,12 +42,17 @@ def add_model(name: str, checkpoint: str, repository: Path, copy: bool = False) 
         raise AddModelError(f"{main / CONFIG}: missing; a model is added beside {MAIN_MODEL}, whose code it uses")
     if folder.exists():
         raise AddModelError(f"{folder}: is there already; choose another name, or remove it")
-    check_codec(Checkpoint.open(checkpoint), repository)
+    opened = Checkpoint.open(checkpoint)
+    check_codec(opened, repository)
+    parameters = {"checkpoint": checkpoint}
+    if opened.config.tts_model_type == "base":
+        parameters["speaker_encoder"] = find_speaker_encoder(opened, repository, name)
     with tempfile.TemporaryDirectory(dir=repository, prefix=".add-") as temporary:
         # A server that polls the repository must not see half a model.
         new = Path(temporary) / name
         new.mkdir()
-        (new / CONFIG).write_text(configured((main / CONFIG).read_text(encoding="utf-8"), name, checkpoint))
+        text = configured((main / CONFIG).read_text(encoding="utf-8"), name, parameters)
+        (new / CONFIG).write_text(text, encoding="utf-8")
         if copy:
             shutil.copytree(main / VERSION, new / VERSION, ignore=shutil.ignore_patterns("__pycache__"))
         else:
@@ -64,14 +74,29 @@ def check_codec(checkpoint: Checkpoint, repository: Path) -> None:
         )
 
 
-def configured(text: str, name: str, checkpoint: str) -> str:
-    """The main model's config.pbtxt with another name and checkpoint; everything else, comments too, stays."""
-    if not QUOTED.fullmatch(checkpoint):
-        raise AddModelError(f"{checkpoint!r}: a checkpoint's name has no quotation marks, backslashes or line breaks")
-    values = {r'^name: "([^"]*)"': name, r'key: "checkpoint" value { string_value: "([^"]*)"': checkpoint}
-    for pattern, value in values.items():
-        [found] = re.finditer(pattern, text, re.MULTILINE)
-        text = text[: found.start(1)] + value + text[found.end(1) :]
+def find_speaker_encoder(checkpoint: Checkpoint, repository: Path, name: str) -> str:
+    """The model that was exported from this checkpoint's speaker encoder, or what it is to be called."""
+    for manifest in sorted(repository.glob(f"*/{VERSION}/{MANIFEST}")):
+        try:
+            read_encoder(manifest.parent, checkpoint.speaker_digest, checkpoint.folder)
+        except CheckpointError:
+            continue  # another encoder, or no encoder
+        return manifest.parents[1].name
+    free = f"{name}_{SPEAKER_ENCODER}" if (repository / SPEAKER_ENCODER).exists() else SPEAKER_ENCODER
+    command = f"python -m export --checkpoint {checkpoint.folder} --speaker-encoder {free}"
+    typer.echo(f"{repository / free}: not there yet: {command}")
+    return free
+
+
+def configured(text: str, name: str, parameters: dict[str, str]) -> str:
+    """The main model's config.pbtxt with another name and these parameters; everything else, comments too, stays."""
+    text = NAMED.sub(f'name: "{name}"', text, count=1)
+    for key, value in parameters.items():
+        if not QUOTED.fullmatch(value):
+            raise AddModelError(f"{value!r}: a {key}'s name has no quotation marks, backslashes or line breaks")
+        line = f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+        known = re.search(PARAMETER.format(key), text, re.MULTILINE)
+        text = text.replace(known[0], line) if known else f"{text.rstrip()}\n{line}\n"
     return text
 
 

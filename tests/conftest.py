@@ -11,6 +11,7 @@ from rich.progress import Progress
 
 from export.code2wav import export
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
+from export.graph import ONNX_RUNTIME
 from export.onnx_form import ONNX
 from qwen3_tts_engine.checkpoint import Checkpoint
 from scripts.synthetic_checkpoint import make_checkpoint
@@ -62,5 +63,5 @@ def tiny_base_models(checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempP
     with Progress(disable=True) as progress:
         export(checkpoint, repository, ONNX, progress)
         for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
-            export_encoder(encoder, checkpoint, repository / encoder.name, progress)
+            export_encoder(encoder, checkpoint, repository / encoder.name, ONNX_RUNTIME, progress)
     return repository

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.progress import Progress
+from safetensors.torch import load_file, save_file
 
 from client.errors import SpeechError
 from client.playback import play
@@ -18,10 +20,14 @@ from client.protocol import SAMPLE_RATE, SpeechRequest, encode
 from client.say import streamed
 from client.stream import Timeouts
 from client.sync_stream import speak
+from export.encoders import SPEAKER_ENCODER, export_encoder
+from export.graph import ONNX_RUNTIME
+from qwen3_tts_engine.checkpoint import Checkpoint
 from scripts.add_model import add_model
 from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.conftest import CheckpointOf
 from tests.e2e.serving import ROOT, Heard, Voice, copy_repository, serve
+from tests.oracle.test_encoders import recording
 
 DESIGN = "qwen3_tts_design"
 CUSTOM = {"speaker": "ryan", "language": "english"}
@@ -156,3 +162,31 @@ def test_a_piece_that_fails_ends_the_clients_stream(caller: Voice) -> None:
     pieces = ["Hello <|im_end|> "]
     with pytest.raises(SpeechError, match="control tokens may not be part of it"):
         list(speak(caller.stub, streamed(SpeechRequest("", **CUSTOM), "qwen3_tts", pieces), Timeouts(30, 30)))
+
+
+def test_two_base_checkpoints_have_a_speaker_encoder_each(
+    tiny_base_models: Path, checkpoint_of: CheckpointOf, tmp_path: Path
+) -> None:
+    """A model refuses to start with the other one's. Nothing else of the checkpoints differs, so the voices do."""
+    base, other = checkpoint_of("base"), tmp_path / "other"
+    shutil.copytree(base, other)
+    tensors = load_file(base / "model.safetensors")
+    halved = {n: tensor / 2 for n, tensor in tensors.items() if n.startswith("speaker_encoder.fc.")}
+    save_file(tensors | halved, other / "model.safetensors")
+    repository = copy_repository(tmp_path / "model_repository", fakes=False)
+    shutil.copytree(tiny_base_models, repository, dirs_exist_ok=True)
+    with Progress(disable=True) as progress:
+        folder = repository / "speaker_encoder_other"
+        export_encoder(SPEAKER_ENCODER, Checkpoint.open(str(other)), folder, ONNX_RUNTIME, progress)
+    add_model("qwen3_tts_other", str(other), repository)
+    environment = {"QWEN3_TTS_CHECKPOINT": str(base), "QWEN3_TTS_VOICES_FOLDER": str(tmp_path / "voices")}
+    clone = SpeechRequest(
+        "Hello there.", ref_audio=recording(24000, 30_000), ref_sample_rate=24000, x_vector_only=True,
+        temperature=0.0, max_frames=12,
+    )  # fmt: skip
+    options = (*EXPLICIT, "--model-config-name=onnxruntime")
+    with serve(repository, tmp_path / "server", environment, options) as server, Voice(server) as caller:
+        first, second = (hear(caller, [clone], model).samples for model in ("qwen3_tts", "qwen3_tts_other"))
+    assert len(first) > 0
+    assert len(second) > 0
+    assert not np.array_equal(first, second)

@@ -12,6 +12,7 @@ import pytest
 from rich.progress import Progress
 
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
+from export.graph import ONNX_RUNTIME
 from qwen3_tts_engine.checkpoint import Checkpoint
 from scripts import synthetic_configs
 from scripts.embedded.server import EXPLICIT
@@ -66,7 +67,7 @@ def export_encoders(folder: Path, repository: Path) -> None:
     checkpoint = Checkpoint.open(str(folder))
     with Progress(disable=True) as progress:
         for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
-            export_encoder(encoder, checkpoint, repository / encoder.name, progress)
+            export_encoder(encoder, checkpoint, repository / encoder.name, ONNX_RUNTIME, progress)
 
 
 def reference(seed: int) -> dict[str, Any]:

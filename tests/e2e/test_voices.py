@@ -292,7 +292,7 @@ def test_a_missing_encoder_is_named_at_the_start(
     ):
         pass
     log = (tmp_path / "server" / "server.log").read_text()
-    assert "speaker_encoder/1/model.json: missing; `python -m export` makes this model" in log
+    assert "speaker_encoder/1/model.json: missing; `python -m export` of the checkpoint writes it" in log
 
 
 def test_operations_over_http(caller: Voice) -> None:

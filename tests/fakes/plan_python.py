@@ -1,49 +1,59 @@
 """Stands in for a Python that has TensorRT: `plan_python.py -m export.tensorrt_build|tensorrt_run ...`.
 
-Its plan is the ONNX file itself, which ONNX Runtime runs on the CPU. QWEN3_TTS_FAKE_PLAN spoils it: "batch" gives the
-second row of a batch the first row's sound, "crash" ends the process at the first request.
+Its plan is the ONNX file itself with the profile beside the graph, which ONNX Runtime runs on the CPU.
+QWEN3_TTS_FAKE_PLAN spoils it: "batch" gives the second row of a batch the first row's sound, "wrong" adds one to every
+output, "crash" ends the process at the first request.
 """
 
 import argparse
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime  # type: ignore[import-untyped]
 
 from export.tensorrt_api import TensorRtError, take_standard_output
 from export.tensorrt_run import Shapes, serve
 
-DTYPES = {"codes": np.int32, "state": np.float16, "history": np.int32}
+DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int32)": "int32"}
 FACTS = {
     "library": "tensorrt", "version": "10.14.1.48", "gpu": "NVIDIA H200", "compute_capability": "9.0",
     "strongly_typed": True, "layers": 1, "build_seconds": 0.1,
 }  # fmt: skip
-MOST_FRAMES = 32
+PROFILE = "profile"
 
 
 class OnnxPlan:
     def __init__(self, path: Path, spoil: str) -> None:
         self._session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        self._profile = json.loads(self._session.get_modelmeta().custom_metadata_map[PROFILE])
+        self._outputs = [tensor.name for tensor in self._session.get_outputs()]
+        tensors = [*self._session.get_inputs(), *self._session.get_outputs()]
+        self.dtypes = {tensor.name: DTYPES[tensor.type] for tensor in tensors}
+        self._shapes: Shapes = {}
         self._spoil = spoil
 
     def output_shapes(self, shapes: Shapes) -> Shapes:
-        rows, frames, _ = shapes["codes"]
-        if frames > MOST_FRAMES:
-            raise TensorRtError(f"codes: the plan does not take the shape {shapes['codes']}")
-        return {"waveform": [rows, 1920 * frames], "state_out": shapes["state"]}
+        """Of the last run."""
+        return self._shapes
 
     def run(self, inputs: dict[str, bytes], shapes: Shapes) -> dict[str, bytes]:
         if self._spoil == "crash":
             sys.exit(3)
-        names = list(self.output_shapes(shapes))
-        feeds = {name: np.frombuffer(data, DTYPES[name]).reshape(shapes[name]) for name, data in inputs.items()}
-        outputs = dict(zip(names, self._session.run(names, feeds), strict=True))
-        if self._spoil == "batch" and len(feeds["codes"]) > 1:
+        for name, shape in shapes.items():
+            smallest, _, largest = self._profile[name]
+            if not all(low <= size <= high for low, size, high in zip(smallest, shape, largest, strict=True)):
+                raise TensorRtError(f"{name}: the plan does not take the shape {shape}")
+        feeds = {name: np.frombuffer(data, self.dtypes[name]).reshape(shapes[name]) for name, data in inputs.items()}
+        outputs = dict(zip(self._outputs, self._session.run(self._outputs, feeds), strict=True))
+        if self._spoil == "batch" and len(outputs["waveform"]) > 1:
             outputs["waveform"][1] = outputs["waveform"][0]
+        if self._spoil == "wrong":
+            outputs = {name: array + array.dtype.type(1) for name, array in outputs.items()}
+        self._shapes = {name: list(array.shape) for name, array in outputs.items()}
         return {name: array.tobytes() for name, array in outputs.items()}
 
     def microseconds(self, shapes: Shapes, repeats: int) -> float:
@@ -59,7 +69,9 @@ def build(arguments: list[str]) -> None:
     parser.add_argument("--level", type=int)
     parser.add_argument("--cache")
     options = parser.parse_args(arguments)
-    shutil.copy(options.onnx, options.plan)
+    model = onnx.load(options.onnx)
+    model.metadata_props.add(key=PROFILE, value=options.profile)
+    onnx.save(model, options.plan)
     print("built by a stand-in", file=sys.stderr)
     print(json.dumps(FACTS | {"level": options.level, "size": options.plan.stat().st_size}))
 
@@ -70,10 +82,7 @@ def main() -> None:
         build(arguments)
         return
     replies = take_standard_output()
-    plan = OnnxPlan(Path(arguments[0]), os.environ.get("QWEN3_TTS_FAKE_PLAN", ""))
-    replies.write(b"{}\n")
-    replies.flush()
-    serve(plan, sys.stdin.buffer, replies)
+    serve(OnnxPlan(Path(arguments[0]), os.environ.get("QWEN3_TTS_FAKE_PLAN", "")), sys.stdin.buffer, replies)
 
 
 if __name__ == "__main__":

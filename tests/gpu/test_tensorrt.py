@@ -1,4 +1,7 @@
-"""A plan of the tiny codec from its export to the stand-in backend. QWEN3_TTS_TENSORRT_PYTHON names another Python."""
+"""Plans of the tiny codec and the encoders from their export to the stand-in backend.
+
+QWEN3_TTS_TENSORRT_PYTHON names another Python.
+"""
 
 import importlib
 import importlib.util
@@ -13,12 +16,18 @@ import torch
 from rich.progress import Progress
 
 from export.code2wav import Exported, export, is_current
+from export.encoders import CODEC_ENCODER, COMMON_FRAMES, MOST_FRAMES, SPEAKER_ENCODER, Encoder, export_encoder
+from export.encoders import is_current as is_encoder_current
 from export.form import Form
-from export.tensorrt_form import PlanError, PlanProcess, TensorRtSettings, tensorrt_form
+from export.onnx_form import GraphStep
+from export.tensorrt_form import tensorrt_form
+from export.tensorrt_plan import PlanError, PlanProcess, TensorRtSettings, tensorrt
+from qwen3_tts_engine import encoders
 from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES
-from qwen3_tts_engine.manifest import CodecManifest
+from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES, input_shapes
+from qwen3_tts_engine.manifest import CodecManifest, EncoderManifest
 from qwen3_tts_engine.plan import check_plan
+from tests.conftest import CheckpointOf
 
 BACKENDS = Path(__file__).parents[2] / "scripts" / "embedded" / "backends"
 PYTHON = os.environ.get("QWEN3_TTS_TENSORRT_PYTHON")
@@ -55,7 +64,9 @@ def test_plan_agrees_and_is_timed(exported: Exported, settings: TensorRtSettings
 
 def test_plan_fits_this_machine(exported: Exported, repository: Path, checkpoint: Checkpoint, form: Form) -> None:
     folder = repository / "code2wav" / "1"
-    check_plan(folder, CodecManifest.read(folder), torch.device("cuda", 0))
+    manifest = CodecManifest.read(folder)
+    largest = input_shapes(MAX_BATCH, MAX_FRAMES, manifest.state_size)
+    check_plan(folder, manifest, torch.device("cuda", 0), largest)
     assert is_current(checkpoint, repository, form)
 
 
@@ -80,7 +91,7 @@ def test_stand_in_gives_what_the_verified_plan_gives_with_and_without_graphs(
     exported: Exported, repository: Path, settings: TensorRtSettings, stand_in: ModuleType
 ) -> None:
     path = repository / "code2wav" / "1" / "model.plan"
-    plan, verified = stand_in.Plan(path, torch.device("cuda", 0)), PlanProcess(settings, path)
+    plan, verified = stand_in.Plan(path, torch.device("cuda", 0)), GraphStep(PlanProcess(settings, path))
     size = CodecManifest.read(path.parent).state_size
     plan.capture({"codes": (4, 2, 16), "state": (4, size), "history": (4, 1)}, 3)
     random = np.random.default_rng(0)
@@ -96,4 +107,39 @@ def test_stand_in_gives_what_the_verified_plan_gives_with_and_without_graphs(
     too_long = {name: torch.from_numpy(array) for name, array in tensors.items()}
     too_long["codes"] = torch.zeros(MAX_BATCH, MAX_FRAMES + 1, 16, dtype=torch.int32)
     with pytest.raises(stand_in.InvalidInputError, match="codes: the plan was not built for the shape"):
+        plan.run(too_long)
+
+
+@pytest.fixture(scope="module", params=[SPEAKER_ENCODER, CODEC_ENCODER], ids=lambda encoder: encoder.name)
+def encoder_plan(
+    request: pytest.FixtureRequest, checkpoint_of: CheckpointOf, repository: Path, settings: TensorRtSettings
+) -> tuple[Encoder, Path]:
+    """An encoder, and the version folder of its plan, which export has found to agree with PyTorch."""
+    encoder: Encoder = request.param
+    folder, checkpoint = repository / encoder.name, Checkpoint.open(str(checkpoint_of("base")))
+    with Progress(disable=True) as progress:
+        print(export_encoder(encoder, checkpoint, folder, tensorrt(settings), progress))
+    assert is_encoder_current(encoder, checkpoint, folder, tensorrt(settings))
+    return encoder, folder / "1"
+
+
+def test_encoder_plan_fits_this_machine(encoder_plan: tuple[Encoder, Path]) -> None:
+    _, folder = encoder_plan
+    largest = encoders.input_shapes(MOST_FRAMES)
+    check_plan(folder, EncoderManifest.read(folder), torch.device("cuda", 0), largest)
+
+
+@pytest.mark.skipif(not HERE, reason="TensorRT is in another Python")
+def test_stand_in_gives_what_the_verified_encoder_plan_gives(
+    encoder_plan: tuple[Encoder, Path], settings: TensorRtSettings, stand_in: ModuleType
+) -> None:
+    encoder, folder = encoder_plan
+    path = folder / "model.plan"
+    plan, verified = stand_in.Plan(path, torch.device("cuda", 0)), PlanProcess(settings, path)
+    for frames in (1, COMMON_FRAMES, MOST_FRAMES):
+        inputs = encoder.inputs(frames)
+        found = plan.run({name: torch.from_numpy(array) for name, array in inputs.items()})
+        np.testing.assert_allclose(found[encoder.output].cpu().numpy(), verified(inputs)[encoder.output], atol=1e-5)
+    too_long = {name: torch.from_numpy(array) for name, array in encoder.inputs(MOST_FRAMES + 1).items()}
+    with pytest.raises(stand_in.InvalidInputError, match="the plan was not built for the shape"):
         plan.run(too_long)

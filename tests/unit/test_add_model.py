@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import scripts.add_model as command
 from qwen3_tts_engine.config import ConfigError, EngineConfig
-from qwen3_tts_engine.manifest import CodecManifest
+from qwen3_tts_engine.manifest import CodecManifest, EncoderManifest
 from scripts.add_model import AddModelError, add_model
 from tests.conftest import CheckpointOf
 
@@ -62,6 +62,38 @@ def test_another_codec_is_refused(repository: Path, checkpoint_of: CheckpointOf)
     assert not (repository / "design").exists()
 
 
+def speaker_encoder_of(folder: Path) -> str:
+    return str(parse(folder / "config.pbtxt").parameters["speaker_encoder"].string_value)
+
+
+def test_a_base_checkpoint_has_its_own_speaker_encoder(
+    tiny_base_models: Path, repository: Path, checkpoint_of: CheckpointOf
+) -> None:
+    base = str(checkpoint_of("base"))
+    shutil.copytree(tiny_base_models / "speaker_encoder", repository / "speaker_encoder")
+    assert speaker_encoder_of(add_model("first", base, repository)) == "speaker_encoder"
+    (repository / "speaker_encoder").rename(repository / "of_anna")
+    assert speaker_encoder_of(add_model("second", base, repository)) == "of_anna"
+    main = repository / "qwen3_tts" / "config.pbtxt"
+    text = main.read_text() + 'parameters { key: "speaker_encoder" value { string_value: "of_bert" } }\n'
+    main.write_text(text)
+    assert speaker_encoder_of(add_model("third", base, repository)) == "of_anna"
+    assert parse(main).parameters["speaker_encoder"].string_value == "of_bert"
+
+
+def test_a_speaker_encoder_that_is_not_exported_is_named(
+    tiny_base_models: Path, repository: Path, checkpoint_of: CheckpointOf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = str(checkpoint_of("base"))
+    assert speaker_encoder_of(add_model("first", base, repository)) == "speaker_encoder"
+    shutil.copytree(tiny_base_models / "speaker_encoder", repository / "speaker_encoder")
+    folder = repository / "speaker_encoder" / "1"
+    EncoderManifest.read(folder).model_copy(update={"digest": "another"}).write(folder)
+    assert speaker_encoder_of(add_model("second", base, repository)) == "second_speaker_encoder"
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith(f"python -m export --checkpoint {base} --speaker-encoder second_speaker_encoder")
+
+
 @pytest.mark.parametrize(
     ("name", "checkpoint", "message"),
     [
@@ -97,5 +129,8 @@ def test_each_model_has_its_own_environment() -> None:
     assert (design.checkpoint, design.max_streams, design.max_waiting) == ("given", 7, 9)
     own = EngineConfig.from_parameters(settings, environment | {"MY_DESIGN_CHECKPOINT": "own"}, "my-design")
     assert own.checkpoint == "own"
+    encoder = {"QWEN3_TTS_SPEAKER_ENCODER": "main"}
+    assert EngineConfig.from_parameters(settings, encoder).speaker_encoder == "main"
+    assert EngineConfig.from_parameters(settings, encoder, "my-design").speaker_encoder == "speaker_encoder"
     with pytest.raises(ConfigError, match="max_waiting"):
         EngineConfig.from_parameters(settings, {"MY_DESIGN_MAX_WAITING": "none"}, "my-design")

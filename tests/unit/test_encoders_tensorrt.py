@@ -1,35 +1,219 @@
-"""TensorRT takes the encoders' graphs, for references of any length; checked without a GPU by TensorRT for RTX."""
+"""The encoders as TensorRT plans: what TensorRT for RTX builds, and what is verified, kept, recorded and refused."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+import torch
+import typer
+from google.protobuf import text_format
+from rich.progress import Progress
+from torch import nn
+from tritonclient.grpc import model_config_pb2
+from typer.testing import CliRunner
 
-from export.onnx_form import ONNX
-from qwen3_tts_engine import encoders
+import export.__main__ as cli
+from export.codec_encoder import CodecEncoder
+from export.encoders import CODEC_ENCODER, MOST_FRAMES, SPEAKER_ENCODER, Encoder, export_encoder, graph, is_current
+from export.graph import ONNX_RUNTIME, Graph, Runtime
+from export.model_folder import ExportError
+from export.onnx_opset import to_opset_17
+from export.speaker_encoder import SpeakerEncoder
+from export.tensorrt_plan import PlanError, TensorRtSettings, build, tensorrt
+from qwen3_tts_engine import startup
+from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError, SpeakerEncoderConfig, SpeechTokenizerConfig
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.manifest import EncoderManifest
+from qwen3_tts_engine.weights import codec_encoder_shapes, speaker_encoder_shapes
+from scripts.synthetic_configs import Size, model_config, speech_tokenizer_config
+from scripts.synthetic_weights import initial
+from tests.conftest import CheckpointOf
 
-trt: Any = pytest.importorskip("tensorrt_rtx_bindings", reason="TensorRT for RTX")
-# The shortest, a common and the longest reference of the default settings.
-PROFILES = {
-    encoders.SPEAKER_ENCODER: {encoders.MEL: [(1, 7, 128), (1, 281, 128), (1, 2813, 128)]},
-    encoders.CODEC_ENCODER: {
-        encoders.AUDIO: [(1, 1, 1920), (1, 38, 1920), (1, 375, 1920)],
-        encoders.NUM_SAMPLES: [(1, 1), (1, 1), (1, 1)],
-    },
-}
+ENCODERS = (SPEAKER_ENCODER, CODEC_ENCODER)
+SIZES: tuple[Size, ...] = ("tiny", "1.7b")
 
 
-@pytest.mark.parametrize("name", sorted(PROFILES))
-def test_builds(tiny_base_models: Path, name: str) -> None:
-    logger = trt.Logger(trt.Logger.ERROR)
-    builder = trt.Builder(logger)
-    network = builder.create_network(0)  # strongly typed, as all of TensorRT for RTX is
-    parser = trt.OnnxParser(network, logger)
-    parsed = parser.parse_from_file(str(tiny_base_models / name / "1" / ONNX.filename))
-    assert parsed, [str(parser.get_error(i)) for i in range(parser.num_errors)]
-    profile = builder.create_optimization_profile()
-    for tensor, shapes in PROFILES[name].items():
-        profile.set_shape(tensor, *shapes)
-    config = builder.create_builder_config()
-    config.add_optimization_profile(profile)
-    assert builder.build_serialized_network(network, config) is not None
+def synthetic(encoder: Encoder, size: Size) -> nn.Module:
+    def tensors(shapes: Any) -> dict[str, torch.Tensor]:
+        return {name: initial(name, shape, 0, torch.device("cpu")) for name, shape in shapes.items()}
+
+    if encoder is SPEAKER_ENCODER:
+        speaker = SpeakerEncoderConfig.model_validate(model_config(size, "base", {})["speaker_encoder_config"])
+        return SpeakerEncoder(speaker, tensors(speaker_encoder_shapes(speaker))).eval()
+    codec = SpeechTokenizerConfig.model_validate(speech_tokenizer_config(size))
+    shapes = codec_encoder_shapes(codec.encoder_config)
+    return CodecEncoder(codec.encoder_config, codec.encoder_valid_num_quantizers, tensors(shapes)).eval()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: encoder.name)
+def test_tensorrt_for_rtx_builds_for_references_of_any_length(encoder: Encoder, size: Size, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx_bindings", reason="the extra tensorrt-rtx")
+    module, plan = synthetic(encoder, size), tmp_path / "model.plan"
+    engine = build(TensorRtSettings(cache=tmp_path), graph(encoder, module), plan)
+    assert engine.strongly_typed
+    assert engine.size == plan.stat().st_size > sum(buffer.nbytes for buffer in module.buffers()) / 2
+    shapes = {name: [tuple(shape) for shape in profile] for name, profile in engine.profile.items()}
+    assert (
+        shapes
+        == {
+            "speaker_encoder": {"mel": [(1, 7, 128), (1, 285, 128), (1, 2812, 128)]},
+            "codec_encoder": {
+                "audio": [(1, 1, 1920), (1, 38, 1920), (1, 375, 1920)],
+                "num_samples": [(1, 1), (1, 1), (1, 1)],
+            },
+        }[encoder.name]
+    )
+
+
+@pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: encoder.name)
+def test_opset_17_says_the_same(encoder: Encoder, tiny_base_models: Path, tmp_path: Path) -> None:
+    exported, portable = tiny_base_models / encoder.name / "1" / "model.onnx", tmp_path / "17.onnx"
+    shutil.copy(exported, portable)
+    to_opset_17(portable)
+    model = onnx.load(portable)
+    assert [opset.version for opset in model.opset_import if opset.domain == ""] == [17]
+    assert not any(node.op_type == "Clip" for node in model.graph.node)
+    assert all(not node.attribute for node in model.graph.node if node.op_type == "Shape")
+    for frames in (1, 7, 50):
+        inputs = encoder.inputs(frames)
+        right, found = (ONNX_RUNTIME.load(path)(inputs)[encoder.output] for path in (exported, portable))
+        np.testing.assert_allclose(found, right, atol=1e-5)
+
+
+@pytest.fixture
+def checkpoint(checkpoint_of: CheckpointOf) -> Checkpoint:
+    return Checkpoint.open(str(checkpoint_of("base")))
+
+
+@pytest.fixture
+def runtime(fake_tensorrt: TensorRtSettings, tiny_base_models: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    """TensorRT's, for graphs that were exported before."""
+
+    def write(graph: Graph, path: Path) -> None:
+        encoder = SPEAKER_ENCODER if isinstance(graph.module, SpeakerEncoder) else CODEC_ENCODER
+        shutil.copy(tiny_base_models / encoder.name / "1" / "model.onnx", path)
+
+    monkeypatch.setattr(Graph, "write", write)
+    return tensorrt(fake_tensorrt)
+
+
+def export_plan(encoder: Encoder, checkpoint: Checkpoint, folder: Path, runtime: Runtime) -> list[str]:
+    with Progress(disable=True) as progress:
+        return export_encoder(encoder, checkpoint, folder, runtime, progress)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: encoder.name)
+def test_verified_plan_is_put_in_place_with_its_facts(
+    encoder: Encoder, checkpoint: Checkpoint, runtime: Runtime, tmp_path: Path
+) -> None:
+    folder = tmp_path / "models" / f"{encoder.name}_large"
+    agreement, facts = export_plan(encoder, checkpoint, folder, runtime)
+    assert agreement.startswith("max error " if encoder is SPEAKER_ENCODER else "0.0")
+    assert sorted(path.name for path in (folder / "1").iterdir()) == ["model.json", "model.plan"]
+    manifest = EncoderManifest.read(folder / "1")
+    assert (manifest.form, manifest.opset, manifest.digest) == ("tensorrt", 17, encoder.digest(checkpoint))
+    engine = manifest.engine
+    assert engine is not None
+    assert (engine.version, engine.gpu, engine.level) == ("10.14.1.48", "NVIDIA H200", 1)
+    assert facts == str(engine)
+    config = text_format.Parse((folder / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    assert (config.name, config.backend) == (folder.name, "tensorrt")
+    assert is_current(encoder, checkpoint, folder, runtime)
+    assert not is_current(encoder, checkpoint, folder, ONNX_RUNTIME)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: encoder.name)
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [("wrong", ExportError, "differs from PyTorch for 1 frames"), ("crash", PlanError, "exit code 3")],
+)
+def test_plan_that_does_not_agree_is_deleted(
+    encoder: Encoder, spoil: str, error: type[Exception], message: str, checkpoint: Checkpoint, runtime: Runtime,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    folder = tmp_path / encoder.name
+    monkeypatch.setenv("QWEN3_TTS_FAKE_PLAN", spoil)
+    with pytest.raises(error, match=message):
+        export_plan(encoder, checkpoint, folder, runtime)
+    assert [path.name for path in folder.iterdir()] == ["1"]
+    assert not any((folder / "1").iterdir())
+
+
+def test_another_form_takes_the_place_of_the_one_before(
+    checkpoint: Checkpoint, runtime: Runtime, tiny_base_models: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_base_models / "speaker_encoder", tmp_path / "speaker_encoder")
+    assert not is_current(SPEAKER_ENCODER, checkpoint, folder, runtime)
+    export_plan(SPEAKER_ENCODER, checkpoint, folder, runtime)
+    assert EncoderManifest.read(folder / "1").form == "tensorrt"
+    assert 'backend: "tensorrt"' in (folder / "config.pbtxt").read_text()
+    export_plan(SPEAKER_ENCODER, checkpoint, folder, ONNX_RUNTIME)
+    assert EncoderManifest.read(folder / "1").engine is None
+    assert 'backend: "onnxruntime"' in (folder / "config.pbtxt").read_text()
+
+
+def test_command_gives_the_encoders_their_form(
+    checkpoint: Checkpoint, runtime: Runtime, fake_tensorrt: TensorRtSettings, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The codec aside, whose export takes most of a minute."""
+    monkeypatch.setattr(cli, "_export", lambda *arguments: None)
+    app = typer.Typer()
+    app.command()(cli.main)
+    options = ["--checkpoint", str(checkpoint.folder), "--model-repository", str(tmp_path), "--speaker-encoder", "anna"]
+    for form, expected in (("tensorrt", "tensorrt"), ("python", "onnx")):
+        result = CliRunner().invoke(app, [*options, "--form", form, "--tensorrt-python", str(fake_tensorrt.python)])
+        assert result.exit_code == 0, result.output
+        assert f"{tmp_path / 'anna'}: max error" in result.output.replace("\n", "")
+        found = [EncoderManifest.read(tmp_path / name / "1").form for name in ("anna", "codec_encoder")]
+        assert found == [expected, expected]
+
+
+@pytest.fixture
+def repository(checkpoint: Checkpoint, runtime: Runtime, tmp_path: Path) -> Path:
+    """Plans of both encoders, made with TensorRT 10.14.1 for an H200."""
+    for encoder in ENCODERS:
+        export_plan(encoder, checkpoint, tmp_path / "models" / encoder.name, runtime)
+    return tmp_path / "models"
+
+
+def check(checkpoint: Checkpoint, repository: Path, device: str = "cuda:0", **settings: Any) -> None:
+    config = EngineConfig(checkpoint="base", **settings)
+    startup.check_encoders(checkpoint, config, repository, torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "seconds", "message"),
+    [
+        ("NVIDIA L4", "10.14.1", 30, "speaker_encoder/1/model.json: engine.gpu is NVIDIA H200, this machine has .* L4"),
+        ("NVIDIA H200", "10.15.1", 30, "engine.version is 10.14.1.48, TensorRT here is 10.15.1"),
+        ("NVIDIA H200", "10.14.1", 31, r"engine.profile has mel up to \[1, 2812, 128\], \[1, 2910, 128\] is needed"),
+    ],
+)
+def test_server_refuses_a_plan_that_is_not_for_it(
+    checkpoint: Checkpoint, repository: Path, monkeypatch: pytest.MonkeyPatch,
+    gpu: str, version: str, seconds: float, message: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr("qwen3_tts_engine.plan.tensorrt_version", lambda engine: "10.14.1")
+    check(checkpoint, repository)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
+    monkeypatch.setattr("qwen3_tts_engine.plan.tensorrt_version", lambda engine: version)
+    with pytest.raises(CheckpointError, match=message):
+        check(checkpoint, repository, max_reference_seconds=seconds)
+
+
+def test_server_refuses_a_missing_plan_and_one_without_a_gpu(checkpoint: Checkpoint, repository: Path) -> None:
+    with pytest.raises(CheckpointError, match="form is tensorrt, which needs a CUDA device, this model runs on cpu"):
+        check(checkpoint, repository, "cpu")
+    (repository / "speaker_encoder" / "1" / "model.plan").unlink()
+    with pytest.raises(CheckpointError, match=r"speaker_encoder/1/model\.plan: missing; `python -m export --form"):
+        check(checkpoint, repository)
+
+
+def test_plans_are_for_the_longest_reference_of_the_default_settings() -> None:
+    assert MOST_FRAMES == EngineConfig(checkpoint="any").max_reference_frames == 375

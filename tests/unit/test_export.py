@@ -13,14 +13,15 @@ from rich.progress import Progress
 from typer.testing import CliRunner
 
 import export.__main__ as cli
-from export.code2wav import ExportError
 from export.codec import CodecStep
 from export.encoders import SPEAKER_ENCODER, export_encoder
+from export.graph import ONNX_RUNTIME
+from export.model_folder import ExportError
 from export.onnx_form import ONNX
 from export.verify import CASES, Agreement, Verification, torch_step
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES
-from qwen3_tts_engine.encoders import EncoderManifest, check_encoder
+from qwen3_tts_engine.encoders import read_encoder
 from qwen3_tts_engine.manifest import CodecManifest
 from tests.conftest import CheckpointOf
 
@@ -163,13 +164,11 @@ def test_a_base_checkpoint_brings_its_encoders(
         ("speaker_encoder", checkpoint.speaker_digest, hidden),
         ("codec_encoder", checkpoint.codec_digest, 16),
     ):
-        manifest = EncoderManifest.read(repository / name / "1")
-        assert (manifest.digest, manifest.output_size) == (digest, size)
+        manifest = read_encoder(repository / name / "1", digest, base)
+        assert (manifest.form, manifest.output_size) == ("onnx", size)
         assert sorted(path.name for path in (repository / name).iterdir()) == ["1", "config.pbtxt"]
-        check_encoder(repository, name, digest, base)
         with pytest.raises(CheckpointError, match=rf"{name}/1/model.json: made from another checkpoint than"):
-            check_encoder(repository, name, "other", base)
-    assert not (repository / "speaker_encoder" / "configs").exists()
+            read_encoder(repository / name / "1", "other", base)
 
 
 def test_another_base_checkpoint_has_a_speaker_encoder_of_its_own(
@@ -183,8 +182,9 @@ def test_another_base_checkpoint_has_a_speaker_encoder_of_its_own(
 
 
 def test_an_encoder_that_differs_is_not_put_in_place(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
-    strict = replace(SPEAKER_ENCODER, judge=lambda expected, actual: (False, "max error 9"))
+    checkpoint = Checkpoint.open(str(checkpoint_of("base")))
+    strict = replace(SPEAKER_ENCODER, limit=-1.0)
     with Progress(disable=True) as progress, pytest.raises(ExportError, match="differs from PyTorch for 1 frames"):
-        export_encoder(strict, Checkpoint.open(str(checkpoint_of("base"))), tmp_path / "speaker_encoder", progress)
+        export_encoder(strict, checkpoint, tmp_path / "speaker_encoder", ONNX_RUNTIME, progress)
     assert list((tmp_path / "speaker_encoder" / "1").iterdir()) == []
     assert not (tmp_path / "speaker_encoder" / "config.pbtxt").exists()

@@ -7,9 +7,11 @@ import pytest
 from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2
 
-import export.encoders
-from export.onnx_form import ONNX
-from export.tensorrt_form import TensorRtSettings, profile, tensorrt_form
+from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, configured
+from export.graph import Runtime
+from export.onnx_form import ONNX, plan_profile
+from export.tensorrt_form import tensorrt_form
+from export.tensorrt_plan import TensorRtSettings
 from qwen3_tts_engine import code2wav, encoders
 from qwen3_tts_engine.checkpoint import CodecDecoderConfig, SpeechTokenizerConfig
 from qwen3_tts_engine.config import EngineConfig
@@ -20,9 +22,6 @@ REPOSITORY = Path(__file__).parents[2] / "model_repository"
 CONFIGS = sorted(path for name in ("qwen3_tts", "code2wav") for path in (REPOSITORY / name).rglob("*.pbtxt"))
 TENSORRT = REPOSITORY / code2wav.MODEL_NAME / "config.pbtxt"
 ONNXRUNTIME = REPOSITORY / code2wav.MODEL_NAME / "configs" / "onnxruntime.pbtxt"
-ENCODERS = {
-    path.parent.name: path for path in (Path(export.encoders.__file__).parent / "models").glob("*/config.pbtxt")
-}
 PYTHON = REPOSITORY / code2wav.MODEL_NAME / "configs" / "python.pbtxt"
 
 PLAN_FORM = tensorrt_form(TensorRtSettings())
@@ -88,17 +87,24 @@ def test_configurations_of_a_model_differ_only_where_they_must() -> None:
     assert tensorrt == onnxruntime == python
 
 
-def test_encoders() -> None:
-    assert ENCODERS.keys() == {encoders.SPEAKER_ENCODER, encoders.CODEC_ENCODER}
-    speaker, codec = (parse(ENCODERS[name]) for name in (encoders.SPEAKER_ENCODER, encoders.CODEC_ENCODER))
-    assert tensors(speaker.input) == {encoders.MEL: ("FP32", [-1, 128])}
-    assert tensors(speaker.output) == {encoders.X_VECTOR: ("FP32", [-1])}
-    assert tensors(codec.input) == {encoders.AUDIO: ("FP32", [-1, 1920]), encoders.NUM_SAMPLES: ("INT32", [1])}
-    assert tensors(codec.output) == {encoders.CODES: ("INT32", [-1, 16])}
-    for name, path in ENCODERS.items():
-        config = parse(path)
-        assert (config.name, config.backend, config.default_model_filename) == (name, "onnxruntime", ONNX.filename)
-        assert config.max_batch_size == 1
+@pytest.mark.parametrize("runtime", [ONNX.encoders, PLAN_FORM.encoders], ids=lambda runtime: runtime.name)
+def test_encoders(runtime: Runtime) -> None:
+    speaker, codec = (
+        text_format.Parse(configured(encoder, runtime, f"{encoder.name}_large", 2048), model_config_pb2.ModelConfig())
+        for encoder in (SPEAKER_ENCODER, CODEC_ENCODER)
+    )
+    assert tensors(speaker.input) == {encoders.MEL: ("FP32", [1, -1, 128])}
+    assert tensors(speaker.output) == {encoders.X_VECTOR: ("FP32", [1, 2048])}
+    assert tensors(codec.input) == {encoders.AUDIO: ("FP32", [1, -1, 1920]), encoders.NUM_SAMPLES: ("INT32", [1, 1])}
+    assert tensors(codec.output) == {encoders.CODES: ("INT32", [1, -1, 16])}
+    on_gpu = runtime.name == "tensorrt"
+    for name, config in (("speaker_encoder_large", speaker), ("codec_encoder_large", codec)):
+        assert (config.name, config.default_model_filename) == (name, runtime.filename)
+        assert config.backend == ("tensorrt" if on_gpu else "onnxruntime")
+        kinds = config.instance_group[0]
+        assert kinds.kind == (kinds.KIND_GPU if on_gpu else kinds.KIND_CPU)
+        # Not a batch of one: Triton's own backends want a batch to be a dimension that varies.
+        assert config.max_batch_size == 0
 
 
 @pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME], ids=lambda path: path.stem)
@@ -113,7 +119,7 @@ def test_ranges_of_values_are_those_of_the_codec(path: Path) -> None:
 
 def test_cuda_graphs_are_within_the_plan_and_cover_the_chunk_ramp() -> None:
     specs = parse(TENSORRT).optimization.cuda.graph_spec
-    shapes = profile(code2wav.state_size(released_codec()))
+    shapes = plan_profile(code2wav.state_size(released_codec()))
     covered: dict[int, set[int]] = {}
     for spec in specs:
         for name, (smallest, _, largest) in shapes.items():

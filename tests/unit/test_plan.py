@@ -7,6 +7,7 @@ import torch
 
 from qwen3_tts_engine import plan
 from qwen3_tts_engine.checkpoint import CheckpointError
+from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES, input_shapes
 from qwen3_tts_engine.manifest import CodecManifest, EngineFacts
 
 ENGINE = EngineFacts(
@@ -18,6 +19,7 @@ MANIFEST = CodecManifest(
     torch="", onnx="", commit=None, engine=ENGINE,
 )  # fmt: skip
 CUDA = torch.device("cuda", 0)
+LARGEST = input_shapes(MAX_BATCH, MAX_FRAMES, 1)
 
 
 @pytest.fixture
@@ -29,23 +31,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_plan_made_here_is_taken(folder: Path) -> None:
-    plan.check_plan(folder, MANIFEST, CUDA)
+    plan.check_plan(folder, MANIFEST, CUDA, LARGEST)
+
+
+def test_other_forms_need_no_machine(tmp_path: Path) -> None:
+    plan.check_plan(tmp_path, MANIFEST.model_copy(update={"form": "onnx"}), torch.device("cpu"), LARGEST)
 
 
 def test_missing_plan_says_how_to_get_one(folder: Path) -> None:
     (folder / "model.plan").unlink()
     with pytest.raises(CheckpointError, match=r"model\.plan: missing; `python -m export --form tensorrt`"):
-        plan.check_plan(folder, MANIFEST, CUDA)
+        plan.check_plan(folder, MANIFEST, CUDA, LARGEST)
 
 
 def test_plan_on_the_cpu(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="needs a CUDA device, this model runs on cpu"):
-        plan.check_plan(folder, MANIFEST, torch.device("cpu"))
+        plan.check_plan(folder, MANIFEST, torch.device("cpu"), LARGEST)
 
 
 def test_facts_are_required(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"model\.json: engine: missing"):
-        plan.check_plan(folder, MANIFEST.model_copy(update={"engine": None}), CUDA)
+        plan.check_plan(folder, MANIFEST.model_copy(update={"engine": None}), CUDA, LARGEST)
 
 
 @pytest.mark.parametrize(
@@ -54,18 +60,21 @@ def test_facts_are_required(folder: Path) -> None:
         ({"gpu": "NVIDIA L4"}, "engine.gpu is NVIDIA L4, this machine has NVIDIA H200"),
         ({"gpu": None}, "engine.gpu is None, this machine has NVIDIA H200"),
         ({"version": "10.15.1.29"}, "engine.version is 10.15.1.29, TensorRT here is 10.14.1"),
-        ({"profile": {"codes": [[1, 1, 16], [4, 4, 16], [16, 8, 16]]}}, r"up to \[16, 8\] rows and frames, \[64, 32\]"),
+        (
+            {"profile": {"codes": [[1, 1, 16], [4, 4, 16], [16, 8, 16]]}},
+            r"has codes up to \[16, 8, 16\], \[64, 32, 16\] is needed",
+        ),
     ],
 )
 def test_every_difference_is_named(folder: Path, change: dict[str, object], message: str) -> None:
     manifest = MANIFEST.model_copy(update={"engine": ENGINE.model_copy(update=change)})
     with pytest.raises(CheckpointError, match=message) as refused:
-        plan.check_plan(folder, manifest, CUDA)
+        plan.check_plan(folder, manifest, CUDA, LARGEST)
     assert str(folder / "model.json") in str(refused.value)
 
 
 def test_what_is_not_known_is_not_held_against_a_plan() -> None:
-    assert plan.differences(ENGINE, None, None) == []
+    assert plan.differences(ENGINE, None, None, LARGEST) == []
 
 
 @pytest.mark.parametrize(("number", "version"), [(101401, "10.14.1"), (110000, "11.0.0"), (8600, "8.6.0")])
@@ -83,6 +92,6 @@ def test_no_library_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_summary_reads_at_a_glance() -> None:
     assert str(ENGINE) == (
-        "tensorrt 10.14.1.48 for NVIDIA H200, level 3: batch 1 to 64, 1 to 32 frames, strongly typed FP16/FP32, 0 MB, "
+        "tensorrt 10.14.1.48 for NVIDIA H200, level 3: codes [1, 1, 16] to [64, 32, 16], strongly typed, 0 MB, "
         "1 layers, 1 s"
     )

@@ -3,14 +3,18 @@
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
-import export.tensorrt_form as tensorrt_form_module
-from export import onnx_form
+from export import tensorrt_plan
 from export.codec import CodecStep
-from export.tensorrt_form import PlanError, TensorRtSettings, build, tensorrt_form
+from export.graph import Graph
+from export.onnx_form import graph
+from export.tensorrt_api import configure, create_network, import_tensorrt
+from export.tensorrt_form import tensorrt_form
+from export.tensorrt_plan import PlanError, TensorRtSettings, build
 from qwen3_tts_engine.checkpoint import SpeechTokenizerConfig
 from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES
 from qwen3_tts_engine.weights import codec_decoder_shapes
@@ -31,7 +35,7 @@ def half_step(size: Size) -> CodecStep:
 @pytest.mark.parametrize("size", SIZES)
 def test_builds_a_strongly_typed_plan(size: Size, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     step, plan = half_step(size), tmp_path / "model.plan"
-    engine = build(TensorRtSettings(cache=tmp_path), step, plan)
+    engine = build(TensorRtSettings(cache=tmp_path), graph(step), plan)
     assert engine.library.startswith("tensorrt_rtx")
     assert engine.strongly_typed
     assert engine.profile["codes"][0] == [1, 1, 16]
@@ -62,7 +66,30 @@ def test_plan_that_cannot_be_run_is_not_verified(tmp_path: Path) -> None:
 def test_tensorrt_that_needs_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tensorrt.py").write_text("__version__ = '10.14.1.48'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(onnx_form, "build", lambda step, path: path.touch())
-    monkeypatch.setattr(tensorrt_form_module, "to_opset_17", lambda path: None)
+    monkeypatch.setattr(Graph, "write", lambda graph, path: path.touch())
+    monkeypatch.setattr(tensorrt_plan, "to_opset_17", lambda path: None)
     with pytest.raises(PlanError, match=r"tensorrt 10\.14\.1\.48 builds on a GPU; TensorRT for RTX builds without one"):
-        build(TensorRtSettings(cache=tmp_path), half_step("tiny"), tmp_path / "model.plan")
+        build(TensorRtSettings(cache=tmp_path), graph(half_step("tiny")), tmp_path / "model.plan")
+
+
+def test_fp32_is_no_tf32() -> None:
+    trt = import_tensorrt()
+    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+    config = configure(trt, builder, create_network(trt, builder), level=0, report=print)
+    assert not config.get_flag(trt.BuilderFlag.TF32)
+
+
+@pytest.mark.parametrize(("dtype", "flags"), [("half", ["FP16", "PREFER_PRECISION_CONSTRAINTS"]), ("float", [])])
+def test_tensorrt_8_computes_in_fp16_where_the_graph_does(dtype: str, flags: list[str]) -> None:
+    """It has no strongly typed networks."""
+    trt, network = MagicMock(__name__="tensorrt", float16="half", float32="float"), MagicMock(num_inputs=1)
+    del trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
+    del trt.IProgressMonitor
+    layer = MagicMock(type=trt.LayerType.SOFTMAX, precision="any")
+    layer.get_output.return_value.dtype = "float"
+    network.num_layers, network.get_layer.return_value = 1, layer
+    network.get_input.return_value.dtype = dtype
+    config = configure(trt, MagicMock(), network, level=3, report=print)
+    assert [call.args for call in config.set_flag.call_args_list] == [(getattr(trt.BuilderFlag, f),) for f in flags]
+    assert config.clear_flag.call_args.args == (trt.BuilderFlag.TF32,)
+    assert layer.precision == ("float" if flags else "any")

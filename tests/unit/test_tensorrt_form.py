@@ -1,7 +1,6 @@
 """`--form tensorrt` with a stand-in for the Python that has TensorRT: what is verified, kept, recorded and refused."""
 
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,48 +15,43 @@ from typer.testing import CliRunner
 
 import export.__main__ as cli
 from export import onnx_form
-from export.code2wav import Exported, ExportError, export, is_current
+from export.code2wav import Exported, export, is_current
 from export.codec import CodecStep
 from export.form import Form
+from export.graph import Graph
+from export.model_folder import ExportError
+from export.onnx_form import ONNX
 from export.onnx_opset import to_opset_17
-from export.tensorrt_form import PlanError, PlanProcess, TensorRtSettings, tensorrt_form
+from export.tensorrt_form import tensorrt_form
+from export.tensorrt_plan import PlanError, TensorRtSettings
 from export.verify import Agreement, compare_utterance
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES
 from qwen3_tts_engine.manifest import CodecManifest
-
-STAND_IN = Path(__file__).parents[1] / "fakes" / "plan_python.py"
 
 
 @pytest.fixture(scope="module")
 def half_graph(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny codec in FP16 as the exporter writes it, which takes it most of a minute."""
     path = tmp_path_factory.mktemp("onnx") / "half.onnx"
-    onnx_form.build(CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint)), torch.float16), path)
+    onnx_form.graph(CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint)), torch.float16)).write(path)
     return path
 
 
 @pytest.fixture(autouse=True)
 def _export_once(half_graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(step: CodecStep, path: Path) -> None:
-        assert step.dtype == torch.float16
+    def write(graph: Graph, path: Path) -> None:
+        assert isinstance(graph.module, CodecStep)
+        assert graph.module.dtype == torch.float16
         shutil.copy(half_graph, path)
 
-    monkeypatch.setattr(onnx_form, "build", build)
+    monkeypatch.setattr(Graph, "write", write)
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> TensorRtSettings:
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STAND_IN}" "$@"\n')
-    python.chmod(0o755)
-    return TensorRtSettings(python, level=1, cache=tmp_path / "cache")
-
-
-@pytest.fixture
-def form(settings: TensorRtSettings) -> Form:
+def form(fake_tensorrt: TensorRtSettings) -> Form:
     """Fewer and smaller batches than the real one's."""
-    return replace(tensorrt_form(settings), cases=((1, 1), (2, 3)), utterance=40)
+    return replace(tensorrt_form(fake_tensorrt), cases=((1, 1), (2, 3)), utterance=40)
 
 
 @pytest.fixture
@@ -107,10 +101,10 @@ def test_crash_of_tensorrt_is_an_error_and_no_plan(
 
 
 def test_shape_outside_the_profile_is_refused_and_the_next_one_served(
-    checkpoint: Checkpoint, settings: TensorRtSettings, form: Form, tmp_path: Path
+    checkpoint: Checkpoint, form: Form, tmp_path: Path
 ) -> None:
     export_plan(checkpoint, tmp_path, form)
-    plan = PlanProcess(settings, tmp_path / "code2wav" / "1" / "model.plan")
+    plan = form.load(tmp_path / "code2wav" / "1" / "model.plan")
     state = np.zeros((1, CodecManifest.read(tmp_path / "code2wav" / "1").state_size), np.float32)
     with pytest.raises(PlanError, match=r"codes: the plan does not take the shape \[1, 33, 16\]"):
         plan(np.zeros((1, MAX_FRAMES + 1, 16)), state, np.zeros((1, 1)))
@@ -133,13 +127,13 @@ def test_drift_within_an_utterance_is_seen() -> None:
 
 
 def test_build_only_leaves_the_repository_alone_and_says_so(
-    settings: TensorRtSettings, tiny_checkpoint: Path, tmp_path: Path
+    fake_tensorrt: TensorRtSettings, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     app = typer.Typer()
     app.command()(cli.main)
     paths = {"--checkpoint": tiny_checkpoint, "--model-repository": tmp_path, "--build-only": tmp_path / "out.plan"}
     options = [str(part) for pair in paths.items() for part in pair]
-    options += ["--form", "tensorrt", "--tensorrt-python", str(settings.python)]
+    options += ["--form", "tensorrt", "--tensorrt-python", str(fake_tensorrt.python)]
     result = CliRunner().invoke(app, options)
     assert result.exit_code == 0
     assert "NOT verified" in result.output
@@ -159,7 +153,7 @@ def test_opset_17_says_the_same(tiny_code2wav: Path, tmp_path: Path) -> None:
     state = np.zeros((3, CodecManifest.read(exported.parent).state_size), np.float32)
     codes = np.random.default_rng(0).integers(-5, 3000, (3, 5, 16), np.int32)
     inputs = codes, state, np.array([[0], [3], [71]], np.int32)
-    for right, found in zip(onnx_form.load(exported)(*inputs), onnx_form.load(portable)(*inputs), strict=True):
+    for right, found in zip(ONNX.load(exported)(*inputs), ONNX.load(portable)(*inputs), strict=True):
         np.testing.assert_allclose(found, right, atol=1e-5)
 
 

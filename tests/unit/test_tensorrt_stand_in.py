@@ -13,16 +13,22 @@ import torch
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
+from export.encoders import CODEC_ENCODER, configured
+from export.tensorrt_plan import TensorRtSettings, tensorrt
+
 ROOT = Path(__file__).parents[2]
 BACKENDS = ROOT / "scripts" / "embedded" / "backends"
 STATE = 1298496
 
 
-def model_config() -> dict[str, Any]:
-    """code2wav's configuration as Triton hands it to a Python backend."""
-    text = (ROOT / "model_repository" / "code2wav" / "config.pbtxt").read_text()
+CODE2WAV = (ROOT / "model_repository" / "code2wav" / "config.pbtxt").read_text()
+
+
+def model_config(text: str) -> dict[str, Any]:
+    """A configuration as Triton hands it to a Python backend."""
     parsed = text_format.Parse(text, model_config_pb2.ModelConfig())
-    config: dict[str, Any] = json.loads(json_format.MessageToJson(parsed, preserving_proto_field_name=True))
+    every = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
+    config: dict[str, Any] = json.loads(json_format.MessageToJson(parsed, **every))
     return config
 
 
@@ -42,6 +48,19 @@ class ScriptedPlan:
     def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         self.batches.append(len(inputs["codes"]))
         return {"waveform": inputs["codes"][:, 0, :1].float(), "state_out": inputs["state"]}
+
+
+class ScriptedEncoder(ScriptedPlan):
+    """Of references: the codes of each frame are how many samples there are."""
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        super().__init__(path, device)
+        self.dtypes = {"audio": torch.float32, "num_samples": torch.int32}
+        self.dims = {"audio": (1, -1, 1920), "num_samples": (1, 1)}
+
+    def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        self.batches.append(len(inputs["audio"]))
+        return {"codes": inputs["num_samples"][:, None].expand(1, inputs["audio"].shape[1], 16)}
 
 
 @pytest.fixture
@@ -88,19 +107,23 @@ def response(tensors: list[Tensor] | None = None, error: TritonError | None = No
 
 
 def request(code: int, rows: int = 1, **change: torch.Tensor) -> Any:
-    tensors = {
+    codes = {
         "codes": torch.full((rows, 2, 16), code, dtype=torch.int32),
         "state": torch.zeros(rows, STATE, dtype=torch.float16),
         "history": torch.zeros(rows, 1, dtype=torch.int32),
-    } | change
+    }
+    return request_of(codes | change, ["waveform", "state_out"])
+
+
+def request_of(tensors: dict[str, torch.Tensor], outputs: list[str]) -> Any:
     inputs = [Tensor(name, tensor) for name, tensor in tensors.items()]
-    return SimpleNamespace(inputs=lambda: inputs, requested_output_names=lambda: ["waveform", "state_out"])
+    return SimpleNamespace(inputs=lambda: inputs, requested_output_names=lambda: outputs)
 
 
-def initialized(backend: SimpleNamespace, **change: str) -> Any:
+def initialized(backend: SimpleNamespace, config: str = CODE2WAV, **change: str) -> Any:
     model = backend.model.TritonPythonModel()
     arguments = {
-        "model_config": json.dumps(model_config()), "model_instance_kind": "GPU", "model_instance_device_id": "0",
+        "model_config": json.dumps(model_config(config)), "model_instance_kind": "GPU", "model_instance_device_id": "0",
         "model_repository": "/models/code2wav", "model_version": "1",
     } | change  # fmt: skip
     model.initialize(arguments)
@@ -141,6 +164,25 @@ def test_merges_requests_and_refuses_malformed_ones_alone(backend: SimpleNamespa
     assert out_of_range.args == ("codes: values from 2048 to 2048 given, must be 0 to 2047", "invalid")
     assert wrong_size.args[0] == "state: torch.float16 [1, 7] given, torch.float16 [-1, 1298496] expected"
     assert too_old.args[0] == "history: values from 72 to 72 given, must be 0 to 71"
+
+
+def test_serves_what_the_exporter_configures_for_an_encoder(
+    backend: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend.model, "Plan", ScriptedEncoder)
+    runtime = tensorrt(TensorRtSettings())
+    model = initialized(backend, configured(CODEC_ENCODER, runtime, "codec_encoder", 16))
+    assert plan_of(model).captured == []
+
+    def reference(frames: int, samples: int, size: int = 1920) -> Any:
+        count = torch.tensor([[samples]], dtype=torch.int32)
+        return request_of({"audio": torch.zeros(1, frames, size), "num_samples": count}, ["codes"])
+
+    first, second, wrong = model.execute([reference(2, 3000), reference(2, 3500), reference(2, 0, size=7)])
+    assert plan_of(model).batches == [1, 1]
+    assert first["codes"].tolist() == [[[3000] * 16] * 2]
+    assert second["codes"].shape == (1, 2, 16)
+    assert wrong.args == ("audio: torch.float32 [1, 2, 7] given, torch.float32 [1, -1, 1920] expected", "invalid")
 
 
 def test_a_graph_serves_smaller_batches_of_its_shape_only(backend: SimpleNamespace) -> None:

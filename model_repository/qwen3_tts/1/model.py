@@ -57,8 +57,8 @@ class TritonPythonModel:
     ) -> Voices | None:
         if checkpoint.config.tts_model_type != "base":
             return None
-        encoder = BlsEncoder(config.speaker_encoder, codec.states)
-        return startup.open_voices(checkpoint, config, self._repository, prompts, encoder)
+        startup.check_encoders(checkpoint, config, self._repository, codec.states.device)
+        return startup.open_voices(checkpoint, config, prompts, BlsEncoder(config.speaker_encoder, codec.states))
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:

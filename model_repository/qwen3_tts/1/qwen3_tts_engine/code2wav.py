@@ -17,6 +17,7 @@ SAMPLES_PER_FRAME = 1920
 FRAME_SECONDS = SAMPLES_PER_FRAME / SAMPLE_RATE
 MAX_FRAMES = 32
 CODEBOOK_SIZE = 2048
+NUM_CODEBOOKS = 16
 MAX_BATCH = 64
 
 # Kernel sizes and dilations that the released class fixes in code (spec §4.1).
@@ -35,6 +36,11 @@ class StatePiece:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+
+def input_shapes(rows: int, frames: int, state_size: int) -> dict[str, list[int]]:
+    """Of each input, for a batch of `rows` streams with `frames` new frames each."""
+    return {CODES: [rows, frames, NUM_CODEBOOKS], STATE: [rows, state_size], HISTORY: [rows, 1]}
 
 
 def max_history(config: CodecDecoderConfig) -> int:

@@ -13,7 +13,7 @@ from qwen3_tts_engine.code2wav import FRAME_SECONDS
 ENVIRONMENT_PREFIX = "QWEN3_TTS_"
 MAIN_MODEL = "qwen3_tts"
 # What makes a model another one than its neighbour on the same server.
-OF_ONE_MODEL = ("checkpoint", "revision")
+OF_ONE_MODEL = ("checkpoint", "revision", "speaker_encoder")
 
 
 class ConfigError(ValueError):

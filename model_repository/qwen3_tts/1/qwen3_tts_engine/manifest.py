@@ -1,7 +1,7 @@
-"""What an exported code2wav was made from: model.json beside its model file."""
+"""What an exported model was made from: model.json beside its model file."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,24 +29,19 @@ class EngineFacts(BaseModel):
     profile: dict[str, list[list[int]]]  # smallest, commonest and largest shape of each input
 
     def __str__(self) -> str:
-        smallest, _, largest = self.profile["codes"]
-        shapes = f"batch {smallest[0]} to {largest[0]}, {smallest[1]} to {largest[1]} frames"
-        typed = "strongly typed FP16/FP32" if self.strongly_typed else "FP16 with FP32 pinned"
+        name, (smallest, _, largest) = next(iter(self.profile.items()))
+        typed = "strongly typed" if self.strongly_typed else "weakly typed"
         made = f"{self.library} {self.version} for {self.gpu or 'any GPU'}, level {self.level}"
+        shapes = f"{name} {smallest} to {largest}"
         return f"{made}: {shapes}, {typed}, {self.size / 1e6:.0f} MB, {self.layers} layers, {self.build_seconds:.0f} s"
 
 
-class CodecManifest(BaseModel):
+class Manifest(BaseModel):
     """Written by `python -m export` once the model file is verified, read by the talker when it starts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     form: FormName
-    state_size: int = Field(gt=0)
-    state_dtype: Literal["FP32", "FP16"]
-    codec_digest: str  # Checkpoint.codec_digest
-    max_frames: int = Field(gt=0)
-    sample_rate: int = Field(gt=0)
     opset: int | None  # of the graph; none where the form has no graph
     torch: str
     onnx: str
@@ -54,12 +49,29 @@ class CodecManifest(BaseModel):
     engine: EngineFacts | None = None
 
     @classmethod
-    def read(cls, folder: Path) -> "CodecManifest":
+    def read(cls, folder: Path) -> Self:
         """The manifest in a version folder; raises CheckpointError naming the file, and every wrong field."""
         path = folder / MANIFEST
         if not path.is_file():
-            raise CheckpointError(f"{path}: missing; `python -m export` writes it beside the model it exports")
+            raise CheckpointError(f"{path}: missing; `python -m export` of the checkpoint writes it beside the model")
         return read_config(path, cls)
 
     def write(self, folder: Path) -> None:
         (folder / MANIFEST).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+class CodecManifest(Manifest):
+    """Of code2wav."""
+
+    state_size: int = Field(gt=0)
+    state_dtype: Literal["FP32", "FP16"]
+    codec_digest: str  # Checkpoint.codec_digest
+    max_frames: int = Field(gt=0)
+    sample_rate: int = Field(gt=0)
+
+
+class EncoderManifest(Manifest):
+    """Of a model that reads a reference."""
+
+    digest: str  # of its weights: Checkpoint.speaker_digest or Checkpoint.codec_digest
+    output_size: int = Field(gt=0)  # elements of the x-vector, or codebooks

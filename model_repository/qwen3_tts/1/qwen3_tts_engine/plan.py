@@ -6,14 +6,21 @@ from pathlib import Path
 import torch
 
 from qwen3_tts_engine.checkpoint import CheckpointError
-from qwen3_tts_engine.code2wav import CODES, MAX_BATCH, MAX_FRAMES
-from qwen3_tts_engine.manifest import MANIFEST, PLAN, CodecManifest, EngineFacts
+from qwen3_tts_engine.manifest import MANIFEST, PLAN, EngineFacts, Manifest
 
 MAJORS = (8, 10, 11)
+# By input.
+Shapes = dict[str, list[int]]
 
 
-def check_plan(folder: Path, manifest: CodecManifest, device: torch.device) -> None:
-    """Raises CheckpointError, naming file and what differs, when the plan of `folder` cannot serve on `device`."""
+def check_plan(folder: Path, manifest: Manifest, device: torch.device, largest: Shapes) -> None:
+    """Nothing for another form than a plan.
+
+    Raises CheckpointError, naming file and what differs, when the plan of `folder` cannot serve on `device`, or not
+    the largest shapes that come.
+    """
+    if manifest.form != "tensorrt":
+        return
     path = folder / MANIFEST
     if not (folder / PLAN).is_file():
         raise CheckpointError(f"{folder / PLAN}: missing; `python -m export --form tensorrt` builds it on this GPU")
@@ -21,20 +28,21 @@ def check_plan(folder: Path, manifest: CodecManifest, device: torch.device) -> N
         raise CheckpointError(f"{path}: engine: missing; `python -m export --form tensorrt` writes it")
     if device.type != "cuda":
         raise CheckpointError(f"{path}: form is tensorrt, which needs a CUDA device, this model runs on {device}")
-    if problems := differences(manifest.engine, torch.cuda.get_device_name(device), tensorrt_version(manifest.engine)):
+    gpu, tensorrt = torch.cuda.get_device_name(device), tensorrt_version(manifest.engine)
+    if problems := differences(manifest.engine, gpu, tensorrt, largest):
         raise CheckpointError(f"{path}: {'; '.join(problems)}: build the plan on this machine")
 
 
-def differences(engine: EngineFacts, gpu: str | None, tensorrt: str | None) -> list[str]:
-    """What of a plan does not fit a GPU and a TensorRT; None is for what is not known."""
+def differences(engine: EngineFacts, gpu: str | None, tensorrt: str | None, largest: Shapes) -> list[str]:
+    """What of a plan does not fit a GPU, a TensorRT and the largest shapes; None is for what is not known."""
     problems = []
     if gpu is not None and engine.gpu != gpu:
         problems.append(f"engine.gpu is {engine.gpu}, this machine has {gpu}")
     if tensorrt is not None and _release(engine.version) != _release(tensorrt):
         problems.append(f"engine.version is {engine.version}, TensorRT here is {tensorrt}")
-    largest = engine.profile[CODES][-1][:2]
-    if largest != [MAX_BATCH, MAX_FRAMES]:
-        problems.append(f"engine.profile goes up to {largest} rows and frames, {[MAX_BATCH, MAX_FRAMES]} are needed")
+    for name, shapes in engine.profile.items():
+        if any(has < wanted for has, wanted in zip(shapes[-1], largest[name], strict=True)):
+            problems.append(f"engine.profile has {name} up to {shapes[-1]}, {largest[name]} is needed")
     return problems
 
 

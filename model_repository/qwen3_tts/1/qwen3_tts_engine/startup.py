@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from qwen3_tts_engine import code2wav
+from qwen3_tts_engine import code2wav, encoders
 from qwen3_tts_engine.capacity import Capacity
 from qwen3_tts_engine.checkpoint import WEIGHTS, Checkpoint, CheckpointError, load_tensors
 from qwen3_tts_engine.chunker import Chunker
@@ -16,7 +16,6 @@ from qwen3_tts_engine.code_predictor import CodePredictor
 from qwen3_tts_engine.codec import CodecStates
 from qwen3_tts_engine.config import ConfigError, EngineConfig
 from qwen3_tts_engine.contracts import CodecClient, Runner
-from qwen3_tts_engine.encoders import CODEC_ENCODER, check_encoder
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.limits import RunnerLimits
 from qwen3_tts_engine.manifest import MANIFEST, CodecManifest
@@ -155,16 +154,18 @@ def _frame_seconds(scheduler: Scheduler) -> float:
     return scheduler.capacity.frame_seconds(scheduler.num_talking)
 
 
-def open_voices(
-    checkpoint: Checkpoint, config: EngineConfig, repository: Path, prompts: PromptBuilder, encoder: Encoder
-) -> Voices:
-    """The voices of a Base checkpoint.
-
-    Raises CheckpointError, naming the file, when the encoders in `repository` were not exported from this checkpoint.
-    """
-    models = ((config.speaker_encoder, checkpoint.speaker_digest), (CODEC_ENCODER, checkpoint.codec_digest))
+def check_encoders(checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device) -> None:
+    """Raises CheckpointError, naming the file, when the encoders in `repository` were not exported from this Base
+    checkpoint, or are plans that cannot run on `device`."""
+    models = ((config.speaker_encoder, checkpoint.speaker_digest), (encoders.CODEC_ENCODER, checkpoint.codec_digest))
     for name, digest in models:
-        check_encoder(repository, name, digest, checkpoint.folder)
+        folder = repository / name / "1"
+        manifest = encoders.read_encoder(folder, digest, checkpoint.folder)
+        check_plan(folder, manifest, device, encoders.input_shapes(config.max_reference_frames))
+
+
+def open_voices(checkpoint: Checkpoint, config: EngineConfig, prompts: PromptBuilder, encoder: Encoder) -> Voices:
+    """The voices of a Base checkpoint."""
     hidden = checkpoint.config.talker_config.hidden_size
     origin = Origin(hidden, checkpoint.speaker_digest, checkpoint.codec_digest)
     folder = Path(config.voices_folder).expanduser()
@@ -189,7 +190,7 @@ def open_codec(checkpoint: Checkpoint, config: EngineConfig, repository: Path, d
         if (found := getattr(manifest, name)) != value:
             wrong = f"{name} is {found}, {checkpoint.folder} has {value}"
             raise CheckpointError(f"{folder / MANIFEST}: {wrong}: export this checkpoint's codec")
-    if manifest.form == "tensorrt":
-        check_plan(folder, manifest, device)
+    largest = code2wav.input_shapes(code2wav.MAX_BATCH, code2wav.MAX_FRAMES, manifest.state_size)
+    check_plan(folder, manifest, device, largest)
     dtype = STATE_DTYPES[manifest.state_dtype]
     return CodecStates(config.max_streams, manifest.state_size, code2wav.max_history(decoder), dtype, device)

@@ -1,0 +1,59 @@
+"""What all exported models share: a file is put in place once it is verified, and a manifest says what it is."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+
+from export.form import Form
+from export.graph import Runtime
+from qwen3_tts_engine.manifest import MANIFEST, EngineFacts, Manifest
+from qwen3_tts_engine.plan import Shapes, differences, tensorrt_version
+
+VERSION = "1"
+
+
+class ExportError(Exception):
+    """An exported model is not what it should be; the message names the file and how far it is off."""
+
+
+@contextmanager
+def verified(path: Path) -> Iterator[Path]:
+    """Gives the path to build a file at and to verify it. Unless that raises, the file takes the place of `path`, whose
+    manifest goes; if it does, the file is deleted."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # With the same ending, which a loader may go by.
+    unverified = path.with_name(f"unverified-{path.name}")
+    try:
+        yield unverified
+        path.with_name(MANIFEST).unlink(missing_ok=True)
+        unverified.replace(path)
+    finally:
+        unverified.unlink(missing_ok=True)
+
+
+def is_served(folder: Path, manifest: Manifest, form: Form | Runtime, largest: Shapes) -> bool:
+    """Whether the model of a version folder has this form and, for these shapes, runs on this machine."""
+    if manifest.form != form.name or not (folder / form.filename).is_file():
+        return False
+    engine = manifest.engine
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return engine is None or not differences(engine, gpu, tensorrt_version(engine), largest)
+
+
+def facts(form: Form | Runtime, engine: EngineFacts | None) -> dict[str, Any]:
+    """What every manifest says (manifest.Manifest)."""
+    made_by = {"torch": torch.__version__, "onnx": onnx.__version__, "commit": _commit()}
+    return {"form": form.name, "opset": form.opset, "engine": engine, **made_by}
+
+
+def _commit() -> str | None:
+    try:
+        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
