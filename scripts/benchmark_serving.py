@@ -6,6 +6,7 @@ The folder gets the client's record, its report and the server's log; `--output`
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,7 +76,12 @@ def record(summary: dict[str, Any], form: str, max_streams: int) -> dict[str, An
         "gpu": gpu,
         "commit": summary["commit"],
         "command": "python -m scripts.benchmark_serving " + " ".join(sys.argv[1:]),
-        "settings": {"codec": form, "max_streams": max_streams, "packages": summary["packages"]},
+        "settings": {
+            "codec": form,
+            "max_streams": max_streams,
+            "environment": {name: value for name, value in os.environ.items() if name.startswith("QWEN3_TTS_")},
+            "packages": summary["packages"],
+        },
         "rows": list(rows(summary["loads"])),
     }
 

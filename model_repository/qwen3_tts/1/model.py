@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,14 @@ from triton_voices import BlsEncoder, Desk
 
 log = logging.getLogger("qwen3_tts")
 
+# How long a thread may keep the interpreter from another one: by default as long as a tick.
+SWITCH_SECONDS = 0.0005
+
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load everything and start the engine; whatever is wrong fails the load with a message that names it."""
+        sys.setswitchinterval(SWITCH_SECONDS)
         triton_io.log_through_triton()
         self._args = args
         self._name = args["model_name"]
