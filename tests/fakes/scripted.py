@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -71,7 +72,9 @@ class ScriptedCodec:
         self.gate = threading.Event()
         self.gate.set()
 
-    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+    def decode(
+        self, chunks: Chunks, done: Callable[[], None] = lambda: None
+    ) -> tuple[np.ndarray, dict[int, RequestError]]:
         self.gate.wait()
         if self.fail:
             raise self.fail
