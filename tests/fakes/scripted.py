@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 
@@ -72,9 +71,7 @@ class ScriptedCodec:
         self.gate = threading.Event()
         self.gate.set()
 
-    def decode(
-        self, chunks: Chunks, done: Callable[[], None] = lambda: None
-    ) -> tuple[np.ndarray, dict[int, RequestError]]:
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         self.gate.wait()
         if self.fail:
             raise self.fail

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,9 +32,7 @@ PAGES = 40
 class CodesAsAudio:
     """A codec that hands the codes on: the first samples of each frame."""
 
-    def decode(
-        self, chunks: Chunks, done: Callable[[], None] = lambda: None
-    ) -> tuple[np.ndarray, dict[int, RequestError]]:
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         pcm = np.zeros((*chunks.codes.shape[:2], SAMPLES_PER_FRAME), np.int16)
         pcm[:, :, : chunks.codes.shape[2]] = chunks.codes
         return pcm.reshape(len(chunks), -1), {}

@@ -29,9 +29,7 @@ class CodeRecorder:
     def __init__(self) -> None:
         self.codes: dict[str, list[np.ndarray]] = {}
 
-    def decode(
-        self, chunks: Chunks, done: Callable[[], None] = lambda: None
-    ) -> tuple[np.ndarray, dict[int, RequestError]]:
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         for stream, codes, count in zip(chunks.streams, chunks.codes, chunks.counts, strict=True):
             self.codes.setdefault(stream.key, []).append(codes[:count])
         return scripted_pcm(chunks.codes), {}

@@ -4,7 +4,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,7 @@ class LocalCodec(CodeRecorder):
         self._states = CodecStates(slots, self._step.state_size, max_history(decoder), torch.float32, CPU)
 
     @torch.inference_mode()
-    def decode(
-        self, chunks: Chunks, done: Callable[[], None] = lambda: None
-    ) -> tuple[np.ndarray, dict[int, RequestError]]:
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         super().decode(chunks)
         rows = self._states.rows(chunks)
         waveform, states = self._step(*self._states.inputs(chunks, rows))

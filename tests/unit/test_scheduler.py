@@ -6,7 +6,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from qwen3_tts_engine import scheduler as scheduling
 from qwen3_tts_engine.capacity import Capacity
 from qwen3_tts_engine.chunker import Chunker, Chunks
 from qwen3_tts_engine.request import Unavailable
@@ -135,22 +134,6 @@ def test_a_tick_prefills_at_most_its_budget_but_always_one() -> None:
     for i in range(3):
         scheduler.submit(make_stream(str(i), Listener(), rows=8))
     assert [len(scheduler.next_batch().newcomers) for _ in range(3)] == [1, 1, 1]
-
-
-def test_in_a_crowd_a_tick_goes_ahead_between_two_prefills(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduling, "CROWD", 2)
-    scheduler = make_scheduler(slots=8, pages=100, prefill_rows=8)
-    admitted = []
-    for arrivals in (1, 1, 1, 1, 0, 3, 0):
-        for _ in range(arrivals):
-            scheduler.submit(make_stream(str(len(scheduler.live)), Listener(), rows=4))
-        admitted.append(len(scheduler.next_batch().newcomers))
-    assert admitted == [1, 1, 0, 2, 0, 2, 0]
-    for key in ("8", "9", "10"):
-        scheduler.end(next(iter(scheduler.live.values())))
-        scheduler.submit(make_stream(key, Listener(), rows=4))
-    assert len(scheduler.next_batch().newcomers) == 2, "more than one prefill's worth does not wait"
-    assert [len(scheduler.next_batch().newcomers) for _ in range(2)] == [0, 2]
 
 
 def test_a_full_queue_refuses() -> None:

@@ -191,16 +191,13 @@ class BlsCodec:
     def __init__(self, states: CodecStates) -> None:
         self.states = states
 
-    def decode(
-        self, chunks: Chunks, done: Callable[[], None] = lambda: None
-    ) -> tuple[np.ndarray, dict[int, RequestError]]:
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         with self.states.on_stream():
             rows = self.states.rows(chunks)
             codes, state, history = self.states.inputs(chunks, rows)
             inputs = {code2wav.CODES: codes, code2wav.STATE: state, code2wav.HISTORY: history}
             outputs = (code2wav.WAVEFORM, code2wav.STATE_OUT)
             waveform, state_out = call_model(code2wav.MODEL_NAME, inputs, outputs, self.states.device)
-            done()
             self.states.store(rows, state_out)
             # Brings the samples to the host, and so waits until the states are stored too.
             pcm, failed = to_pcm(waveform)

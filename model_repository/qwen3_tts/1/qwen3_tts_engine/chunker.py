@@ -15,8 +15,8 @@ LEAD_SHARE = 0.3
 # Where nothing was measured yet.
 SHORTEST_FRAME = 1e-6
 # A listener with less than this needs the next chunk whatever its length: one tick of 256 streams with prompts to
-# prefill, two codec calls and the sending take less (measured on one H200).
-URGENT_LEAD = 0.03
+# prefill, two codec calls and the sending take 30 ms (measured on one H200).
+URGENT_LEAD = 0.04
 # A call is worth its fixed cost, three milliseconds through Triton, once so many of the talking streams share it.
 WORTHWHILE_SHARE = 0.5
 

@@ -1,6 +1,5 @@
 """What the engine asks of the two that do the work."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -38,10 +37,5 @@ class Runner(Protocol):
 class CodecClient(Protocol):
     """Turns chunks into audio. Only the codec thread calls it."""
 
-    def decode(
-        self, chunks: Chunks, done: Callable[[], None] = lambda: None
-    ) -> tuple[np.ndarray, dict[int, RequestError]]:
-        """Returns int16 [chunks, samples], and the rows that have no audio with the reason.
-
-        Calls `done` as soon as the codec itself works no more.
-        """
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        """Returns int16 [chunks, samples], and the rows that have no audio with the reason."""

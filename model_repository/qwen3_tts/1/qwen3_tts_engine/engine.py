@@ -146,14 +146,16 @@ class Engine:
             self.recorder.observe(metrics.CODEC, decoded - called)
             with self._lock:
                 self.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, decoded - called)
-            self._end_turn()
+                if not (self._turns.enabled and self._chunker.has_urgent_chunks(decoded)):
+                    self._turns.release(following=User.TALKER)
+                    self._talker_work.notify()
             self._deliver(chunks, pcm, failed)
             self.recorder.observe(metrics.SEND, time.perf_counter() - decoded)
 
     def _call_codec(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         """The codec client's answer; a call that fails ends the streams that were in it and no other."""
         try:
-            return self._codec.decode(chunks, self._end_turn)
+            return self._codec.decode(chunks)
         except RequestError as error:
             reason = error
         except Exception as error:
@@ -191,13 +193,6 @@ class Engine:
                 self._codec_work.wait()
             return None
 
-    def _end_turn(self) -> None:
-        """The codec has done its work, or failed: the talker goes on, unless someone is about to run dry."""
-        with self._lock:
-            if self._turns.enabled and not self._chunker.has_urgent_chunks(time.perf_counter()):
-                self._turns.release(User.CODEC, following=User.TALKER)
-                self._talker_work.notify()
-
     def _codec_is_next(self) -> bool:
         """Whether the codec is due once the ticks in flight are read, so that none should be launched behind them."""
         with self._lock:
@@ -207,7 +202,7 @@ class Engine:
         """All ticks are read: the codec may have the device."""
         with self._lock:
             is_due = self._chunker.is_call_due(time.perf_counter())
-            self._turns.release(User.TALKER, following=User.CODEC if is_due else User.TALKER)
+            self._turns.release(following=User.CODEC if is_due else User.TALKER)
             if is_due:
                 self._codec_work.notify()
 

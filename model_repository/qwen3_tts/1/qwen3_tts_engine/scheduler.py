@@ -10,10 +10,6 @@ from qwen3_tts_engine.request import Unavailable
 from qwen3_tts_engine.slots import Pool, SlotTable
 from qwen3_tts_engine.stream import Stream
 
-# From so many running streams on, newcomers let one tick go ahead between two prefills, unless they fill one: each
-# costs all streams most of a tick, and those who waited share the next one.
-CROWD = 32
-
 
 @dataclass(frozen=True)
 class Newcomer:
@@ -96,7 +92,6 @@ class Scheduler:
         self.held: dict[str, Stream] = {}
         self._resting: dict[str, Stream] = {}
         self._told: dict[str, Stream] = {}
-        self._has_prefilled = False
 
     def hold(self, stream: Stream) -> None:
         """Take in a stream that waits for its first words; it holds nothing. Raises Unavailable when many do."""
@@ -136,10 +131,7 @@ class Scheduler:
     def next_batch(self) -> Batch:
         """Admit whoever fits, then choose who makes a frame: everyone, or the most urgent when the batch is full."""
         table = self.table
-        newcomers = self._turn()
-        if not self._rests_from_prefills:
-            newcomers = self._admit(newcomers)
-        self._has_prefilled = bool(newcomers)
+        newcomers = self._admit(self._turn())
         feeds = self._feed()
         slots = np.flatnonzero(table.runnable)
         if len(slots) > self.limits.max_batch:
@@ -147,12 +139,6 @@ class Scheduler:
             slots = np.sort(slots[order[: self.limits.max_batch]])
         table.launched[slots] += 1
         return Batch(newcomers, feeds, slots, table.life[slots])
-
-    @property
-    def _rests_from_prefills(self) -> bool:
-        if not self._has_prefilled or self.num_talking < CROWD:
-            return False
-        return sum(len(stream.prompt) for stream in self.waiting) <= self.limits.prefill_rows
 
     @property
     def has_work(self) -> bool:

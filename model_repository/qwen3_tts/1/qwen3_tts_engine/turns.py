@@ -29,10 +29,9 @@ class Turns:
     def take(self, user: User) -> None:
         self._holder, self._next = user, None
 
-    def release(self, user: User, following: User) -> None:
-        """`user`, if it was at work, is no more; `following` goes first, unless it declines."""
-        if self._holder is user:
-            self._holder, self._next = None, following
+    def release(self, following: User | None) -> None:
+        """Nobody works any more; `following` goes first, unless it declines."""
+        self._holder, self._next = None, following
 
     def decline(self, user: User) -> None:
         """There is nothing to do for `user` after all."""
