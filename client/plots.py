@@ -17,7 +17,7 @@ Row = dict[str, Any]
 Points = Sequence[float | None]
 
 MODES = {"closed": "streams at once", "open": "requests a second (Poisson)"}
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "client",  # the same record gives the same page
     "svg.fonttype": "none",
     "font.size": 9,
@@ -81,7 +81,7 @@ def server_times(rows: Sequence[Row], times: dict[str, list[tuple[float | None, 
 
 def over_time(series: dict[str, list[tuple[float, float]]]) -> str:
     """Lines of (seconds, value)."""
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(11, 2.5), layout="constrained")
         axes = figure.subplots()
         for label, points in series.items():
@@ -93,7 +93,7 @@ def over_time(series: dict[str, list[tuple[float, float]]]) -> str:
 
 def playback_timeline(streams: Sequence[tuple[str, Timeline, Playback]]) -> str:
     """A row a stream: when chunks came (ticks), when they played (bars), where the listener waited (red)."""
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(11, 0.9 + 0.35 * len(streams)), layout="constrained")
         axes = figure.subplots()
         for row, (_, timeline, playback) in enumerate(streams):
@@ -119,7 +119,7 @@ def _draw_stream(axes: Axes, y: int, timeline: Timeline, playback: Playback) -> 
 def _against_load(rows: Sequence[Row], draw: Callable[[Axes, Sequence[Row]], None]) -> str:
     """A panel a mode of load, drawn by `draw` with the rows of that mode."""
     modes = [mode for mode in MODES if any(row["mode"] == mode for row in rows)]
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(5.5 * len(modes), 3.2), layout="constrained")
         panels = figure.subplots(1, max(1, len(modes)), squeeze=False)[0]
         for axes, mode in zip(panels, modes, strict=False):
