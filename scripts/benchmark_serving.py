@@ -21,6 +21,9 @@ from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, GPU_OPTIONS,
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = ROOT / "model_repository"
+# Every stream has ended by then. On a GPU Triton 2.51 waits in vain for a thread of the talker's process, which waits
+# for the address of the CUDA memory pool.
+EXIT = ("--exit-timeout-secs=3",)
 console = Console()
 
 
@@ -32,6 +35,7 @@ def main(
     concurrency: Annotated[str, typer.Option(help="closed loops")] = "1,2,4,8,16,32,64,128,256,512",
     request_rate: Annotated[str, typer.Option(help="open loops")] = "1,2,5,10,20,30,40",
     measurement_interval: Annotated[int, typer.Option(help="ms of each load")] = 15_000,
+    text: Annotated[str | None, typer.Option(help="of every request, instead of the client's 200 sentences")] = None,
     speaker: Annotated[str, typer.Option(help="of the checkpoint")] = "vivian",
     max_frames: Annotated[int, typer.Option(help="of a request; random weights seldom end by themselves")] = 71,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
@@ -40,19 +44,19 @@ def main(
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", form)
     bench = ["bench", "--concurrency", concurrency, "--request-rate", request_rate, "--artifact-dir", artifact_dir]
     bench += ["--measurement-interval", measurement_interval, "--warmup-request-count", 16]
-    bench += ["--speaker", speaker, "--max-frames", max_frames]
+    bench += ["--speaker", speaker, "--max-frames", max_frames, *(["--text", text] if text else [])]
     with ExitStack() as running:
         log = running.enter_context((artifact_dir / "server.log").open("wb"))
         settings = {"CHECKPOINT": checkpoint, "MAX_STREAMS": str(max_streams), "MAX_WAITING": "1024"}
         environment = EXPLICIT_ENVIRONMENT | {f"QWEN3_TTS_{name}": value for name, value in settings.items()}
-        options = [*EXPLICIT, *configuration(form), *backend_options(ROOT / "build")]
+        options = [*EXPLICIT, *EXIT, *configuration(form), *backend_options(ROOT / "build")]
         server = TritonServer(REPOSITORY, options=options, environment=environment, log=log, ready_timeout=600)
         with console.status(f"Starting tritonserver (log: {log.name})"):
             running.enter_context(server)
         run("client", *bench)
     if output:
         summary = json.loads((artifact_dir / "summary.json").read_text())
-        output.write_text(json.dumps(record(summary, form, max_streams), indent=1) + "\n")
+        output.write_text(json.dumps(record(summary, form, max_streams, text), indent=1) + "\n")
     run("client", "report", artifact_dir)
 
 
@@ -69,7 +73,7 @@ def run(module: str, *arguments: object) -> None:
         sys.exit(done.returncode)
 
 
-def record(summary: dict[str, Any], form: str, max_streams: int) -> dict[str, Any]:
+def record(summary: dict[str, Any], form: str, max_streams: int, text: str | None) -> dict[str, Any]:
     """What docs/benchmarks/ keeps of a run."""
     gpu = ", ".join(gpu["name"] for gpu in summary["gpus"]) or f"none ({summary['cpu']}, {summary['cpus']} cores)"
     return {
@@ -79,6 +83,7 @@ def record(summary: dict[str, Any], form: str, max_streams: int) -> dict[str, An
         "settings": {
             "codec": form,
             "max_streams": max_streams,
+            "text": text or "client/prompts/everyday.jsonl",
             "environment": {name: value for name, value in os.environ.items() if name.startswith("QWEN3_TTS_")},
             "packages": summary["packages"],
         },

@@ -138,7 +138,7 @@ def plan_of(model: Any) -> ScriptedPlan:
 def test_loads_the_plan_and_records_the_configured_graphs(backend: SimpleNamespace) -> None:
     plan = plan_of(initialized(backend))
     assert plan.path == Path("/models/code2wav/1/model.plan")
-    assert len(plan.captured) == 16
+    assert len(plan.captured) == 20
     assert plan.captured[:4] == [((1, 1), 1), ((2, 1), 2), ((4, 1), 3), ((8, 1), 5)]
 
 
