@@ -1,0 +1,76 @@
+"""The pages of docs/benchmarks say what the records beside them hold."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import plot_cost
+
+FOLDER = plot_cost.BENCHMARKS
+PAGES = (FOLDER / "README.md", FOLDER.parents[1] / "README.md")
+RECORDS = sorted(path.name for path in FOLDER.glob("*.json"))
+
+
+def record(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((FOLDER / name).read_text())
+    return loaded
+
+
+def table(page: Path, title: str) -> list[list[str]]:
+    """The cells of the rows of the one table that has a column of this title."""
+    tables = re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE)
+    [found] = [lines.splitlines() for lines in tables if f"| {title} |" in lines]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in found[2:]]
+
+
+def numbers(cell: str) -> list[float]:
+    return [float(number.replace(" ", "")) for number in re.findall(r"\d[\d ]*\d\.?\d*|\d+\.?\d*", cell)]
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_says_where_it_comes_from(name: str) -> None:
+    found = record(name)
+    assert found["gpu"]
+    assert found["command"].startswith("python -m scripts.benchmark_")
+    assert re.fullmatch(r"[0-9a-f]{40}", found["commit"])
+    assert found["rows"]
+
+
+def test_the_talkers_table() -> None:
+    measured = {row["batch"]: row["ms_per_frame"] for row in record("talker-h200.json")["rows"]}
+    rows = table(PAGES[0], "floor, ms a frame")
+    assert len(rows) > 5
+    for batch, _, milliseconds, _ in rows:
+        assert float(milliseconds) == pytest.approx(measured[int(batch)], abs=0.006)
+
+
+def test_the_codecs_table() -> None:
+    measured = {f"{row['batch']} x {row['frames']}": row for row in record("codec-h200.json")["rows"]}
+    rows = table(PAGES[0], "rows x frames")
+    assert len(rows) > 3
+    for shape, milliseconds, microseconds in rows:
+        assert float(milliseconds) == pytest.approx(measured[shape]["ms"], abs=0.006)
+        assert float(microseconds) == pytest.approx(measured[shape]["us_per_frame"], abs=0.6)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=["benchmarks", "readme"])
+def test_the_tables_of_serving(page: Path) -> None:
+    measured = {row["load"]: row for row in record("serving-h200.json")["rows"]}
+    rows = table(page, "stalled over 50 ms")
+    assert len(rows) >= 3
+    for load, first_audio, factor, throughput, stalled in rows:
+        row = measured[load]
+        assert numbers(first_audio) == pytest.approx([row["ttfa_p50_ms"], row["ttfa_p95_ms"]], rel=0.015)
+        assert float(factor) == pytest.approx(row["rtf_p50"], abs=0.0006)
+        assert float(throughput) == pytest.approx(row["audio_s_per_s"], abs=0.6)
+        assert numbers(stalled)[:2] == [row["stalled_over_50ms"], row["requests"]]
+
+
+def test_the_plot_shows_every_load(tmp_path: Path) -> None:
+    output = tmp_path / "cost.svg"
+    plot_cost.main(output=output)
+    text = output.read_text()
+    assert all(f">{label}<" in text for label in ("one frame", "TTFA p50", "TTFA p95", "512"))
