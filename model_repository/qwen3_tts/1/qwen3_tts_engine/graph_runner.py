@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.runner import TalkerRunner
-from qwen3_tts_engine.scheduler import Frames, Newcomer, TextFeed
+from qwen3_tts_engine.scheduler import Frames, Newcomer
 from qwen3_tts_engine.transfer import to_pinned
 
 log = logging.getLogger(__name__)
@@ -24,19 +24,13 @@ PREFILL_BUCKETS = (16, 32, 64, 128, 256, 512)
 class Graph:
     """A captured function of one static int64 input; `replay` fills the first rows and leaves padding in the rest."""
 
-    def __init__(
-        self, padding: Tensor, run: Callable[[Tensor], Tensor | None], pool: Any, stream: torch.cuda.Stream
-    ) -> None:
-        """`padding` [rows, ...] is what an unused row holds. The function must have run once, to build its kernels.
-
-        Graphs that share a pool or a stream of capture share memory, and may not run side by side.
-        """
+    def __init__(self, padding: Tensor, run: Callable[[Tensor], Tensor | None], pool: Any) -> None:
+        """`padding` [rows, ...] is what an unused row holds. The function must have run once, to build its kernels."""
         self._padding = padding
         self._input = padding.clone()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
+        with torch.cuda.graph(self._graph, pool=pool):
             self._output = run(self._input)
-        self.pool = self._graph.pool()
 
     def replay(self, rows: np.ndarray) -> Tensor | None:
         """The function's output, which the next replay overwrites; its rows behind len(rows) are padding."""
@@ -61,68 +55,52 @@ class LaunchedTick:
 
 
 class GraphRunner(TalkerRunner):
-    """contracts.Runner: a tick's codes are read while the next tick runs, prompts are prefilled beside the tick."""
+    """contracts.Runner: a tick's codes are read while the next tick runs."""
 
     lookahead = 1
 
     def capture(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Build all kernels and capture all graphs; nothing is captured later, under traffic."""
-        # Prompts and their first frames have a stream, memory and a frame cache of their own.
-        self._side = torch.cuda.Stream(self._device)
-        self._launched = torch.cuda.Event()
-        main, slots = torch.cuda.Stream(self._device), self.limits.num_slots
-        firsts = _up_to(FIRST_BUCKETS, slots)
-        self._first_cache = self._make_frame_cache(firsts[-1])
+        self._pool: Any = None
         kinds = (
-            (_up_to(ROW_BUCKETS, slots), self._padding_slots, self._frame, main),
-            (firsts, self._padding_slots, self._first_frame, self._side),
-            (PREFILL_BUCKETS, self._padding_rows, self._prefill_rows, self._side),
+            (_up_to(ROW_BUCKETS, self.limits.num_slots), self._padding_slots, self._frame),
+            (_up_to(FIRST_BUCKETS, self.limits.num_slots), self._padding_slots, self._first_frame),
+            (PREFILL_BUCKETS, self._padding_rows, self._prefill_rows),
         )
         done, total = 0, sum(len(buckets) for buckets, *_ in kinds)
-        pools: dict[torch.cuda.Stream, Any] = {}
         captured: list[dict[int, Graph]] = []
-        for buckets, padding, run, stream in kinds:
+        for buckets, padding, run in kinds:
             graphs = {}
             # The largest first: the memory of its intermediate results serves the smaller ones.
             for bucket in reversed(buckets):
-                graphs[bucket] = self._captured(padding(bucket), run, stream, pools)
+                graphs[bucket] = self._captured(padding(bucket), run)
                 progress(done := done + 1, total)
             captured.append(dict(sorted(graphs.items())))
         self._frames, self._firsts, self._prefills = captured
 
     @torch.inference_mode()
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
-        with torch.cuda.stream(self._side):
-            # The last stream of a slot or of a page may be in a tick that is under way.
-            self._side.wait_event(self._launched)
-            self._state.open(newcomers)
-            rows = np.concatenate([self._prompt_rows(newcomer) for newcomer in newcomers])
-            # Each replay stores keys before it attends, so prompts may be cut anywhere.
-            for graph, part in _replays(self._prefills, rows):
-                graph.replay(part)
+        self._state.open(newcomers)
+        rows = np.concatenate([self._prompt_rows(newcomer) for newcomer in newcomers])
+        # Each replay stores keys before it attends, so prompts may be cut anywhere.
+        for graph, part in _replays(self._prefills, rows):
+            graph.replay(part)
         self._fresh[[newcomer.slot for newcomer in newcomers]] = True
         return []
-
-    def feed(self, feeds: list[TextFeed]) -> None:
-        # A prompt that is still being loaded may be among those that get text.
-        torch.cuda.current_stream(self._device).wait_stream(self._side)
-        super().feed(feeds)
 
     @torch.inference_mode()
     def launch(self, slots: np.ndarray) -> LaunchedTick:  # type: ignore[override]
         fresh = self._take_fresh(slots)
         first, later = np.flatnonzero(fresh), np.flatnonzero(~fresh)
         codes = torch.empty(len(slots), self._state.num_codebooks, dtype=torch.int64, pin_memory=True)
-        main = torch.cuda.current_stream(self._device)
-        if len(first):
-            with torch.cuda.stream(self._side):
-                _make(self._firsts, slots[first], codes[: len(first)])
-        _make(self._frames, slots[later], codes[len(first) :])
-        if len(first):
-            main.wait_stream(self._side)
+        start = 0
+        for graph, part in (*_replays(self._firsts, slots[first]), *_replays(self._frames, slots[later])):
+            made = graph.replay(part)
+            assert made is not None
+            codes[start : start + len(part)].copy_(made[: len(part)], non_blocking=True)
+            start += len(part)
         done = torch.cuda.Event(blocking=True)
         done.record()
-        self._launched = done
         return LaunchedTick(codes, np.concatenate([first, later]), done)
 
     def collect(self, tick: LaunchedTick) -> Frames:  # type: ignore[override]
@@ -131,18 +109,12 @@ class GraphRunner(TalkerRunner):
         codes[tick.order] = tick.codes.numpy()
         return Frames(codes, codes[:, 0] == self._state.eos)
 
-    def _captured(
-        self,
-        padding: Tensor,
-        run: Callable[[Tensor], Tensor | None],
-        stream: torch.cuda.Stream,
-        pools: dict[torch.cuda.Stream, Any],
-    ) -> Graph:
+    def _captured(self, padding: Tensor, run: Callable[[Tensor], Tensor | None]) -> Graph:
         with torch.inference_mode():
             run(padding.clone())
             torch.cuda.synchronize()
-            graph = Graph(padding, run, pools.get(stream), stream)
-            pools.setdefault(stream, graph.pool)
+            graph = Graph(padding, run, self._pool)
+            self._pool = graph._graph.pool()
             return graph
 
     def _padding_slots(self, rows: int) -> Tensor:
@@ -179,16 +151,6 @@ def _up_to(buckets: tuple[int, ...], limit: int) -> tuple[int, ...]:
     """The buckets for at most `limit` rows; the last one is of just that size where there is a larger one."""
     smaller = tuple(bucket for bucket in buckets if bucket < limit)
     return smaller if smaller == buckets else (*smaller, limit)
-
-
-def _make(graphs: dict[int, Graph], slots: np.ndarray, codes: Tensor) -> None:
-    """Make one frame of each slot, and bring the codes [rows, codebooks] to the host."""
-    start = 0
-    for graph, part in _replays(graphs, slots):
-        made = graph.replay(part)
-        assert made is not None
-        codes[start : start + len(part)].copy_(made[: len(part)], non_blocking=True)
-        start += len(part)
 
 
 def _replays(graphs: dict[int, Graph], rows: np.ndarray) -> Iterator[tuple[Graph, np.ndarray]]:

@@ -29,7 +29,8 @@ class TalkerRunner:
         self._state = SlotState(talker, limits)
         pages = (limits.num_pages + 1, limits.page_size, self._state.page_table)
         self._cache = PagedCache(talker.config, *pages, table.dtype)
-        self._frame_cache = self._first_cache = self._make_frame_cache(limits.num_slots)
+        positions = talker.config.num_code_groups
+        self._frame_cache = FrameCache(predictor.config, limits.num_slots, positions, table.dtype, table.device)
         # Slots whose next frame is the first behind a prompt: the prefill has done the talker's part of it.
         self._fresh = np.zeros(limits.num_slots, bool)
 
@@ -75,10 +76,6 @@ class TalkerRunner:
         attention = self._ops.paged_attention(self._cache, slots, positions, prefill=True)
         self._state.input[newcomer.slot] = self._talker.forward(rows, attention)[-1]
 
-    def _make_frame_cache(self, rows: int) -> FrameCache:
-        table, positions = self._talker.code_table, self._talker.config.num_code_groups
-        return FrameCache(self._predictor.config, rows, positions, table.dtype, table.device)
-
     def _take_fresh(self, slots: np.ndarray) -> np.ndarray:
         """Which of `slots` make their first frame now, bool [rows]."""
         fresh: np.ndarray = self._fresh[slots]
@@ -89,15 +86,15 @@ class TalkerRunner:
         """Codes int64 [rows, codebooks] of one frame of each slot, whose feedback becomes its next input."""
         rows = self._ops.rows(self._state, slots)
         attention = self._ops.paged_attention(self._cache, slots, rows.positions, prefill=False)
-        return self._complete(rows, self._talker.forward(rows.hidden, attention), self._frame_cache)
+        return self._complete(rows, self._talker.forward(rows.hidden, attention))
 
     def _first_frame(self, slots: Tensor) -> Tensor:
         """As `_frame`, right behind the prompts."""
         rows = self._ops.rows(self._state, slots)
-        return self._complete(rows, rows.hidden, self._first_cache)
+        return self._complete(rows, rows.hidden)
 
-    def _complete(self, rows: Rows, hidden: Tensor, cache: FrameCache) -> Tensor:
+    def _complete(self, rows: Rows, hidden: Tensor) -> Tensor:
         """The rest of a frame from the talker's last states [rows, H]."""
-        self._predictor.predict(hidden, self._talker.logits(hidden), rows, cache)
+        self._predictor.predict(hidden, self._talker.logits(hidden), rows, self._frame_cache)
         rows.advance(self._talker.text_table, self._talker.code_table, self._pad_text_id)
         return rows.codes
