@@ -33,7 +33,7 @@ def test_chunks_arrive_as_they_are_made(voice: Voice) -> None:
     lengths = [len(pcm) // SAMPLES_PER_FRAME for pcm in heard.pcm]
     assert lengths[0] == 1, "the first audio waits for nothing"
     assert lengths[:-1] == sorted(lengths[:-1])
-    assert lengths[-2] >= 8, "they grow with the listener's lead"
+    assert lengths[-2] == 16, "they grow with the listener's lead"
     assert heard.arrivals[0] < heard.arrivals[-1] - 300e6, "50 frames of 10 ms each take half a second"
 
 

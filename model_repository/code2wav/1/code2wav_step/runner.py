@@ -83,17 +83,28 @@ class GraphRunner:
         codes = self._codes.flatten()[: rows * frames * self._config.num_quantizers]
         return codes.view(rows, frames, -1), self._state[:rows], self._history[:rows]
 
+    @torch.inference_mode()
     def __call__(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         """As Step, for any batch and 1 to 32 frames; the results are the caller's own. Does not wait for the device."""
-        waveform, state_out = self.lend(codes, state, history)
-        return waveform.clone(), state_out.clone()
+        if graph := self._whole(codes):
+            waveform, state_out = graph.replay(codes, state, history)
+            return waveform.clone(), state_out.clone()
+        return self._in_parts(codes, state, history)
 
     @torch.inference_mode()
     def lend(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         """As a call; the results hold until the next one."""
+        graph = self._whole(codes)
+        return graph.replay(codes, state, history) if graph else self._in_parts(codes, state, history)
+
+    def _whole(self, codes: Tensor) -> Graph | None:
+        """The graph that takes the batch as it is."""
         rows, frames = codes.shape[:2]
-        if frames in FRAME_BUCKETS and rows * frames <= MAX_ROW_FRAMES:
-            return self._graphs[_bucket(rows), frames].replay(codes, state, history)
+        fits = frames in FRAME_BUCKETS and rows * frames <= MAX_ROW_FRAMES
+        return self._graphs[_bucket(rows), frames] if fits else None
+
+    def _in_parts(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        rows, frames = codes.shape[:2]
         waveform = self._state.new_empty(rows, frames * self._config.samples_per_frame, dtype=torch.float32)
         state_out = self._state.new_empty(state.shape)
         for start, stop in spans(frames):

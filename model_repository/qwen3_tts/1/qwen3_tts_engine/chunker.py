@@ -70,7 +70,7 @@ class Chunker:
             rows: np.ndarray = (lengths == length) | (last & (lengths < length))
             return rows
 
-        if self._is_urgent(ready[:1], now).any():
+        if self._urgent(now)[ready[0]]:
             length = int(lengths[0])
         else:
             length = max(set(lengths.tolist()), key=lambda length: (together(length).sum(), length))
@@ -83,7 +83,7 @@ class Chunker:
 
     def has_urgent_chunks(self, now: float) -> bool:
         """Whether a ready chunk is someone's first audio, or someone is about to run dry."""
-        return bool(self._is_urgent(self._ready(now), now).any())
+        return bool(self._urgent(now)[self._ready(now)].any())
 
     def is_call_due(self, now: float, *, in_flight: bool = False) -> bool:
         """Whether the codec should be called before another tick is launched: for an urgent chunk, or for many.
@@ -92,7 +92,7 @@ class Chunker:
         """
         ready = self._ready(now, in_flight=in_flight)
         many = min(MAX_BATCH, self._table.talking.sum() * WORTHWHILE_SHARE)
-        return len(ready) > 0 and bool(len(ready) >= many or self._is_urgent(ready, now).any())
+        return len(ready) > 0 and bool(len(ready) >= many or self._urgent(now)[ready].any())
 
     def done(self, chunks: Chunks, now: float) -> list[Stream]:
         """The codec is through with `chunks`; returns the streams of which it was the last one."""
@@ -117,12 +117,13 @@ class Chunker:
         pending = made - table.sent
         # What is over or waits for text sends what it has: the listener has nothing else.
         over = ~table.talking | ((table.launched >= table.horizon) & (made >= table.launched))
-        long_enough = (pending >= self.chunk_frames(pending, now)) | (table.deadline - now < URGENT_LEAD)
+        long_enough = (pending >= self.chunk_frames(pending, now)) | self._urgent(now)
         ready: np.ndarray = np.flatnonzero(~table.decoding & (pending > 0) & (over | long_enough))
         return ready
 
-    def _is_urgent(self, slots: np.ndarray, now: float) -> np.ndarray:
-        urgent: np.ndarray = self._table.deadline[slots] - now < URGENT_LEAD
+    def _urgent(self, now: float) -> np.ndarray:
+        """Slots whose listener has no audio, or little, bool [slots]."""
+        urgent: np.ndarray = self._table.deadline - now < URGENT_LEAD
         return urgent
 
     def _lengths(self, slots: np.ndarray) -> np.ndarray:

@@ -45,12 +45,14 @@ class CodecStates:
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
     def rows(self, chunks: Chunks) -> Tensor:
-        """Rows of the states before and after the chunks, int64 [2, chunks] on the device."""
+        """Rows of the states before and after the chunks, int64 [2, chunks] on the device.
+
+        Brings the state of a voice into the slot of a stream that begins behind its reference.
+        """
         before = np.where(chunks.first, len(self._states) - 1, chunks.slots)
         for row in np.flatnonzero(chunks.first):
             voice = chunks.streams[row].voice
             if voice is not None and voice.state is not None:
-                # It begins behind its voice's reference.
                 before[row] = slot = int(chunks.slots[row])
                 self._states[slot] = voice.state
         return to_device(np.stack([before, chunks.slots]), self.device)

@@ -195,8 +195,10 @@ class Engine:
 
     def _codec_is_next(self) -> bool:
         """Whether the codec is due once the ticks in flight are read, so that none should be launched behind them."""
+        if not self._turns.enabled:
+            return False
         with self._lock:
-            return self._turns.enabled and self._chunker.is_call_due(time.perf_counter(), in_flight=True)
+            return self._chunker.is_call_due(time.perf_counter(), in_flight=True)
 
     def _pause(self) -> None:
         """All ticks are read: the codec may have the device."""

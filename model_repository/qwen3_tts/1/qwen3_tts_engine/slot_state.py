@@ -16,10 +16,9 @@ class SlotState:
     """Tensors with one row a slot; one more slot, and one more page, take what padding rows of a graph write.
 
     `input` [slots, H] is what the talker reads next, at `position`, or behind a prompt what it has given for its last
-    row; `frame` counts frames; `trailing` holds the text
-    ids that are fed after each frame, `num_trailing` how many (all columns while more are to come: the unknown ones
-    hold the id of a zero row); `seen` marks codes of codebook 0 that were drawn;
-    `vectors` [slots, H] are the speakers of cloned voices, zero in the last slot.
+    row; `frame` counts frames; `trailing` holds the text ids that are fed after each frame, `num_trailing` how many
+    (all columns while more are to come: the unknown ones hold the id of a zero row); `seen` marks codes of codebook 0
+    that were drawn; `vectors` [slots, H] are the speakers of cloned voices, zero in the last slot.
     """
 
     def __init__(self, talker: Talker, limits: RunnerLimits) -> None:

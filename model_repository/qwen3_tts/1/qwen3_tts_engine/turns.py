@@ -29,7 +29,7 @@ class Turns:
     def take(self, user: User) -> None:
         self._holder, self._next = user, None
 
-    def release(self, following: User | None) -> None:
+    def release(self, following: User) -> None:
         """Nobody works any more; `following` goes first, unless it declines."""
         self._holder, self._next = None, following
 
