@@ -60,13 +60,14 @@ class LocalCodec(CodeRecorder):
         super().__init__()
         self._step = CodecStep.from_checkpoint(checkpoint).eval()
         decoder = checkpoint.speech_tokenizer.decoder_config
-        self._states = CodecStates(slots, self._step.state_size, max_history(decoder), torch.float32, CPU)
+        self._states = CodecStates(torch.zeros(slots + 1, self._step.state_size), max_history(decoder))
 
     @torch.inference_mode()
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         super().decode(chunks)
         rows = self._states.rows(chunks)
-        waveform, states = self._step(*self._states.inputs(chunks, rows))
+        codes, history = self._states.inputs(chunks)
+        waveform, states = self._step(codes, self._states.gather(rows), history)
         self._states.store(rows, states)
         return to_pcm(waveform)
 

@@ -1,8 +1,10 @@
 """The codec step of Triton's Python backend, on the CPU: the same sound as the exporter's step, and what it refuses."""
 
 import importlib.util
+import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from code2wav_step import weights as step_weights
 from code2wav_step.config import MAX_BATCH, MAX_FRAMES, StepConfig
 from code2wav_step.requests import InvalidInputError, RequestReader
 from code2wav_step.runner import MAX_ROW_FRAMES, PlainRunner, groups, spans
+from code2wav_step.shared_states import SharedStates
 from code2wav_step.step import Step
 from code2wav_step.torch_ops import TorchOps
 from export import python_form
@@ -26,7 +29,9 @@ from export.codec import CodecStep
 from export.verify import Agreement, Array, Verification
 from qwen3_tts_engine import code2wav
 from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.codec import overflowed, to_pcm
 from qwen3_tts_engine.manifest import CodecManifest
+from qwen3_tts_engine.shared_memory import shared_zeros
 
 CPU = torch.device("cpu")
 MODEL = Path(__file__).parents[2] / "model_repository" / "code2wav" / "1" / "model.py"
@@ -160,11 +165,16 @@ class FakeTensor(SimpleNamespace):
 
 
 class FakeRequest:
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = tensors
+    def __init__(
+        self, tensors: dict[str, Tensor], wanted: Sequence[str] = ("waveform", "state_out"), **parameters: str
+    ) -> None:
+        self.tensors, self._wanted, self._parameters = tensors, list(wanted), json.dumps(parameters)
+
+    def parameters(self) -> str:
+        return self._parameters
 
     def requested_output_names(self) -> list[str]:
-        return ["waveform", "state_out"]
+        return self._wanted
 
 
 def find_input(request: FakeRequest, name: str) -> FakeTensor | None:
@@ -202,3 +212,96 @@ def test_bad_request_of_an_execution_harms_no_other(model: Any, config: StepConf
         assert (state_out.name, state_out.tensor.dtype) == ("state_out", torch.float16)
         assert state_out.tensor.shape == (3, config.state_size)
     torch.testing.assert_close(first.tensors[0].tensor, last.tensors[0].tensor)
+
+
+def shared(states: tuple[Tensor, str], rows: list[list[int]], codes: Tensor, history: int) -> FakeRequest:
+    given = {
+        "codes": codes,
+        "state_rows": torch.tensor(rows, dtype=torch.int32),
+        "history": torch.full((len(codes), 1), history, dtype=torch.int32),
+    }
+    return FakeRequest(given, ("pcm", "finite"), states=states[1])
+
+
+def test_states_that_stay_where_they_are_give_the_same_sound(model: Any, config: StepConfig) -> None:
+    """Two streams begin in the row of zeros, go on in rows of their own, and their neighbours' stay as they are."""
+    states = shared_zeros("talker", (5, config.state_size), torch.float16, CPU)
+    states[0][0] = 7.0
+    codes = torch.randint(0, 2048, (2, 3, 16), dtype=torch.int32)
+    sent, history = torch.zeros(2, config.state_size, dtype=torch.float16), 0
+    for start, stop, rows in ((0, 1, [[4, 2], [4, 1]]), (1, 3, [[2, 2], [1, 1]])):
+        chunk = codes[:, start:stop].contiguous()
+        given = {"codes": chunk, "state": sent, "history": torch.full((2, 1), history, dtype=torch.int32)}
+        [by_value] = model.execute([FakeRequest(given)])
+        [by_row] = model.execute([shared(states, rows, chunk, history)])
+        waveform, sent = (output.tensor.clone() for output in by_value.tensors)
+        pcm, finite = (output.tensor for output in by_row.tensors)
+        expected, failed = to_pcm(waveform)
+        assert (pcm.numpy() == expected).all()
+        assert overflowed(finite.numpy()[:, 0]) == failed == {}
+        history += stop - start
+    assert torch.equal(states[0][[2, 1]], sent)
+    assert (states[0][0] == 7.0).all()
+    assert not states[0][3:].any()
+
+
+def test_a_row_whose_state_is_not_finite_is_told_and_harms_no_other(model: Any, config: StepConfig) -> None:
+    states = shared_zeros("talker", (3, config.state_size), torch.float16, CPU)
+    states[0][0] = torch.nan
+    codes = torch.zeros(2, 1, 16, dtype=torch.int32)
+    [response] = model.execute([shared(states, [[0, 0], [2, 1]], codes, 0)])
+    assert overflowed(response.tensors[1].tensor.numpy()[:, 0]).keys() == {0}
+    assert torch.isfinite(states[0][1]).all()
+
+
+def test_states_that_cannot_be_shared_are_refused(model: Any, config: StepConfig, tmp_path: Path) -> None:
+    size = config.state_size
+    states = shared_zeros("talker", (3, size), torch.float16, CPU)
+    other_size = shared_zeros("talker", (3, size - 1), torch.float16, CPU)
+    other_type = shared_zeros("talker", (3, size), torch.float32, CPU)
+    address = json.loads(states[1])
+    on_gpu = {**address, "cuda": [0]}
+    longer = {**address, "shape": [4, size]}
+    (tmp_path / "file").write_bytes(bytes(2 * size))
+    with (tmp_path / "file").open("r+b") as file:
+        foreign = {**address, "shape": [1, size], "file": [os.getpid(), file.fileno()]}
+        for parameter, message in (
+            (other_size[1], f"states: float16 [{size - 1}] given, float16 [{size}] expected"),
+            (other_type[1], f"states: float32 [{size}] given"),
+            (json.dumps(on_gpu), "states: on cuda:0, this model runs on cpu: run one server for each GPU"),
+            (json.dumps(longer), "holds no states"),
+            (json.dumps(foreign), "holds no states"),
+            ("nowhere", "states: cannot be mapped"),
+            ("{}", "states: cannot be mapped"),
+        ):
+            request = shared((states[0], parameter), [[2, 0]], torch.zeros(1, 1, 16, dtype=torch.int32), 0)
+            [response] = model.execute([request])
+            assert response.error.code == FakeError.INVALID_ARG
+            assert message in str(response.error)
+    for rows, outputs, parameters, message in (
+        ([[0, 3]], ["pcm"], {"states": states[1]}, "INVALID_ARG: state_rows: 3 given, 0 to 2 expected"),
+        ([[-1, 0]], ["pcm"], {"states": states[1]}, "INVALID_ARG: state_rows: -1 given, 0 to 2 expected"),
+        ([[0, 0]] * 2, ["pcm"], {"states": states[1]}, "INVALID_ARG: state_rows: 2 rows given, 1 of codes"),
+        (
+            [[2, 0]],
+            ["waveform"],
+            {"states": states[1]},
+            "INVALID_ARG: pcm, finite can be made from codes, history, state_rows, nothing else",
+        ),
+        ([[2, 0]], ["pcm"], {}, "INVALID_ARG: states: missing"),
+    ):
+        given = shared(states, rows, torch.zeros(1, 1, 16, dtype=torch.int32), 0).tensors
+        [response] = model.execute([FakeRequest(given, outputs, **parameters)])
+        assert message in str(response.error)
+
+
+def test_a_talker_that_comes_back_replaces_what_was_mapped_for_it(config: StepConfig) -> None:
+    mapped = SharedStates(CPU, config.state_size)
+    first, second, other = (
+        shared_zeros(owner, (2, config.state_size), torch.float16, CPU) for owner in ("talker", "talker", "other")
+    )
+    assert mapped.find(first[1]) is mapped.find(first[1])
+    mapped.find(other[1])
+    mapped.find(second[1])[1] = 3.0
+    assert mapped.addresses == {second[1], other[1]}
+    assert (second[0][1] == 3.0).all()

@@ -53,12 +53,17 @@ def test_literal_and_named_after_the_folder(path: Path) -> None:
 def test_code2wav(path: Path) -> None:
     config = parse(path)
     state = (ONNX if path == ONNXRUNTIME else PLAN_FORM).state_dtype
-    assert tensors(config.input) == {
+    inputs = {
         code2wav.CODES: ("INT32", [-1, 16]),
         code2wav.STATE: (state, [-1]),
         code2wav.HISTORY: ("INT32", [1]),
     }
-    assert tensors(config.output) == {code2wav.WAVEFORM: ("FP32", [-1]), code2wav.STATE_OUT: (state, [-1])}
+    outputs = {code2wav.WAVEFORM: ("FP32", [-1]), code2wav.STATE_OUT: (state, [-1])}
+    if path == PYTHON:
+        inputs |= {code2wav.STATE_ROWS: ("INT32", [2])}
+        outputs |= {code2wav.PCM: ("INT16", [-1]), code2wav.FINITE: ("INT32", [1])}
+    assert tensors(config.input) == inputs
+    assert tensors(config.output) == outputs
     assert config.max_batch_size == code2wav.MAX_BATCH
     assert config.HasField("dynamic_batching")
 
@@ -84,6 +89,11 @@ def test_configurations_of_a_model_differ_only_where_they_must() -> None:
         for tensor in (*config.input, *config.output):
             if tensor.name in (code2wav.STATE, code2wav.STATE_OUT):
                 tensor.ClearField("data_type")
+    by_name = {tensor.name: tensor for tensor in (*python.input, *python.output)}
+    by_name[code2wav.STATE].ClearField("optional")
+    python.input.remove(by_name[code2wav.STATE_ROWS])
+    for name in (code2wav.PCM, code2wav.FINITE):
+        python.output.remove(by_name[name])
     assert tensorrt == onnxruntime == python
 
 

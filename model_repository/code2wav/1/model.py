@@ -1,5 +1,6 @@
 """Triton's entry to the codec step: adapts tensors and errors, nothing else."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,13 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 from code2wav_step import startup
-from code2wav_step.requests import CODES, HISTORY, STATE, InvalidInputError, RequestReader
+from code2wav_step.pcm import to_pcm
+from code2wav_step.requests import CODES, HISTORY, STATE, STATE_ROWS, STATES, InvalidInputError, RequestReader
+from code2wav_step.runner import advance
+from code2wav_step.shared_states import SharedStates
 
 WAVEFORM, STATE_OUT = "waveform", "state_out"
+PCM, FINITE = "pcm", "finite"
 log = logging.getLogger("code2wav_step")
 
 
@@ -22,6 +27,7 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         weights = startup.load_weights(folder / startup.MODEL_FILE, device)
         self._reader = RequestReader(weights.config)
+        self._shared = SharedStates(device, weights.config.state_size)
         # Its own, so that waiting for an answer waits for nothing else.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.cuda.stream(self._stream):
@@ -39,21 +45,42 @@ class TritonPythonModel:
     def _answer(self, request: Any, *, is_only: bool) -> Any:
         error = pb_utils.TritonError
         try:
-            # Triton copies the outputs before it brings further requests.
-            run = self._runner.lend if is_only else self._runner
-            outputs = run(*self._reader.read(_tensors(request)))
+            tensors = _tensors(request)
+            answer = self._advance(request, tensors) if STATE_ROWS in tensors else self._step(tensors, is_only=is_only)
+            # A request that names no outputs asks for those of both kinds.
+            wanted = [name for name in request.requested_output_names() if name in answer]
+            if not wanted:
+                raise InvalidInputError(
+                    f"{', '.join(answer)} can be made from {', '.join(sorted(tensors))}, nothing else"
+                )
         except InvalidInputError as problem:
             return pb_utils.InferenceResponse(error=error(f"INVALID_ARG: {problem}", error.INVALID_ARG))
         except Exception as problem:
             log.exception("a step failed")
             return pb_utils.InferenceResponse(error=error(str(problem), error.INTERNAL))
-        answer = dict(zip((WAVEFORM, STATE_OUT), outputs, strict=True))
-        wanted = request.requested_output_names()
         return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack(name, answer[name]) for name in wanted])
+
+    def _step(self, tensors: dict[str, torch.Tensor], *, is_only: bool) -> dict[str, torch.Tensor]:
+        """The pure function: states come and go with the request."""
+        # Triton copies the outputs before it brings further requests.
+        run = self._runner.lend if is_only else self._runner
+        return dict(zip((WAVEFORM, STATE_OUT), run(*self._reader.read(tensors)), strict=True))
+
+    def _advance(self, request: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The same on states that stay in the talker's memory."""
+        address = json.loads(request.parameters() or "{}").get(STATES)
+        if not isinstance(address, str):
+            raise InvalidInputError(
+                f"{STATES}: missing; {STATE_ROWS} counts the rows of the states that this parameter names"
+            )
+        states = self._shared.find(address)
+        codes, history, rows = self._reader.read_shared(tensors, len(states))
+        waveform = advance(self._runner, codes, history, states, rows)
+        return dict(zip((PCM, FINITE), to_pcm(waveform), strict=True))
 
 
 def _tensors(request: Any) -> dict[str, torch.Tensor]:
-    found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in (CODES, STATE, HISTORY)}
+    found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in (CODES, STATE, HISTORY, STATE_ROWS)}
     return {name: torch.from_dlpack(tensor.to_dlpack()) for name, tensor in found.items() if tensor is not None}
 
 

@@ -55,7 +55,9 @@ class TritonPythonModel:
         return startup.load_runner(checkpoint, config, device)
 
     def make_codec(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> triton_io.BlsCodec:
-        return triton_io.BlsCodec(startup.open_codec(checkpoint, config, self._repository, device))
+        owner = self._args["model_instance_name"]
+        states = startup.open_codec(checkpoint, config, self._repository, device, owner)
+        return triton_io.SharedStatesCodec(states) if states.address else triton_io.BlsCodec(states)
 
     def make_voices(
         self, checkpoint: Checkpoint, config: EngineConfig, prompts: PromptBuilder, codec: triton_io.BlsCodec

@@ -17,7 +17,7 @@ from qwen3_tts_engine.sequences import SequencePiece, Sequences
 from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voice_store import VoiceRecord
 from qwen3_tts_engine.voices import Voices
-from triton_io import ResponseSink, call_model
+from triton_io import CPU, ResponseSink, call_model
 
 log = logging.getLogger("qwen3_tts")
 
@@ -25,7 +25,6 @@ SPEAK, REGISTER, LIST, DELETE = "speak", "register_voice", "list_voices", "delet
 # Takes a request whose voice is found; raises RequestError.
 Begin = Callable[[SynthesisRequest], None]
 OPERATIONS = (SPEAK, REGISTER, LIST, DELETE)
-CPU = torch.device("cpu")
 
 
 class Desk:

@@ -9,6 +9,7 @@ from torch import Tensor
 from code2wav_step.config import MAX_BATCH, MAX_FRAMES, StepConfig
 
 CODES, STATE, HISTORY = "codes", "state", "history"
+STATE_ROWS, STATES = "state_rows", "states"
 STATE_DTYPE = torch.float16
 
 
@@ -24,26 +25,51 @@ class Request(NamedTuple):
     history: Tensor
 
 
+class SharedRequest(NamedTuple):
+    """As Request, all on the host; rows int32 [B, 2] of the talker's states: where each stream's state is, and where
+    the next one goes."""
+
+    codes: Tensor
+    history: Tensor
+    rows: Tensor
+
+
 @dataclass(frozen=True)
 class RequestReader:
     config: StepConfig
 
     def read(self, tensors: dict[str, Tensor]) -> Request:
         """Raises InvalidInputError."""
+        codes, history = self._codes_and_history(tensors)
+        state = _tensor(tensors, STATE, STATE_DTYPE, (-1, self.config.state_size))
+        _same_rows(STATE, state, codes)
+        return Request(codes, state, history)
+
+    def read_shared(self, tensors: dict[str, Tensor], num_states: int) -> SharedRequest:
+        """Raises InvalidInputError."""
+        codes, history = self._codes_and_history(tensors)
+        rows = _tensor(tensors, STATE_ROWS, torch.int32, (-1, 2)).cpu()
+        _same_rows(STATE_ROWS, rows, codes)
+        _in_range(STATE_ROWS, *_extremes(rows), num_states - 1)
+        return SharedRequest(codes, history, rows)
+
+    def _codes_and_history(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         config = self.config
         codes = _tensor(tensors, CODES, torch.int32, (-1, -1, config.num_quantizers))
-        state = _tensor(tensors, STATE, STATE_DTYPE, (-1, config.state_size))
         history = _tensor(tensors, HISTORY, torch.int32, (-1, 1))
         rows, frames = codes.shape[:2]
         _in_range(f"{CODES}: frames", frames, frames, MAX_FRAMES, low=1)
         _in_range(f"{CODES}: rows", rows, rows, MAX_BATCH, low=1)
-        for name, tensor in ((STATE, state), (HISTORY, history)):
-            if len(tensor) != rows:
-                raise InvalidInputError(f"{name}: {len(tensor)} rows given, {rows} of {CODES}")
+        _same_rows(HISTORY, history, codes)
         codes, history = codes.cpu(), history.cpu()
         _in_range(CODES, *_extremes(codes), config.codebook_size - 1)
         _in_range(HISTORY, *_extremes(history), config.window)
-        return Request(codes, state, history)
+        return codes, history
+
+
+def _same_rows(name: str, tensor: Tensor, codes: Tensor) -> None:
+    if len(tensor) != len(codes):
+        raise InvalidInputError(f"{name}: {len(tensor)} rows given, {len(codes)} of {CODES}")
 
 
 def _tensor(tensors: dict[str, Tensor], name: str, dtype: torch.dtype, dims: tuple[int, ...]) -> Tensor:

@@ -120,6 +120,20 @@ class GraphRunner:
         return waveform, state_out
 
 
+@torch.inference_mode()
+def advance(
+    runner: "GraphRunner | PlainRunner", codes: Tensor, history: Tensor, states: Tensor, rows: Tensor
+) -> Tensor:
+    """The waveform of streams whose states stay in `states` [.., S]; it holds until the runner's next call.
+
+    rows [B, 2]: where each stream's state is, and where the next one goes.
+    """
+    before, after = rows.T.to(states.device, torch.int64)
+    waveform, state_out = runner.lend(codes, states.index_select(0, before), history)
+    states.index_copy_(0, after, state_out)
+    return waveform
+
+
 def spans(frames: int) -> Iterator[tuple[int, int]]:
     """A chunk as runs of the captured lengths, longest first: (start, stop)."""
     start = 0

@@ -11,6 +11,10 @@ from qwen3_tts_engine.checkpoint import CodecDecoderConfig
 MODEL_NAME = "code2wav"
 CODES, STATE, HISTORY = "codes", "state", "history"
 WAVEFORM, STATE_OUT = "waveform", "state_out"
+# With states that stay where they are, in a form that Triton's Python backend runs: the request parameter that names
+# them, the rows that a call takes them from and leaves them in, and what it gives.
+STATES, STATE_ROWS = "states", "state_rows"
+PCM, FINITE = "pcm", "finite"
 
 SAMPLE_RATE = 24000
 SAMPLES_PER_FRAME = 1920

@@ -17,12 +17,16 @@ PCM_SCALE = 32767
 class CodecStates:
     """The codec state of every slot, where the codec runs. Codes and history come with the chunks."""
 
-    def __init__(self, num_slots: int, state_size: int, max_history: int, dtype: torch.dtype, device: torch.device):
-        # The row behind those of the slots stays zero: where streams begin.
-        self._states = torch.zeros(num_slots + 1, state_size, dtype=dtype, device=device)
+    def __init__(self, states: Tensor, max_history: int, address: str | None = None) -> None:
+        """`states` [slots + 1, S] is zero, and its last row remains so: where streams begin.
+
+        `address` says where code2wav finds them itself (shared_memory.py), if it is to.
+        """
+        self.address = address
+        self._states = states
         self._max_history = max_history
         # Its own, so that the codec's copies do not queue behind the talker's next tick.
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(states.device) if states.device.type == "cuda" else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -44,8 +48,13 @@ class CodecStates:
         """What is called within runs on the codec's stream."""
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
-    def rows(self, chunks: Chunks) -> Tensor:
-        """Rows of the states before and after the chunks, int64 [2, chunks] on the device.
+    def wait(self) -> None:
+        """Until the device has done what was asked of it on that stream."""
+        if self._stream:
+            self._stream.synchronize()
+
+    def rows(self, chunks: Chunks) -> np.ndarray:
+        """Rows of the states before and after the chunks, int32 [chunks, 2].
 
         Brings the state of a voice into the slot of a stream that begins behind its reference.
         """
@@ -55,18 +64,23 @@ class CodecStates:
             if voice is not None and voice.state is not None:
                 before[row] = slot = int(chunks.slots[row])
                 self._states[slot] = voice.state
-        return to_device(np.stack([before, chunks.slots]), self.device)
+        rows: np.ndarray = np.stack([before, chunks.slots], axis=1).astype(np.int32)
+        return rows
 
-    def inputs(self, chunks: Chunks, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """codes int32 [chunks, frames, codebooks], state [chunks, S], history int32 [chunks, 1]."""
+    def inputs(self, chunks: Chunks) -> tuple[Tensor, Tensor]:
+        """codes int32 [chunks, frames, codebooks], history int32 [chunks, 1]."""
         history = np.minimum(chunks.history, self._max_history).astype(np.int32)
         # A code that is none (`invalid_codes` says so) must not take the rest of the batch down.
-        codes = torch.from_numpy(chunks.codes.clip(0, CODEBOOK_SIZE - 1))
-        return codes, self._states.index_select(0, rows[0]), torch.from_numpy(history)[:, None]
+        codes = chunks.codes.clip(0, CODEBOOK_SIZE - 1)
+        return torch.from_numpy(codes), torch.from_numpy(history)[:, None]
 
-    def store(self, rows: Tensor, states: Tensor) -> None:
+    def gather(self, rows: np.ndarray) -> Tensor:
+        """[chunks, S] from the first column of `rows`."""
+        return self._states.index_select(0, to_device(rows[:, 0].astype(np.int64), self.device))
+
+    def store(self, rows: np.ndarray, states: Tensor) -> None:
         """Keep the states [chunks, S] for the next chunk of each stream."""
-        self._states.index_copy_(0, rows[1], states)
+        self._states.index_copy_(0, to_device(rows[:, 1].astype(np.int64), self.device), states)
 
 
 def invalid_codes(chunks: Chunks) -> dict[int, RequestError]:
@@ -85,5 +99,10 @@ def to_pcm(waveform: Tensor) -> tuple[np.ndarray, dict[int, RequestError]]:
     finite = torch.isfinite(waveform.sum(-1, keepdim=True)).to(torch.int16)
     # Together: each copy to the host waits for the device once more.
     host = torch.cat([pcm, finite], dim=1).cpu().numpy()
+    return host[:, :-1], overflowed(host[:, -1])
+
+
+def overflowed(finite: np.ndarray) -> dict[int, RequestError]:
+    """The rows that are 0 in `finite` [chunks]."""
     error = RequestError("the codec gave no finite audio")
-    return host[:, :-1], dict.fromkeys(np.flatnonzero(host[:, -1] == 0).tolist(), error)
+    return dict.fromkeys(np.flatnonzero(finite == 0).tolist(), error)

@@ -34,6 +34,9 @@ class EngineConfig(BaseModel):
     cuda_graphs: bool = True
     take_turns: Literal["auto", "on", "off"] = "auto"
     """Whether talker and codec work in turn, never both at once; auto: on a GPU, which would slice its time."""
+    shared_codec_states: Literal["auto", "on", "off"] = "auto"
+    """Whether code2wav maps the codec's states from here, or they travel with each call; auto: where it can, which is
+    in the form `python` on the same device."""
     cpu_threads: int = Field(default=0, ge=0)
     """Threads of one talker operation on the CPU; 0 takes half of the cores and leaves the rest to the codec."""
     unload_when_dead: bool = False

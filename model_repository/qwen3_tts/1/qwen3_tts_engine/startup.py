@@ -24,6 +24,7 @@ from qwen3_tts_engine.plan import check_plan
 from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.runner import TalkerRunner
 from qwen3_tts_engine.scheduler import Scheduler, SchedulerLimits
+from qwen3_tts_engine.shared_memory import shared_zeros
 from qwen3_tts_engine.slots import SlotTable
 from qwen3_tts_engine.talker import Talker
 from qwen3_tts_engine.torch_ops import TorchOps
@@ -173,10 +174,13 @@ def open_voices(checkpoint: Checkpoint, config: EngineConfig, prompts: PromptBui
     return Voices(encoder, store, origin, config, prompts.check_reference)
 
 
-def open_codec(checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device) -> CodecStates:
-    """The codec states, on `device`, for the code2wav model of `repository`.
+def open_codec(
+    checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device, owner: str
+) -> CodecStates:
+    """The codec states of the talker `owner`, on `device`, for the code2wav model of `repository`.
 
-    Raises CheckpointError, naming file and field, when it was not exported from this checkpoint.
+    Raises CheckpointError, naming file and field, when it was not exported from this checkpoint, and ConfigError for
+    states that it cannot share.
     """
     folder = repository / code2wav.MODEL_NAME / "1"
     manifest = CodecManifest.read(folder)
@@ -192,5 +196,18 @@ def open_codec(checkpoint: Checkpoint, config: EngineConfig, repository: Path, d
             raise CheckpointError(f"{folder / MANIFEST}: {wrong}: export this checkpoint's codec")
     largest = code2wav.input_shapes(code2wav.MAX_BATCH, code2wav.MAX_FRAMES, manifest.state_size)
     check_plan(folder, manifest, device, largest)
-    dtype = STATE_DTYPES[manifest.state_dtype]
-    return CodecStates(config.max_streams, manifest.state_size, code2wav.max_history(decoder), dtype, device)
+    shape, dtype = (config.max_streams + 1, manifest.state_size), STATE_DTYPES[manifest.state_dtype]
+    history = code2wav.max_history(decoder)
+    if not _shares_states(config, manifest):
+        return CodecStates(torch.zeros(shape, dtype=dtype, device=device), history)
+    states, address = shared_zeros(owner, shape, dtype, device)
+    return CodecStates(states, history, address)
+
+
+def _shares_states(config: EngineConfig, manifest: CodecManifest) -> bool:
+    can_share = manifest.form == "python"
+    if config.shared_codec_states == "on" and not can_share:
+        raise ConfigError(
+            f"shared_codec_states: on, but code2wav is of the form {manifest.form}: only python can share"
+        )
+    return can_share and config.shared_codec_states != "off"

@@ -31,4 +31,4 @@ class TritonPythonModel(RealModel):
         return DeadlyRunner(config.max_streams, float(os.environ.get("SCRIPTED_TICK_SECONDS", "0")))
 
     def make_codec(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> BlsCodec:
-        return BlsCodec(CodecStates(config.max_streams, STATE_SIZE, 71, torch.float32, device))
+        return BlsCodec(CodecStates(torch.zeros(config.max_streams + 1, STATE_SIZE, device=device), 71))

@@ -1,0 +1,75 @@
+"""States that stay where the talker keeps them, mapped from its process (qwen3_tts_engine/shared_memory.py)."""
+
+import json
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from code2wav_step.requests import STATE_DTYPE, STATES, InvalidInputError
+
+MEMORY_NAME = "qwen3_tts_states"
+
+
+class SharedStates:
+    """The states of every talker that called, by the address it gave."""
+
+    def __init__(self, device: torch.device, state_size: int) -> None:
+        self._device = device
+        self._state_size = state_size
+        self._mapped: dict[str, Tensor] = {}
+        self._owners: dict[str, str] = {}  # an owner's address
+
+    @property
+    def addresses(self) -> set[str]:
+        return set(self._mapped)
+
+    def find(self, address: str) -> Tensor:
+        """fp16 [rows, S]; what was mapped of the same owner before is let go. Raises InvalidInputError."""
+        states = self._mapped.get(address)
+        if states is None:
+            try:
+                states = self._map(address)
+            except InvalidInputError:
+                raise
+            except Exception as error:
+                raise InvalidInputError(f"{STATES}: cannot be mapped: {error}") from error
+        return states
+
+    def _map(self, address: str) -> Tensor:
+        found = json.loads(address)
+        rows, size = map(int, found["shape"])
+        if (size, found["dtype"]) != (self._state_size, "float16"):
+            raise InvalidInputError(f"{STATES}: {found['dtype']} [{size}] given, float16 [{self._state_size}] expected")
+        device = torch.device("cuda", found["cuda"][0]) if "cuda" in found else torch.device("cpu")
+        if device != self._device:
+            raise InvalidInputError(
+                f"{STATES}: on {device}, this model runs on {self._device}: "
+                "run one server for each GPU, or set shared_codec_states to off"
+            )
+        states = _from_gpu(found["cuda"], rows, size) if "cuda" in found else _from_file(found["file"], rows, size)
+        self._mapped.pop(self._owners.get(found["owner"], ""), None)
+        self._owners[found["owner"]] = address
+        self._mapped[address] = states
+        return states
+
+
+def _from_gpu(handle: list[Any], rows: int, size: int) -> Tensor:
+    parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in handle]
+    storage = torch.UntypedStorage._new_shared_cuda(*parts)
+    flat = torch.empty(0, dtype=STATE_DTYPE, device=storage.device).set_(storage)
+    return flat[: rows * size].view(rows, size)
+
+
+def _from_file(place: list[Any], rows: int, size: int) -> Tensor:
+    process, file = map(int, place)
+    path = f"/proc/{process}/fd/{file}"
+    count = rows * size
+    # Any caller can name a file, and what is mapped is written to.
+    if (
+        not os.readlink(path).startswith(f"/memfd:{MEMORY_NAME} ")
+        or os.stat(path).st_size != count * STATE_DTYPE.itemsize
+    ):
+        raise ValueError(f"{path} holds no states")
+    return torch.from_file(path, shared=True, size=count, dtype=STATE_DTYPE).view(rows, size)
