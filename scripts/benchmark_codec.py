@@ -91,11 +91,11 @@ def random_codes(config: CodecDecoderConfig, batch: int, frames: int) -> Tensor:
 
 def measure(runner: GraphRunner, streams: Streams, batch: int, frames: int, repeats: int) -> dict[str, Any]:
     """Median time of a call, copies of states to and from the graph's buffers included, and the error of its result."""
-    inputs = streams.inputs(batch, frames)
+    codes, state, history = streams.inputs(batch, frames)
+    inputs = (codes.cpu(), state, history.cpu())  # as a request brings them
     waveform, _ = runner(*inputs)
     with torch.inference_mode():
-        codes, state, history = (tensor[:8] for tensor in inputs)
-        expected, _ = streams.reference(codes, state.float(), history)
+        expected, _ = streams.reference(codes[:8], state[:8].float(), history[:8])
     error = snr_db(expected, waveform[:8])
     times = []
     for _ in range(repeats):

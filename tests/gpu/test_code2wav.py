@@ -10,6 +10,7 @@ from torch import Tensor
 
 from code2wav_step import startup
 from code2wav_step.config import StepConfig
+from code2wav_step.pcm import to_int16
 from code2wav_step.requests import STATE_DTYPE
 from code2wav_step.runner import GraphRunner
 from code2wav_step.torch_ops import TorchOps
@@ -97,6 +98,22 @@ def test_same_inputs_give_the_same_bits(runner: GraphRunner, device: torch.devic
     first = runner(*given)
     for _ in range(20):
         assert all(torch.equal(a, b) for a, b in zip(runner(*given), first, strict=True))
+
+
+@pytest.mark.parametrize(("rows", "frames"), [(1, 1), (3, 2), (64, 4), (5, 7), (64, 16)])
+def test_states_that_stay_where_they_are_give_the_same(
+    runner: GraphRunner, device: torch.device, rows: int, frames: int
+) -> None:
+    codes, state, history = inputs(runner.step.config, rows, frames)
+    waveform, state_out = runner(codes, state, history)
+    states = torch.cat([torch.zeros_like(state), state])
+    places = torch.stack([torch.arange(rows) + rows, torch.arange(rows).flip(0)], dim=1).to(torch.int32)
+    pcm, finite = runner.advance(codes, history, states, places)
+    torch.cuda.synchronize()
+    assert torch.equal(pcm, to_int16(waveform)[0].cpu())
+    assert finite.all()
+    assert torch.equal(states[:rows].flip(0), state_out)
+    assert torch.equal(states[rows:], state)
 
 
 def test_codec_that_the_kernels_cannot_take_is_served_by_pytorch(

@@ -9,12 +9,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from qwen3_tts_engine.capacity import Capacity
 from qwen3_tts_engine.chunker import Chunker, Chunks
 from qwen3_tts_engine.request import Unavailable
-from qwen3_tts_engine.scheduler import Batch, Frames, Scheduler, SchedulerLimits
+from qwen3_tts_engine.scheduler import COMFORTABLE_LEAD, Batch, Frames, Scheduler, SchedulerLimits
 from qwen3_tts_engine.slots import SlotTable
 from qwen3_tts_engine.stream import Stream
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
 MAX_FRAMES = 24
+NOW = 0.0
 
 
 def make_scheduler(slots: int = 4, pages: int = 20, **limits: int) -> Scheduler:
@@ -54,7 +55,7 @@ class Traffic(RuleBasedStateMachine):
     @precondition(lambda self: self.tick is None)
     @rule()
     def launch(self) -> None:
-        self.tick = self.scheduler.next_batch()
+        self.tick = self.scheduler.next_batch(self.now)
 
     @precondition(lambda self: self.tick is not None)
     @rule(ended=st.frozensets(st.integers(0, 3)))
@@ -124,22 +125,22 @@ def test_streams_are_admitted_in_order_of_arrival() -> None:
     streams = [make_stream(str(i), Listener()) for i in range(4)]
     for stream in streams:
         scheduler.submit(stream)
-    assert [n.stream for n in scheduler.next_batch().newcomers] == streams[:2]
+    assert [n.stream for n in scheduler.next_batch(NOW).newcomers] == streams[:2]
     scheduler.end(streams[0])
-    assert [n.stream for n in scheduler.next_batch().newcomers] == streams[2:3]
+    assert [n.stream for n in scheduler.next_batch(NOW).newcomers] == streams[2:3]
 
 
 def test_a_tick_prefills_at_most_its_budget_but_always_one() -> None:
     scheduler = make_scheduler(slots=4, pages=100, prefill_rows=10)
     for i in range(3):
         scheduler.submit(make_stream(str(i), Listener(), rows=8))
-    assert [len(scheduler.next_batch().newcomers) for _ in range(3)] == [1, 1, 1]
+    assert [len(scheduler.next_batch(NOW).newcomers) for _ in range(3)] == [1, 1, 1]
 
 
 def test_a_full_queue_refuses() -> None:
     scheduler = make_scheduler(slots=1, max_waiting=1)
     scheduler.submit(make_stream("0", Listener()))
-    scheduler.next_batch()
+    scheduler.next_batch(NOW)
     scheduler.submit(make_stream("1", Listener()))
     with pytest.raises(Unavailable, match="busy: 1 streams run, 1 wait"):
         scheduler.submit(make_stream("2", Listener()))
@@ -162,10 +163,10 @@ def test_a_late_frame_of_an_ended_stream_does_not_reach_the_next_one_in_its_slot
     scheduler = make_scheduler(slots=1)
     first, second = (make_stream(name, Listener()) for name in ("first", "second"))
     scheduler.submit(first)
-    batch = scheduler.next_batch()
+    batch = scheduler.next_batch(NOW)
     scheduler.end(first)
     scheduler.submit(second)
-    scheduler.next_batch()
+    scheduler.next_batch(NOW)
     scheduler.collect(batch, frames_for(batch), 0.0)
     assert second.slot == 0
     assert scheduler.table.written[0] == 0
@@ -175,13 +176,28 @@ def test_a_full_batch_takes_the_most_urgent() -> None:
     scheduler = make_scheduler(slots=3, max_batch=2, pages=100)
     for i in range(3):
         scheduler.submit(make_stream(str(i), Listener()))
-    scheduler.next_batch()
+    scheduler.next_batch(NOW)
     scheduler.table.deadline[:] = [5.0, 1.0, 3.0]
-    assert scheduler.next_batch().slots.tolist() == [1, 2]
+    assert scheduler.next_batch(NOW).slots.tolist() == [1, 2]
 
 
 def test_no_frame_is_launched_beyond_the_cap() -> None:
     scheduler = make_scheduler()
     scheduler.submit(make_stream("0", Listener(), max_frames=2))
-    assert [len(scheduler.next_batch()) for _ in range(4)] == [1, 1, 0, 0]
+    assert [len(scheduler.next_batch(NOW)) for _ in range(4)] == [1, 1, 0, 0]
     assert not scheduler.has_work
+
+
+def test_newcomers_go_alone_while_everyone_has_audio() -> None:
+    scheduler = make_scheduler(pages=100)
+    streams = [make_stream(str(i), Listener()) for i in range(4)]
+    for stream in streams[:2]:
+        scheduler.submit(stream)
+    batch = scheduler.next_batch(NOW)
+    scheduler.collect(batch, frames_for(batch), NOW)
+    scheduler.table.sent[:2] = 1
+    scheduler.table.deadline[:2] = NOW + COMFORTABLE_LEAD + 0.02
+    scheduler.submit(streams[2])
+    assert scheduler.next_batch(NOW).slots.tolist() == [2]
+    scheduler.submit(streams[3])
+    assert scheduler.next_batch(NOW + 0.04).slots.tolist() == [0, 1, 2, 3], "a listener is about to run dry"

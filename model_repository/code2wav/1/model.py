@@ -9,9 +9,7 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 from code2wav_step import startup
-from code2wav_step.pcm import to_pcm
 from code2wav_step.requests import CODES, HISTORY, STATE, STATE_ROWS, STATES, InvalidInputError, RequestReader
-from code2wav_step.runner import advance
 from code2wav_step.shared_states import SharedStates
 
 WAVEFORM, STATE_OUT = "waveform", "state_out"
@@ -46,7 +44,8 @@ class TritonPythonModel:
         error = pb_utils.TritonError
         try:
             tensors = _tensors(request)
-            answer = self._advance(request, tensors) if STATE_ROWS in tensors else self._step(tensors, is_only=is_only)
+            make = self._advance if STATE_ROWS in tensors else self._step
+            answer = make(request, tensors, is_only=is_only)
             # A request that names no outputs asks for those of both kinds.
             wanted = [name for name in request.requested_output_names() if name in answer]
             if not wanted:
@@ -60,23 +59,24 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(error=error(str(problem), error.INTERNAL))
         return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack(name, answer[name]) for name in wanted])
 
-    def _step(self, tensors: dict[str, torch.Tensor], *, is_only: bool) -> dict[str, torch.Tensor]:
+    # Triton copies the outputs before it brings further requests: what a request on its own gets need not outlive it.
+
+    def _step(self, request: Any, tensors: dict[str, torch.Tensor], *, is_only: bool) -> dict[str, torch.Tensor]:
         """The pure function: states come and go with the request."""
-        # Triton copies the outputs before it brings further requests.
         run = self._runner.lend if is_only else self._runner
         return dict(zip((WAVEFORM, STATE_OUT), run(*self._reader.read(tensors)), strict=True))
 
-    def _advance(self, request: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _advance(self, request: Any, tensors: dict[str, torch.Tensor], *, is_only: bool) -> dict[str, torch.Tensor]:
         """The same on states that stay in the talker's memory."""
         address = json.loads(request.parameters() or "{}").get(STATES)
         if not isinstance(address, str):
-            raise InvalidInputError(
-                f"{STATES}: missing; {STATE_ROWS} counts the rows of the states that this parameter names"
-            )
-        states = self._shared.find(address)
-        codes, history, rows = self._reader.read_shared(tensors, len(states))
-        waveform = advance(self._runner, codes, history, states, rows)
-        return dict(zip((PCM, FINITE), to_pcm(waveform), strict=True))
+            raise InvalidInputError(f"{STATES}: missing; {STATE_ROWS} are rows of the states that this parameter names")
+        samples = self._runner.advance(*self._reader.read_shared(tensors, self._shared.find(address)))
+        if not is_only:
+            if self._stream:
+                self._stream.synchronize()
+            samples = tuple(tensor.clone() for tensor in samples)
+        return dict(zip((PCM, FINITE), samples, strict=True))
 
 
 def _tensors(request: Any) -> dict[str, torch.Tensor]:

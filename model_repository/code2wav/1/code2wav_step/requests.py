@@ -26,11 +26,12 @@ class Request(NamedTuple):
 
 
 class SharedRequest(NamedTuple):
-    """As Request, all on the host; rows int32 [B, 2] of the talker's states: where each stream's state is, and where
-    the next one goes."""
+    """As Request, with the talker's states and rows of them, int32 [B, 2] on the host: where each stream's state is,
+    and where the next one goes."""
 
     codes: Tensor
     history: Tensor
+    states: Tensor
     rows: Tensor
 
 
@@ -45,13 +46,13 @@ class RequestReader:
         _same_rows(STATE, state, codes)
         return Request(codes, state, history)
 
-    def read_shared(self, tensors: dict[str, Tensor], num_states: int) -> SharedRequest:
+    def read_shared(self, tensors: dict[str, Tensor], states: Tensor) -> SharedRequest:
         """Raises InvalidInputError."""
         codes, history = self._codes_and_history(tensors)
         rows = _tensor(tensors, STATE_ROWS, torch.int32, (-1, 2)).cpu()
         _same_rows(STATE_ROWS, rows, codes)
-        _in_range(STATE_ROWS, *_extremes(rows), num_states - 1)
-        return SharedRequest(codes, history, rows)
+        _in_range(STATE_ROWS, *_extremes(rows), len(states) - 1)
+        return SharedRequest(codes, history, states, rows)
 
     def _codes_and_history(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         config = self.config

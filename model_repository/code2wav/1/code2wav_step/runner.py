@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from code2wav_step.config import MAX_BATCH, MAX_FRAMES
+from code2wav_step.config import MAX_BATCH, MAX_FRAMES, StepConfig
+from code2wav_step.pcm import to_int16, to_pcm
 from code2wav_step.step import Step
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
@@ -35,24 +36,71 @@ class PlainRunner:
 
     lend = __call__
 
+    def advance(self, codes: Tensor, history: Tensor, states: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """As GraphRunner.advance."""
+        before, after = rows.T.to(states.device, torch.int64)
+        waveform, state_out = self(codes, states.index_select(0, before), history)
+        states.index_copy_(0, after, state_out)
+        return to_pcm(waveform)
+
+
+class Buffers:
+    """What all graphs read and write: inputs and samples in page-locked memory, the rest on the device."""
+
+    def __init__(self, config: StepConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.quantizers, self.samples = config.num_quantizers, config.samples_per_frame
+        codes, samples = MAX_BATCH * MAX_FRAMES * self.quantizers, MAX_ROW_FRAMES * self.samples
+        self.host_codes = torch.zeros(codes, dtype=torch.int32, pin_memory=True)
+        self.host_history = torch.zeros(MAX_BATCH, 1, dtype=torch.int32, pin_memory=True)
+        self.codes, self.history = self.host_codes.to(device), self.host_history.to(device)
+        self.state = torch.zeros(MAX_BATCH, config.state_size, dtype=dtype, device=device)
+        self.pcm = torch.empty(samples, dtype=torch.int16, pin_memory=True)
+        self.finite = torch.empty(MAX_BATCH, 1, dtype=torch.int32, pin_memory=True)
+
+    def inputs(self, rows: int, frames: int) -> tuple[Tensor, Tensor, Tensor]:
+        return self._shaped(self.codes, rows, frames), self.state[:rows], self.history[:rows]
+
+    def fill(self, codes: Tensor, history: Tensor) -> None:
+        self._shaped(self.host_codes, *codes.shape[:2]).copy_(codes)
+        self.host_history[: len(history)].copy_(history)
+
+    def upload(self, rows: int, frames: int) -> None:
+        count = rows * frames * self.quantizers
+        self.codes[:count].copy_(self.host_codes[:count], non_blocking=True)
+        self.history[:rows].copy_(self.host_history[:rows], non_blocking=True)
+
+    def heard(self, rows: int, frames: int) -> tuple[Tensor, Tensor]:
+        count = frames * self.samples
+        return self.pcm[: rows * count].view(rows, count), self.finite[:rows]
+
+    def _shaped(self, codes: Tensor, rows: int, frames: int) -> Tensor:
+        return codes[: rows * frames * self.quantizers].view(rows, frames, self.quantizers)
+
 
 class Graph:
-    """The captured step for a batch and a chunk length, on buffers that other graphs use too."""
+    """The captured step for a batch and a chunk length, from codes to samples on the host."""
 
-    def __init__(self, step: Step, inputs: tuple[Tensor, Tensor, Tensor], pool: Any) -> None:
-        self._inputs = inputs
-        step(*inputs)  # builds kernels, which cannot be done while capturing
+    def __init__(self, step: Step, buffers: Buffers, shape: Shape, pool: Any) -> None:
+        def run() -> tuple[Tensor, Tensor]:
+            buffers.upload(*shape)
+            waveform, state_out = step(*buffers.inputs(*shape))
+            for host, made in zip(buffers.heard(*shape), to_int16(waveform), strict=True):
+                host.copy_(made, non_blocking=True)
+            return waveform, state_out
+
+        run()  # builds kernels, which cannot be done while capturing
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
-            self._outputs = step(*inputs)
+            self._outputs = run()
         self.pool = self._graph.pool()
+        self._buffers = buffers
 
-    def replay(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Fills the first rows; the outputs of those rows hold until any graph's next replay."""
-        rows = len(inputs[0])
-        for static, tensor in zip(self._inputs, inputs, strict=True):
-            static[:rows].copy_(tensor, non_blocking=True)
+    def replay(self, codes: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        """waveform and next state of the states in the buffers; they, and the samples, hold until any graph's next
+        replay, before which this one must have ended."""
+        rows = len(codes)
+        self._buffers.fill(codes, history)
         self._graph.replay()
         waveform, state_out = self._outputs
         return waveform[:rows], state_out[:rows]
@@ -63,31 +111,28 @@ class GraphRunner:
 
     def __init__(self, step: Step, device: torch.device) -> None:
         self.step, self._config = step, step.config
-        self._codes = torch.zeros(MAX_BATCH, MAX_FRAMES, self._config.num_quantizers, dtype=torch.int32, device=device)
-        self._history = torch.zeros(MAX_BATCH, 1, dtype=torch.int32, device=device)
-        dtype = step.weights.codebooks.dtype
-        self._state = torch.zeros(MAX_BATCH, self._config.state_size, dtype=dtype, device=device)
+        self._buffers = Buffers(step.config, step.weights.codebooks.dtype, device)
         self._graphs: dict[Shape, Graph] = {}
+        self._replayed = torch.cuda.Event()
 
     def capture(self, shapes: Sequence[Shape], progress: Progress = lambda done, total: None) -> None:
-        self.step.ops.build(lambda: [self.step(*self._inputs(*shape)) for shape in shapes])
+        self.step.ops.build(lambda: [self.step(*self._buffers.inputs(*shape)) for shape in shapes])
         pool = None
         # The largest first: the memory of its intermediate results serves the smaller ones.
         for done, shape in enumerate(sorted(shapes, key=lambda shape: -shape[0] * shape[1]), start=1):
-            self._graphs[shape] = Graph(self.step, self._inputs(*shape), pool)
+            self._graphs[shape] = Graph(self.step, self._buffers, shape, pool)
             pool = self._graphs[shape].pool
             progress(done, len(shapes))
         torch.cuda.empty_cache()  # what the runs before capturing left
 
-    def _inputs(self, rows: int, frames: int) -> tuple[Tensor, Tensor, Tensor]:
-        codes = self._codes.flatten()[: rows * frames * self._config.num_quantizers]
-        return codes.view(rows, frames, -1), self._state[:rows], self._history[:rows]
-
     @torch.inference_mode()
     def __call__(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        """As Step, for any batch and 1 to 32 frames; the results are the caller's own. Does not wait for the device."""
+        """As Step, for any batch and 1 to 32 frames; codes and history on the host, the results the caller's own.
+
+        Does not wait for the device.
+        """
         if graph := self._whole(codes):
-            waveform, state_out = graph.replay(codes, state, history)
+            waveform, state_out = self._replay(graph, codes, state, history)
             return waveform.clone(), state_out.clone()
         return self._in_parts(codes, state, history)
 
@@ -95,7 +140,25 @@ class GraphRunner:
     def lend(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         """As a call; the results hold until the next one."""
         graph = self._whole(codes)
-        return graph.replay(codes, state, history) if graph else self._in_parts(codes, state, history)
+        return self._replay(graph, codes, state, history) if graph else self._in_parts(codes, state, history)
+
+    @torch.inference_mode()
+    def advance(self, codes: Tensor, history: Tensor, states: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples (pcm.to_pcm) of streams whose states stay in `states` [.., S]; they hold until the next call.
+
+        rows [B, 2]: where each stream's state is, and where the next one goes. Codes, history and rows on the host.
+        """
+        before, after = rows.T.to(states.device, torch.int64)
+        if graph := self._whole(codes):
+            self._replayed.synchronize()
+            torch.index_select(states, 0, before, out=self._buffers.state[: len(codes)])
+            _, state_out = graph.replay(codes, history)
+            states.index_copy_(0, after, state_out)
+            self._replayed.record()
+            return self._buffers.heard(*codes.shape[:2])
+        waveform, state_out = self._in_parts(codes, states.index_select(0, before), history)
+        states.index_copy_(0, after, state_out)
+        return to_pcm(waveform)
 
     def _whole(self, codes: Tensor) -> Graph | None:
         """The graph that takes the batch as it is."""
@@ -103,35 +166,31 @@ class GraphRunner:
         fits = frames in FRAME_BUCKETS and rows * frames <= MAX_ROW_FRAMES
         return self._graphs[_bucket(rows), frames] if fits else None
 
+    def _replay(self, graph: Graph, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        # What the last replay reads is on the host and is about to be overwritten.
+        self._replayed.synchronize()
+        self._buffers.state[: len(state)].copy_(state, non_blocking=True)
+        outputs = graph.replay(codes, history)
+        self._replayed.record()
+        return outputs
+
     def _in_parts(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         rows, frames = codes.shape[:2]
-        waveform = self._state.new_empty(rows, frames * self._config.samples_per_frame, dtype=torch.float32)
-        state_out = self._state.new_empty(state.shape)
+        samples_per_frame = self._config.samples_per_frame
+        device = self._buffers.state.device
+        waveform = torch.empty(rows, frames * samples_per_frame, dtype=torch.float32, device=device)
+        state_out = torch.empty(state.shape, dtype=self._buffers.state.dtype, device=device)
         for start, stop in spans(frames):
-            samples = slice(start * self._config.samples_per_frame, stop * self._config.samples_per_frame)
+            samples = slice(start * samples_per_frame, stop * samples_per_frame)
             valid = (history + start).clamp(max=self._config.window)
             part, states = codes[:, start:stop], state if start == 0 else state_out
             for first, last, bucket in groups(rows, stop - start):
                 group = slice(first, last)
                 graph = self._graphs[bucket, stop - start]
-                heard, following = graph.replay(part[group], states[group], valid[group])
+                heard, following = self._replay(graph, part[group], states[group], valid[group])
                 waveform[group, samples] = heard
                 state_out[group] = following
         return waveform, state_out
-
-
-@torch.inference_mode()
-def advance(
-    runner: "GraphRunner | PlainRunner", codes: Tensor, history: Tensor, states: Tensor, rows: Tensor
-) -> Tensor:
-    """The waveform of streams whose states stay in `states` [.., S]; it holds until the runner's next call.
-
-    rows [B, 2]: where each stream's state is, and where the next one goes.
-    """
-    before, after = rows.T.to(states.device, torch.int64)
-    waveform, state_out = runner.lend(codes, states.index_select(0, before), history)
-    states.index_copy_(0, after, state_out)
-    return waveform
 
 
 def spans(frames: int) -> Iterator[tuple[int, int]]:

@@ -176,7 +176,7 @@ class Engine:
             if self._closed:
                 return None
             self._turns.take(User.TALKER)
-            batch = self.scheduler.next_batch()
+            batch = self.scheduler.next_batch(time.perf_counter())
             if batch.newcomers:
                 self._gauge()
             return batch
