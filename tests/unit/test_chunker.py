@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen3_tts_engine.chunker import URGENT_LEAD, Chunker
+from qwen3_tts_engine.capacity import urgent_lead
+from qwen3_tts_engine.chunker import Chunker
 from qwen3_tts_engine.code2wav import FRAME_SECONDS
 from qwen3_tts_engine.slots import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
@@ -78,8 +79,9 @@ def test_a_listener_who_is_about_to_run_dry_gets_what_there_is() -> None:
     table = table_with([3], sent=[10])
     table.deadline[:] = 1.0
     chunker = chunker_of(table)
-    assert not chunker.has_chunks(1.0 - 1.01 * URGENT_LEAD)
-    assert chunker.has_chunks(1.0 - 0.99 * URGENT_LEAD)
+    urgent = urgent_lead(0.002)
+    assert not chunker.has_chunks(1.0 - 1.01 * urgent)
+    assert chunker.has_chunks(1.0 - 0.99 * urgent)
 
 
 def test_a_call_is_due_for_a_first_frame_or_for_half_of_the_streams() -> None:

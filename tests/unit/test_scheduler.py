@@ -1,15 +1,17 @@
 """After any sequence of submit, tick, decode, cancel and failure nothing leaks and every stream ends once."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from qwen3_tts_engine.capacity import Capacity
+from qwen3_tts_engine.capacity import Capacity, urgent_lead
 from qwen3_tts_engine.chunker import Chunker, Chunks
 from qwen3_tts_engine.request import Unavailable
-from qwen3_tts_engine.scheduler import COMFORTABLE_LEAD, Batch, Frames, Scheduler, SchedulerLimits
+from qwen3_tts_engine.scheduler import COMFORT, Batch, Frames, Scheduler, SchedulerLimits
 from qwen3_tts_engine.slots import SlotTable
 from qwen3_tts_engine.stream import Stream
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
@@ -196,7 +198,7 @@ def test_newcomers_go_alone_while_everyone_has_audio() -> None:
     batch = scheduler.next_batch(NOW)
     scheduler.collect(batch, frames_for(batch), NOW)
     scheduler.table.sent[:2] = 1
-    scheduler.table.deadline[:2] = NOW + COMFORTABLE_LEAD + 0.02
+    scheduler.table.deadline[:2] = NOW + urgent_lead(math.inf) + COMFORT + 0.02
     scheduler.submit(streams[2])
     assert scheduler.next_batch(NOW).slots.tolist() == [2]
     scheduler.submit(streams[3])

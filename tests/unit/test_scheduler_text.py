@@ -85,7 +85,7 @@ class TextTraffic(Traffic):
     @precondition(lambda self: self.tick is None)
     @rule()
     def launch(self) -> None:
-        self.tick = self.scheduler.next_batch()
+        self.tick = self.scheduler.next_batch(0.0)
         assert self.tick is not None
         self._mirror(self.tick)
 
@@ -163,12 +163,12 @@ def test_a_stream_without_text_is_left_out_and_comes_back() -> None:
     assert not scheduler.has_work
     stream.prompt = make_prompt([1], is_open=True, frames=RESERVED)
     scheduler.text_came(stream)
-    assert [len(scheduler.next_batch()) for _ in range(4)] == [1, 1, 0, 0]
+    assert [len(scheduler.next_batch(0.0)) for _ in range(4)] == [1, 1, 0, 0]
     assert not scheduler.has_work
     stream.prompt.arrived.append(2)
     scheduler.text_came(stream)
     assert scheduler.has_work
-    [feed] = scheduler.next_batch().feeds
+    [feed] = scheduler.next_batch(0.0).feeds
     assert feed == TextFeed(0, 1, [2], is_open=True, late=True)
     assert not scheduler.has_work
 

@@ -52,7 +52,9 @@ class Buffers:
         codes, samples = MAX_BATCH * MAX_FRAMES * self.quantizers, MAX_ROW_FRAMES * self.samples
         self.host_codes = torch.zeros(codes, dtype=torch.int32, pin_memory=True)
         self.host_history = torch.zeros(MAX_BATCH, 1, dtype=torch.int32, pin_memory=True)
+        self.host_rows = torch.zeros(2, MAX_BATCH, dtype=torch.int64, pin_memory=True)
         self.codes, self.history = self.host_codes.to(device), self.host_history.to(device)
+        self.rows = self.host_rows.to(device)
         self.state = torch.zeros(MAX_BATCH, config.state_size, dtype=dtype, device=device)
         self.pcm = torch.empty(samples, dtype=torch.int16, pin_memory=True)
         self.finite = torch.empty(MAX_BATCH, 1, dtype=torch.int32, pin_memory=True)
@@ -63,6 +65,11 @@ class Buffers:
     def fill(self, codes: Tensor, history: Tensor) -> None:
         self._shaped(self.host_codes, *codes.shape[:2]).copy_(codes)
         self.host_history[: len(history)].copy_(history)
+
+    def places(self, rows: Tensor) -> Tensor:
+        """int64 [2, B] on the device, of int32 [B, 2] on the host."""
+        self.host_rows[:, : len(rows)].copy_(rows.T)
+        return self.rows.copy_(self.host_rows, non_blocking=True)[:, : len(rows)]
 
     def upload(self, rows: int, frames: int) -> None:
         count = rows * frames * self.quantizers
@@ -148,9 +155,9 @@ class GraphRunner:
 
         rows [B, 2]: where each stream's state is, and where the next one goes. Codes, history and rows on the host.
         """
-        before, after = rows.T.to(states.device, torch.int64)
+        self._replayed.synchronize()
+        before, after = self._buffers.places(rows)
         if graph := self._whole(codes):
-            self._replayed.synchronize()
             torch.index_select(states, 0, before, out=self._buffers.state[: len(codes)])
             _, state_out = graph.replay(codes, history)
             states.index_copy_(0, after, state_out)

@@ -11,6 +11,17 @@ LARGEST_SURPRISE = 3.0
 # Of a first guess beside the samples: enough to decide while all of these have the same size, not more.
 GUESS_WEIGHT = 0.5
 
+# Prompts to prefill, the sending and accidents; and how often every stream may have to get a frame before a listener's
+# turn comes: with its own, and with a tick and a codec call that had just begun. Tested with 256 streams on one H200.
+URGENT_LEAD, URGENT_FRAMES = 0.02, 3
+# A slower machine has no use for being warned so early.
+SLOWEST_FRAME = 0.02
+
+
+def urgent_lead(frame_seconds: float) -> float:
+    """A listener with less than these seconds of audio is next, where a frame of every stream takes so long."""
+    return URGENT_LEAD + URGENT_FRAMES * min(frame_seconds, SLOWEST_FRAME)
+
 
 class LineFit:
     """Seconds of work as fixed + each * size, by least squares over what was seen lately."""
@@ -66,6 +77,11 @@ class Capacity:
     def admits(self, streams: int) -> bool:
         """Whether `streams` at once keep up; a single one is always let in, or nothing would ever be measured."""
         return streams <= 1 or not self._budget or self.frame_seconds(streams) <= self._budget
+
+    def tick_seconds(self, rows: int) -> float:
+        """0 before the first tick."""
+        seconds = self._tick.at(rows)
+        return seconds if math.isfinite(seconds) else 0.0
 
     def frame_seconds(self, streams: int) -> float:
         """Work that one frame of each of `streams` takes, in calls of full chunks."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qwen3_tts_engine.capacity import urgent_lead
 from qwen3_tts_engine.code2wav import FRAME_SECONDS, MAX_BATCH
 from qwen3_tts_engine.slots import SlotTable
 from qwen3_tts_engine.stream import Stream
@@ -14,10 +15,7 @@ from qwen3_tts_engine.stream import Stream
 LEAD_SHARE = 0.3
 # Where nothing was measured yet.
 SHORTEST_FRAME = 1e-6
-# A listener with less than this needs the next chunk whatever its length: one tick of 256 streams with prompts to
-# prefill, two codec calls and the sending take 30 ms (measured on one H200).
-URGENT_LEAD = 0.04
-# A call is worth its fixed cost, three milliseconds through Triton, once so many of the talking streams share it.
+# A call is worth its fixed cost, two milliseconds through Triton, once so many of the talking streams share it.
 WORTHWHILE_SHARE = 0.5
 
 
@@ -123,7 +121,7 @@ class Chunker:
 
     def _urgent(self, now: float) -> np.ndarray:
         """Slots whose listener has no audio, or little, bool [slots]."""
-        urgent: np.ndarray = self._table.deadline - now < URGENT_LEAD
+        urgent: np.ndarray = self._table.deadline - now < urgent_lead(self._frame_seconds())
         return urgent
 
     def _lengths(self, slots: np.ndarray) -> np.ndarray:

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from qwen3_tts_engine.capacity import Capacity
+from qwen3_tts_engine.capacity import Capacity, urgent_lead
 from qwen3_tts_engine.request import Unavailable
 from qwen3_tts_engine.slots import Pool, SlotTable
 from qwen3_tts_engine.stream import Stream
 
-# Listeners with this much audio can do without a frame while newcomers get their first: prefill, first frame and codec
-# call take 10 ms, and the tick and the call behind them as long again (measured on one H200).
-COMFORTABLE_LEAD = 0.06
+# Audio beyond the urgent that every listener must have for newcomers to go alone: what their prefill, their first frame
+# and a codec call take (measured on one H200).
+COMFORT = 0.01
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Scheduler:
         newcomers = self._admit(self._turn())
         feeds = self._feed()
         slots = np.flatnonzero(table.runnable)
-        if newcomers and self._shortest_lead(now) > COMFORTABLE_LEAD:
+        if newcomers and self._shortest_lead(now) > self._urgent_lead() + COMFORT:
             slots = np.sort([newcomer.slot for newcomer in newcomers])
         if len(slots) > self.limits.max_batch:
             order = np.argsort(table.deadline[slots], kind="stable")
@@ -153,7 +153,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         turning = any(stream.following for stream in self._resting.values())
-        return bool(self.table.runnable.any()) or self._can_admit or bool(self._told) or turning
+        return bool(self.table.runnable.any()) or self.can_admit or bool(self._told) or turning
 
     def collect(self, batch: Batch, frames: Frames, now: float) -> list[Stream]:
         """Store a tick's frames; returns the streams that ended with nothing left to decode."""
@@ -212,6 +212,9 @@ class Scheduler:
         listening = table.talking & (table.sent > 0)
         return float((table.deadline[listening] - now).min(initial=math.inf))
 
+    def _urgent_lead(self) -> float:
+        return urgent_lead(self.capacity.frame_seconds(self.num_talking))
+
     def _num_pages(self, stream: Stream) -> int:
         return -(-stream.num_positions // self.limits.page_size)
 
@@ -219,7 +222,7 @@ class Scheduler:
         return not self.waiting and self._has_room(stream)
 
     @property
-    def _can_admit(self) -> bool:
+    def can_admit(self) -> bool:
         return bool(self.waiting) and self._has_room(self.waiting[0])
 
     def _has_room(self, stream: Stream) -> bool:
@@ -252,7 +255,7 @@ class Scheduler:
     def _admit(self, newcomers: list[Newcomer]) -> list[Newcomer]:
         """`newcomers` and as many of those that wait as fit beside them."""
         rows = sum(len(newcomer.stream.prompt) for newcomer in newcomers)
-        while self._can_admit:
+        while self.can_admit:
             rows += len(self.waiting[0].prompt)
             if newcomers and rows > self.limits.prefill_rows:
                 break
