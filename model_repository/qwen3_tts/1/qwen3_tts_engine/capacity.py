@@ -78,11 +78,6 @@ class Capacity:
         """Whether `streams` at once keep up; a single one is always let in, or nothing would ever be measured."""
         return streams <= 1 or not self._budget or self.frame_seconds(streams) <= self._budget
 
-    def tick_seconds(self, rows: int) -> float:
-        """0 before the first tick."""
-        seconds = self._tick.at(rows)
-        return seconds if math.isfinite(seconds) else 0.0
-
     def frame_seconds(self, streams: int) -> float:
         """Work that one frame of each of `streams` takes, in calls of full chunks."""
         if not streams:

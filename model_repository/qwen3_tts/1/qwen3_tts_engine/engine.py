@@ -20,9 +20,6 @@ from qwen3_tts_engine.turns import Turns, User
 
 log = logging.getLogger(__name__)
 
-# A tick is launched so long before the one in flight ends: waking up and launching take up to 0.5 ms on a busy host.
-LAUNCH_AHEAD = 0.001
-
 
 class Engine:
     def __init__(
@@ -49,7 +46,7 @@ class Engine:
         self._codec_work = threading.Condition(self._lock)
         self._turns = Turns(enabled=take_turns)
         self._closed: RequestError | None = None
-        self._collected = self._launch_at = 0.0
+        self._collected = 0.0
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
             for name, loop in (("talker", self._talk), ("codec", self._decode))
@@ -133,7 +130,6 @@ class Engine:
             if len(batch):
                 now = time.perf_counter()
                 launched.append((batch, self._runner.launch(batch.slots), now))
-                self._expect(batch, now)
             lookahead = self._runner.lookahead if len(batch) else 0
             while launched and (len(launched) > lookahead or self._codec_is_next()):
                 self._collect(*launched.popleft())
@@ -171,13 +167,12 @@ class Engine:
         with self._lock:
             while not self._closed:
                 has_work = not idle or self.scheduler.has_work
-                early = 0.0 if idle or self.scheduler.can_admit else self._launch_at - time.perf_counter()
-                if has_work and early <= 0 and self._turns.may(User.TALKER):
+                if has_work and self._turns.may(User.TALKER):
                     break
                 if not has_work:
                     self._turns.decline(User.TALKER)
                     self._codec_work.notify()
-                self._talker_work.wait(early if early > 0 else None)
+                self._talker_work.wait()
             if self._closed:
                 return None
             self._turns.take(User.TALKER)
@@ -185,13 +180,6 @@ class Engine:
             if batch.newcomers:
                 self._gauge()
             return batch
-
-    def _expect(self, batch: Batch, now: float) -> None:
-        """Say when the tick behind `batch` is to be launched: so late that whoever comes by then gets into it."""
-        begins = max(now, self._launch_at + LAUNCH_AHEAD)
-        # How long prompts take is not known: what comes behind them is launched at once.
-        seconds = 0.0 if batch.newcomers else self.scheduler.capacity.tick_seconds(len(batch))
-        self._launch_at = begins + seconds - LAUNCH_AHEAD
 
     def _next_chunks(self) -> Chunks | None:
         with self._lock:

@@ -153,7 +153,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         turning = any(stream.following for stream in self._resting.values())
-        return bool(self.table.runnable.any()) or self.can_admit or bool(self._told) or turning
+        return bool(self.table.runnable.any()) or self._can_admit or bool(self._told) or turning
 
     def collect(self, batch: Batch, frames: Frames, now: float) -> list[Stream]:
         """Store a tick's frames; returns the streams that ended with nothing left to decode."""
@@ -222,7 +222,7 @@ class Scheduler:
         return not self.waiting and self._has_room(stream)
 
     @property
-    def can_admit(self) -> bool:
+    def _can_admit(self) -> bool:
         return bool(self.waiting) and self._has_room(self.waiting[0])
 
     def _has_room(self, stream: Stream) -> bool:
@@ -255,7 +255,7 @@ class Scheduler:
     def _admit(self, newcomers: list[Newcomer]) -> list[Newcomer]:
         """`newcomers` and as many of those that wait as fit beside them."""
         rows = sum(len(newcomer.stream.prompt) for newcomer in newcomers)
-        while self.can_admit:
+        while self._can_admit:
             rows += len(self.waiting[0].prompt)
             if newcomers and rows > self.limits.prefill_rows:
                 break
