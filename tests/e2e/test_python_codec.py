@@ -1,6 +1,7 @@
 """The codec in Triton's Python backend through a real tritonserver, on the CPU."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -21,19 +22,27 @@ DATATYPES = {"codes": "INT32", "state": "FP16", "history": "INT32"}
 
 
 @pytest.fixture(scope="module")
-def caller(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voice]:
+def repository(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = copy_repository(tmp_path_factory.mktemp("python") / "model_repository", fakes=False)
     with Progress(disable=True) as progress:
         export(Checkpoint.open(str(tiny_checkpoint)), repository, PYTHON, progress)
     config = repository / "code2wav" / "configs" / "python.pbtxt"
     config.write_text(config.read_text().replace("KIND_GPU", "KIND_CPU"))
-    environment = {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint)}
+    return repository
+
+
+@contextmanager
+def serving(repository: Path, folder: Path, checkpoint: Path, **settings: str) -> Iterator[Voice]:
+    environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), **settings}
     options = (*EXPLICIT, "--model-config-name=python")
     server: TritonServer
-    with (
-        serve(repository, tmp_path_factory.mktemp("server"), environment, options) as server,
-        Voice(server) as voice,
-    ):
+    with serve(repository, folder, environment, options) as server, Voice(server) as voice:
+        yield voice
+
+
+@pytest.fixture(scope="module")
+def caller(repository: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voice]:
+    with serving(repository, tmp_path_factory.mktemp("server"), tiny_checkpoint) as voice:
         yield voice
 
 
@@ -87,8 +96,14 @@ def test_malformed_requests_are_told_why_and_the_server_goes_on(caller: Voice, t
     assert step(caller, **good)[0].shape == (1, 2 * 1920)
 
 
-def test_the_talker_speaks_through_it(caller: Voice) -> None:
+def test_the_talker_speaks_the_same_whether_states_stay_or_travel(
+    caller: Voice, repository: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
     heard = caller.hear("Hello there.", temperature=0.0, max_frames=20)
     assert heard.error is None
     assert len(heard.samples) > 1920
     assert np.abs(heard.samples).max() > 100
+    with serving(repository, tmp_path, tiny_checkpoint, QWEN3_TTS_SHARED_CODEC_STATES="off") as other:
+        again = other.hear("Hello there.", temperature=0.0, max_frames=20)
+    assert "the codec's states travel with each call" in (tmp_path / "server.log").read_text()
+    assert np.abs(heard.samples.astype(int) - again.samples).max() < 200, "chunks may be cut in other places"

@@ -66,8 +66,8 @@ class LocalCodec(CodeRecorder):
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         super().decode(chunks)
         rows = self._states.rows(chunks)
-        codes, history = self._states.inputs(chunks)
-        waveform, states = self._step(codes, self._states.gather(rows), history)
+        history = torch.from_numpy(self._states.history(chunks))
+        waveform, states = self._step(self._states.codes(chunks), self._states.gather(rows), history)
         self._states.store(rows, states)
         return to_pcm(waveform)
 

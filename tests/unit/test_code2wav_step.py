@@ -18,6 +18,7 @@ from torch import Tensor
 from code2wav_step import startup
 from code2wav_step import weights as step_weights
 from code2wav_step.config import MAX_BATCH, MAX_FRAMES, StepConfig
+from code2wav_step.pcm import to_int16
 from code2wav_step.requests import InvalidInputError, RequestReader
 from code2wav_step.runner import MAX_ROW_FRAMES, PlainRunner, groups, spans
 from code2wav_step.shared_states import SharedStates
@@ -29,7 +30,7 @@ from export.codec import CodecStep
 from export.verify import Agreement, Array, Verification
 from qwen3_tts_engine import code2wav
 from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.codec import overflowed, to_pcm
+from qwen3_tts_engine.codec import to_pcm
 from qwen3_tts_engine.manifest import CodecManifest
 from qwen3_tts_engine.shared_memory import shared_zeros
 
@@ -131,9 +132,12 @@ MALFORMED: list[tuple[Callable[[dict[str, Tensor]], Any], str]] = [
     (lambda t: t.update(codes=t["codes"].repeat(1, 17, 1)), "codes: frames: 34 given, 1 to 32 expected"),
     (lambda t: t["codes"][0, 1].fill_(2048), "codes: 2048 given, 0 to 2047 expected"),
     (lambda t: t["codes"][0, 1, 3].fill_(-1), "codes: -1 given, 0 to 2047 expected"),
-    (lambda t: t.update(state=t["state"][:, 1:]), r"state: float16 \[1, \d+\] given, float16 \[-1, \d+\] expected"),
+    (lambda t: t.update(state=t["state"][:, 1:]), r"state: float16 \[1, \d+\] given, float16 \[1, \d+\] expected"),
     (lambda t: t.update(state=t["state"].float()), r"state: float32 .* given, float16"),
-    (lambda t: t.update(state=t["state"].repeat(2, 1)), "state: 2 rows given, 1 of codes"),
+    (
+        lambda t: t.update(state=t["state"].repeat(2, 1)),
+        r"state: float16 \[2, \d+\] given, float16 \[1, \d+\] expected",
+    ),
     (lambda t: t["history"].fill_(72), "history: 72 given, 0 to 71 expected"),
     (lambda t: t["history"].fill_(-1), "history: -1 given, 0 to 71 expected"),
 ]
@@ -215,12 +219,8 @@ def test_bad_request_of_an_execution_harms_no_other(model: Any, config: StepConf
 
 
 def shared(states: tuple[Tensor, str], rows: list[list[int]], codes: Tensor, history: int) -> FakeRequest:
-    given = {
-        "codes": codes,
-        "state_rows": torch.tensor(rows, dtype=torch.int32),
-        "history": torch.full((len(codes), 1), history, dtype=torch.int32),
-    }
-    return FakeRequest(given, ("pcm", "finite"), states=states[1])
+    places = torch.tensor([[*pair, history] for pair in rows], dtype=torch.int32)
+    return FakeRequest({"codes": codes, "places": places}, ["pcm"], states=states[1])
 
 
 def test_states_that_stay_where_they_are_give_the_same_sound(model: Any, config: StepConfig) -> None:
@@ -235,10 +235,9 @@ def test_states_that_stay_where_they_are_give_the_same_sound(model: Any, config:
         [by_value] = model.execute([FakeRequest(given)])
         [by_row] = model.execute([shared(states, rows, chunk, history)])
         waveform, sent = (output.tensor.clone() for output in by_value.tensors)
-        pcm, finite = (output.tensor for output in by_row.tensors)
         expected, failed = to_pcm(waveform)
-        assert (pcm.numpy() == expected).all()
-        assert overflowed(finite.numpy()[:, 0]) == failed == {}
+        assert not failed
+        assert (by_row.tensors[0].tensor.numpy() == expected).all()
         history += stop - start
     assert torch.equal(states[0][[2, 1]], sent)
     assert (states[0][0] == 7.0).all()
@@ -250,8 +249,12 @@ def test_a_row_whose_state_is_not_finite_is_told_and_harms_no_other(model: Any, 
     states[0][0] = torch.nan
     codes = torch.zeros(2, 1, 16, dtype=torch.int32)
     [response] = model.execute([shared(states, [[0, 0], [2, 1]], codes, 0)])
-    assert overflowed(response.tensors[1].tensor.numpy()[:, 0]).keys() == {0}
+    assert (response.tensors[0].tensor[:, 0] == code2wav.OVERFLOW).tolist() == [True, False]
     assert torch.isfinite(states[0][1]).all()
+
+
+def test_the_loudest_sample_is_not_taken_for_an_overflow() -> None:
+    assert to_int16(torch.tensor([[-9.0, 9.0], [torch.nan, 0.0]])).tolist() == [[-32767, 32767], [code2wav.OVERFLOW, 0]]
 
 
 def test_states_that_cannot_be_shared_are_refused(model: Any, config: StepConfig, tmp_path: Path) -> None:
@@ -279,14 +282,19 @@ def test_states_that_cannot_be_shared_are_refused(model: Any, config: StepConfig
             assert response.error.code == FakeError.INVALID_ARG
             assert message in str(response.error)
     for rows, outputs, parameters, message in (
-        ([[0, 3]], ["pcm"], {"states": states[1]}, "INVALID_ARG: state_rows: 3 given, 0 to 2 expected"),
-        ([[-1, 0]], ["pcm"], {"states": states[1]}, "INVALID_ARG: state_rows: -1 given, 0 to 2 expected"),
-        ([[0, 0]] * 2, ["pcm"], {"states": states[1]}, "INVALID_ARG: state_rows: 2 rows given, 1 of codes"),
+        ([[0, 3]], ["pcm"], {"states": states[1]}, "INVALID_ARG: places: rows: 3 given, 0 to 2 expected"),
+        ([[-1, 0]], ["pcm"], {"states": states[1]}, "INVALID_ARG: places: rows: -1 given, 0 to 2 expected"),
+        (
+            [[0, 0]] * 2,
+            ["pcm"],
+            {"states": states[1]},
+            "INVALID_ARG: places: int32 [2, 3] given, int32 [1, 3] expected",
+        ),
         (
             [[2, 0]],
             ["waveform"],
             {"states": states[1]},
-            "INVALID_ARG: pcm, finite can be made from codes, history, state_rows, nothing else",
+            "INVALID_ARG: pcm can be made from codes, places, nothing else",
         ),
         ([[2, 0]], ["pcm"], {}, "INVALID_ARG: states: missing"),
     ):

@@ -28,7 +28,7 @@ def test_a_row_with_a_code_out_of_range_fails_alone() -> None:
     assert invalid_codes(chunks).keys() == {1, 3}
     assert "0..2047" in str(invalid_codes(chunks)[1])
     states = CodecStates(torch.zeros(5, 8), 71)
-    codes, _ = states.inputs(chunks)
+    codes = states.codes(chunks)
     assert codes.min() == 0
     assert codes.max() == 2047
 
@@ -43,10 +43,9 @@ def test_a_stream_starts_behind_its_voice_and_leaves_nothing_to_the_next() -> No
     streams[1].voice = warm.alone()
     history, first = np.array([80, 0, 5], np.int32), np.array([True, True, False])
     chunks = replace(chunks_of(0, 0, 0), streams=streams, slots=np.array([2, 0, 3]), history=history, first=first)
-    _, history_in = states.inputs(chunks)
     state = states.gather(states.rows(chunks))
     torch.testing.assert_close(state, torch.stack([torch.arange(8.0), torch.zeros(8), torch.full((8,), 9.0)]))
-    assert history_in.flatten().tolist() == [71, 0, 5]
+    assert states.history(chunks).flatten().tolist() == [71, 0, 5]
     states.store(states.rows(chunks), state + 1)
     assert torch.equal(warm.state, torch.arange(8.0)), "the voice itself stays as it is"
 

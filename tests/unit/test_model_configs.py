@@ -60,12 +60,13 @@ def test_code2wav(path: Path) -> None:
     }
     outputs = {code2wav.WAVEFORM: ("FP32", [-1]), code2wav.STATE_OUT: (state, [-1])}
     if path == PYTHON:
-        inputs |= {code2wav.STATE_ROWS: ("INT32", [2])}
-        outputs |= {code2wav.PCM: ("INT16", [-1]), code2wav.FINITE: ("INT32", [1])}
+        inputs |= {code2wav.PLACES: ("INT32", [3])}
+        outputs |= {code2wav.PCM: ("INT16", [-1])}
     assert tensors(config.input) == inputs
     assert tensors(config.output) == outputs
     assert config.max_batch_size == code2wav.MAX_BATCH
-    assert config.HasField("dynamic_batching")
+    # The Python backend would run merged requests one after the other.
+    assert config.HasField("dynamic_batching") == (path != PYTHON)
 
 
 def test_each_code2wav_names_its_backend_and_file() -> None:
@@ -90,10 +91,11 @@ def test_configurations_of_a_model_differ_only_where_they_must() -> None:
             if tensor.name in (code2wav.STATE, code2wav.STATE_OUT):
                 tensor.ClearField("data_type")
     by_name = {tensor.name: tensor for tensor in (*python.input, *python.output)}
-    by_name[code2wav.STATE].ClearField("optional")
-    python.input.remove(by_name[code2wav.STATE_ROWS])
-    for name in (code2wav.PCM, code2wav.FINITE):
-        python.output.remove(by_name[name])
+    for name in (code2wav.STATE, code2wav.HISTORY):
+        by_name[name].ClearField("optional")
+    python.input.remove(by_name[code2wav.PLACES])
+    python.output.remove(by_name[code2wav.PCM])
+    python.dynamic_batching.SetInParent()
     assert tensorrt == onnxruntime == python
 
 

@@ -9,11 +9,11 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 from code2wav_step import startup
-from code2wav_step.requests import CODES, HISTORY, STATE, STATE_ROWS, STATES, InvalidInputError, RequestReader
+from code2wav_step.requests import CODES, HISTORY, PLACES, STATE, STATES, InvalidInputError, RequestReader
 from code2wav_step.shared_states import SharedStates
 
 WAVEFORM, STATE_OUT = "waveform", "state_out"
-PCM, FINITE = "pcm", "finite"
+PCM = "pcm"
 log = logging.getLogger("code2wav_step")
 
 
@@ -44,7 +44,7 @@ class TritonPythonModel:
         error = pb_utils.TritonError
         try:
             tensors = _tensors(request)
-            make = self._advance if STATE_ROWS in tensors else self._step
+            make = self._advance if PLACES in tensors else self._step
             answer = make(request, tensors, is_only=is_only)
             # A request that names no outputs asks for those of both kinds.
             wanted = [name for name in request.requested_output_names() if name in answer]
@@ -70,17 +70,17 @@ class TritonPythonModel:
         """The same on states that stay in the talker's memory."""
         address = json.loads(request.parameters() or "{}").get(STATES)
         if not isinstance(address, str):
-            raise InvalidInputError(f"{STATES}: missing; {STATE_ROWS} are rows of the states that this parameter names")
-        samples = self._runner.advance(*self._reader.read_shared(tensors, self._shared.find(address)))
+            raise InvalidInputError(f"{STATES}: missing; {PLACES} are rows of the states that this parameter names")
+        pcm = self._runner.advance(*self._reader.read_shared(tensors, self._shared.find(address)))
         if not is_only:
             if self._stream:
                 self._stream.synchronize()
-            samples = tuple(tensor.clone() for tensor in samples)
-        return dict(zip((PCM, FINITE), samples, strict=True))
+            pcm = pcm.clone()
+        return {PCM: pcm}
 
 
 def _tensors(request: Any) -> dict[str, torch.Tensor]:
-    found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in (CODES, STATE, HISTORY, STATE_ROWS)}
+    found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in (CODES, STATE, HISTORY, PLACES)}
     return {name: torch.from_dlpack(tensor.to_dlpack()) for name, tensor in found.items() if tensor is not None}
 
 

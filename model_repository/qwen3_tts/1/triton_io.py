@@ -201,8 +201,11 @@ class BlsCodec:
         return pcm, failed | invalid_codes(chunks)
 
     def _decode(self, chunks: Chunks, rows: np.ndarray) -> tuple[np.ndarray, dict[int, RequestError]]:
-        codes, history = self.states.inputs(chunks)
-        inputs = {code2wav.CODES: codes, code2wav.STATE: self.states.gather(rows), code2wav.HISTORY: history}
+        inputs = {
+            code2wav.CODES: self.states.codes(chunks),
+            code2wav.STATE: self.states.gather(rows),
+            code2wav.HISTORY: torch.from_numpy(self.states.history(chunks)),
+        }
         outputs = (code2wav.WAVEFORM, code2wav.STATE_OUT)
         waveform, state_out = call_model(code2wav.MODEL_NAME, inputs, outputs, self.states.device)
         self.states.store(rows, state_out)
@@ -218,13 +221,14 @@ class SharedStatesCodec(BlsCodec):
     """
 
     def _decode(self, chunks: Chunks, rows: np.ndarray) -> tuple[np.ndarray, dict[int, RequestError]]:
-        codes, history = self.states.inputs(chunks)
-        inputs = {code2wav.CODES: codes, code2wav.STATE_ROWS: torch.from_numpy(rows), code2wav.HISTORY: history}
+        places = torch.from_numpy(np.concatenate([rows, self.states.history(chunks)], axis=1))
+        inputs = {code2wav.CODES: self.states.codes(chunks), code2wav.PLACES: places}
         # The other process knows nothing of this stream, which may still bring a voice's state.
         self.states.wait()
-        outputs, parameters = (code2wav.PCM, code2wav.FINITE), {code2wav.STATES: self.states.address}
-        pcm, finite = call_model(code2wav.MODEL_NAME, inputs, outputs, CPU, parameters)
-        return pcm.numpy(), overflowed(finite.numpy()[:, 0])
+        parameters = {code2wav.STATES: self.states.address}
+        [pcm] = call_model(code2wav.MODEL_NAME, inputs, [code2wav.PCM], CPU, parameters)
+        samples = pcm.numpy()
+        return samples, overflowed(samples[:, 0] == code2wav.OVERFLOW)
 
 
 class MetricsReporter:

@@ -9,7 +9,7 @@ from torch import Tensor
 from code2wav_step.config import MAX_BATCH, MAX_FRAMES, StepConfig
 
 CODES, STATE, HISTORY = "codes", "state", "history"
-STATE_ROWS, STATES = "state_rows", "states"
+PLACES, STATES = "places", "states"
 STATE_DTYPE = torch.float16
 
 
@@ -26,13 +26,12 @@ class Request(NamedTuple):
 
 
 class SharedRequest(NamedTuple):
-    """As Request, with the talker's states and rows of them, int32 [B, 2] on the host: where each stream's state is,
-    and where the next one goes."""
+    """codes as in Request, the states [.., S] of a talker and places int32 [B, 3] on the host: the row of each stream's
+    state, the row that the next one goes to, and the history."""
 
     codes: Tensor
-    history: Tensor
     states: Tensor
-    rows: Tensor
+    places: Tensor
 
 
 @dataclass(frozen=True)
@@ -41,36 +40,28 @@ class RequestReader:
 
     def read(self, tensors: dict[str, Tensor]) -> Request:
         """Raises InvalidInputError."""
-        codes, history = self._codes_and_history(tensors)
-        state = _tensor(tensors, STATE, STATE_DTYPE, (-1, self.config.state_size))
-        _same_rows(STATE, state, codes)
+        codes = self._codes(tensors)
+        state = _tensor(tensors, STATE, STATE_DTYPE, (len(codes), self.config.state_size))
+        history = _tensor(tensors, HISTORY, torch.int32, (len(codes), 1)).cpu()
+        _in_range(HISTORY, history, self.config.window)
         return Request(codes, state, history)
 
     def read_shared(self, tensors: dict[str, Tensor], states: Tensor) -> SharedRequest:
         """Raises InvalidInputError."""
-        codes, history = self._codes_and_history(tensors)
-        rows = _tensor(tensors, STATE_ROWS, torch.int32, (-1, 2)).cpu()
-        _same_rows(STATE_ROWS, rows, codes)
-        _in_range(STATE_ROWS, *_extremes(rows), len(states) - 1)
-        return SharedRequest(codes, history, states, rows)
+        codes = self._codes(tensors)
+        places = _tensor(tensors, PLACES, torch.int32, (len(codes), 3)).cpu()
+        _in_range(f"{PLACES}: rows", places[:, :2], len(states) - 1)
+        _in_range(f"{PLACES}: {HISTORY}", places[:, 2], self.config.window)
+        return SharedRequest(codes, states, places)
 
-    def _codes_and_history(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _codes(self, tensors: dict[str, Tensor]) -> Tensor:
         config = self.config
-        codes = _tensor(tensors, CODES, torch.int32, (-1, -1, config.num_quantizers))
-        history = _tensor(tensors, HISTORY, torch.int32, (-1, 1))
+        codes = _tensor(tensors, CODES, torch.int32, (-1, -1, config.num_quantizers)).cpu()
         rows, frames = codes.shape[:2]
-        _in_range(f"{CODES}: frames", frames, frames, MAX_FRAMES, low=1)
-        _in_range(f"{CODES}: rows", rows, rows, MAX_BATCH, low=1)
-        _same_rows(HISTORY, history, codes)
-        codes, history = codes.cpu(), history.cpu()
-        _in_range(CODES, *_extremes(codes), config.codebook_size - 1)
-        _in_range(HISTORY, *_extremes(history), config.window)
-        return codes, history
-
-
-def _same_rows(name: str, tensor: Tensor, codes: Tensor) -> None:
-    if len(tensor) != len(codes):
-        raise InvalidInputError(f"{name}: {len(tensor)} rows given, {len(codes)} of {CODES}")
+        _within(f"{CODES}: frames", frames, frames, MAX_FRAMES, low=1)
+        _within(f"{CODES}: rows", rows, rows, MAX_BATCH, low=1)
+        _in_range(CODES, codes, config.codebook_size - 1)
+        return codes
 
 
 def _tensor(tensors: dict[str, Tensor], name: str, dtype: torch.dtype, dims: tuple[int, ...]) -> Tensor:
@@ -89,12 +80,12 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _extremes(tensor: Tensor) -> tuple[int, int]:
+def _in_range(name: str, tensor: Tensor, high: int) -> None:
     array = tensor.numpy()  # a tenth of what PyTorch takes for so few
-    return int(array.min()), int(array.max())
+    _within(name, int(array.min()), int(array.max()), high)
 
 
-def _in_range(name: str, smallest: int, largest: int, high: int, low: int = 0) -> None:
+def _within(name: str, smallest: int, largest: int, high: int, low: int = 0) -> None:
     for value in (smallest, largest):
         if not low <= value <= high:
             raise InvalidInputError(f"{name}: {value} given, {low} to {high} expected")

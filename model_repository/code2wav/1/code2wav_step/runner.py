@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from code2wav_step.config import MAX_BATCH, MAX_FRAMES, StepConfig
-from code2wav_step.pcm import to_int16, to_pcm
+from code2wav_step.pcm import to_int16
 from code2wav_step.step import Step
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
@@ -36,12 +36,12 @@ class PlainRunner:
 
     lend = __call__
 
-    def advance(self, codes: Tensor, history: Tensor, states: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def advance(self, codes: Tensor, states: Tensor, places: Tensor) -> Tensor:
         """As GraphRunner.advance."""
-        before, after = rows.T.to(states.device, torch.int64)
-        waveform, state_out = self(codes, states.index_select(0, before), history)
+        before, after = places[:, :2].T.to(states.device, torch.int64)
+        waveform, state_out = self(codes, states.index_select(0, before), places[:, 2:])
         states.index_copy_(0, after, state_out)
-        return to_pcm(waveform)
+        return to_int16(waveform).cpu()
 
 
 class Buffers:
@@ -57,7 +57,6 @@ class Buffers:
         self.rows = self.host_rows.to(device)
         self.state = torch.zeros(MAX_BATCH, config.state_size, dtype=dtype, device=device)
         self.pcm = torch.empty(samples, dtype=torch.int16, pin_memory=True)
-        self.finite = torch.empty(MAX_BATCH, 1, dtype=torch.int32, pin_memory=True)
 
     def inputs(self, rows: int, frames: int) -> tuple[Tensor, Tensor, Tensor]:
         return self._shaped(self.codes, rows, frames), self.state[:rows], self.history[:rows]
@@ -78,9 +77,9 @@ class Buffers:
         self.host_rows.numpy()[:, : len(rows)] = rows.numpy().T
         return self.rows.copy_(self.host_rows, non_blocking=True)[:, : len(rows)]
 
-    def heard(self, rows: int, frames: int) -> tuple[Tensor, Tensor]:
+    def heard(self, rows: int, frames: int) -> Tensor:
         count = frames * self.samples
-        return self.pcm[: rows * count].view(rows, count), self.finite[:rows]
+        return self.pcm[: rows * count].view(rows, count)
 
     def _shaped(self, codes: Tensor, rows: int, frames: int) -> Tensor:
         return codes[: rows * frames * self.quantizers].view(rows, frames, self.quantizers)
@@ -93,8 +92,7 @@ class Graph:
         def run() -> tuple[Tensor, Tensor]:
             buffers.upload(*shape)
             waveform, state_out = step(*buffers.inputs(*shape))
-            for host, made in zip(buffers.heard(*shape), to_int16(waveform), strict=True):
-                host.copy_(made, non_blocking=True)
+            buffers.heard(*shape).copy_(to_int16(waveform), non_blocking=True)
             return waveform, state_out
 
         run()  # builds kernels, which cannot be done while capturing
@@ -152,13 +150,14 @@ class GraphRunner:
         return self._replay(graph, codes, state, history) if graph else self._in_parts(codes, state, history)
 
     @torch.inference_mode()
-    def advance(self, codes: Tensor, history: Tensor, states: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The samples (pcm.to_pcm) of streams whose states stay in `states` [.., S]; they hold until the next call.
+    def advance(self, codes: Tensor, states: Tensor, places: Tensor) -> Tensor:
+        """The samples (pcm.to_int16) of streams whose states stay in `states` [.., S]; they hold until the next call.
 
-        rows [B, 2]: where each stream's state is, and where the next one goes. Codes, history and rows on the host.
+        places [B, 3]: where each stream's state is, where the next one goes, and its history; on the host, as codes.
         """
         self._replayed.synchronize()
-        before, after = self._buffers.places(rows)
+        history = places[:, 2:]
+        before, after = self._buffers.places(places[:, :2])
         if graph := self._whole(codes):
             torch.index_select(states, 0, before, out=self._buffers.state[: len(codes)])
             _, state_out = graph.replay(codes, history)
@@ -167,7 +166,7 @@ class GraphRunner:
             return self._buffers.heard(*codes.shape[:2])
         waveform, state_out = self._in_parts(codes, states.index_select(0, before), history)
         states.index_copy_(0, after, state_out)
-        return to_pcm(waveform)
+        return to_int16(waveform).cpu()
 
     def _whole(self, codes: Tensor) -> Graph | None:
         """The graph that takes the batch as it is."""

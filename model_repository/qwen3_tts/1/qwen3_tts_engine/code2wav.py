@@ -12,9 +12,10 @@ MODEL_NAME = "code2wav"
 CODES, STATE, HISTORY = "codes", "state", "history"
 WAVEFORM, STATE_OUT = "waveform", "state_out"
 # With states that stay where they are, in a form that Triton's Python backend runs: the request parameter that names
-# them, the rows that a call takes them from and leaves them in, and what it gives.
-STATES, STATE_ROWS = "states", "state_rows"
-PCM, FINITE = "pcm", "finite"
+# them, the rows that a call takes them from and leaves them in (with the history), and the samples that it gives.
+STATES, PLACES, PCM = "states", "places", "pcm"
+# The first sample of a row that holds no audio because it overflowed.
+OVERFLOW = -32768
 
 SAMPLE_RATE = 24000
 SAMPLES_PER_FRAME = 1920

@@ -67,12 +67,15 @@ class CodecStates:
         rows: np.ndarray = np.stack([before, chunks.slots], axis=1).astype(np.int32)
         return rows
 
-    def inputs(self, chunks: Chunks) -> tuple[Tensor, Tensor]:
-        """codes int32 [chunks, frames, codebooks], history int32 [chunks, 1]."""
-        history = np.minimum(chunks.history, self._max_history).astype(np.int32)
+    def codes(self, chunks: Chunks) -> Tensor:
+        """int32 [chunks, frames, codebooks]"""
         # A code that is none (`invalid_codes` says so) must not take the rest of the batch down.
-        codes = chunks.codes.clip(0, CODEBOOK_SIZE - 1)
-        return torch.from_numpy(codes), torch.from_numpy(history)[:, None]
+        return torch.from_numpy(chunks.codes.clip(0, CODEBOOK_SIZE - 1))
+
+    def history(self, chunks: Chunks) -> np.ndarray:
+        """int32 [chunks, 1]"""
+        history: np.ndarray = np.minimum(chunks.history, self._max_history).astype(np.int32)
+        return history[:, None]
 
     def gather(self, rows: np.ndarray) -> Tensor:
         """[chunks, S] from the first column of `rows`."""
@@ -99,10 +102,9 @@ def to_pcm(waveform: Tensor) -> tuple[np.ndarray, dict[int, RequestError]]:
     finite = torch.isfinite(waveform.sum(-1, keepdim=True)).to(torch.int16)
     # Together: each copy to the host waits for the device once more.
     host = torch.cat([pcm, finite], dim=1).cpu().numpy()
-    return host[:, :-1], overflowed(host[:, -1])
+    return host[:, :-1], overflowed(host[:, -1] == 0)
 
 
-def overflowed(finite: np.ndarray) -> dict[int, RequestError]:
-    """The rows that are 0 in `finite` [chunks]."""
-    error = RequestError("the codec gave no finite audio")
-    return dict.fromkeys(np.flatnonzero(finite == 0).tolist(), error)
+def overflowed(rows: np.ndarray) -> dict[int, RequestError]:
+    """Why those of `rows`, bool [chunks], have no audio."""
+    return dict.fromkeys(np.flatnonzero(rows).tolist(), RequestError("the codec gave no finite audio"))

@@ -198,7 +198,9 @@ def open_codec(
     check_plan(folder, manifest, device, largest)
     shape, dtype = (config.max_streams + 1, manifest.state_size), STATE_DTYPES[manifest.state_dtype]
     history = code2wav.max_history(decoder)
-    if not _shares_states(config, manifest):
+    is_shared = _shares_states(config, manifest)
+    log.info("the codec's states %s", "stay here, code2wav maps them" if is_shared else "travel with each call")
+    if not is_shared:
         return CodecStates(torch.zeros(shape, dtype=dtype, device=device), history)
     states, address = shared_zeros(owner, shape, dtype, device)
     return CodecStates(states, history, address)
