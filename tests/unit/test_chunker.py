@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen3_tts_engine.capacity import urgent_lead
-from qwen3_tts_engine.chunker import Chunker
+from qwen3_tts_engine.chunker import MAX_CALL_FRAMES, Chunker
 from qwen3_tts_engine.code2wav import FRAME_SECONDS
 from qwen3_tts_engine.slots import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
@@ -126,17 +126,26 @@ def test_the_last_chunk_is_filled_up_to_a_power_of_two() -> None:
     assert chunks.counts.tolist() == [3]
 
 
-def test_chunks_of_one_length_share_a_call_and_the_most_urgent_length_goes_first() -> None:
-    table = table_with([1, 8, 1, 8], sent=[0, 15, 0, 15])
-    table.deadline[:] = [0.04, 0.01, 0.03, 0.02]
+def test_all_who_are_in_a_hurry_share_a_call_of_the_shortest_length_among_them() -> None:
+    table = table_with([2, 8, 2, 8], sent=[0, 15, 0, 15])
+    table.deadline[:] = [0.04, 0.01, 0.03, 9.0]
     chunker = chunker_of(table, FRAME_SECONDS)
     first, second = chunker.next_chunks(0.0), chunker.next_chunks(0.0)
     assert first is not None
     assert second is not None
-    assert first.slots.tolist() == [1, 3]
-    assert second.slots.tolist() == [2, 0]
-    assert first.codes[:, 0, 0].tolist() == [115, 315]
-    assert first.history.tolist() == [15, 15]
+    assert first.slots.tolist() == [1, 2, 0]
+    assert first.codes[:, :, 0].tolist() == [[115, 116], [200, 201], [0, 1]]
+    assert first.history.tolist() == [15, 0, 0]
+    assert second.slots.tolist() == [3]
+    assert second.codes.shape[1] == 8
+
+
+def test_a_call_has_no_more_frames_than_are_soon_done() -> None:
+    table = table_with([8] * 80, sent=[8] * 80)
+    table.deadline[:] = 9.0
+    chunker = chunker_of(table, FRAME_SECONDS)
+    calls = [chunks.codes.shape[:2] for _ in range(2) if (chunks := chunker.next_chunks(0.0))]
+    assert calls == [(MAX_CALL_FRAMES // 8, 8), (80 - MAX_CALL_FRAMES // 8, 8)]
 
 
 def test_a_last_chunk_joins_a_longer_call() -> None:

@@ -1,5 +1,6 @@
 """Triton's entry to the codec step: adapts tensors and errors, nothing else."""
 
+import gc
 import json
 import logging
 from pathlib import Path
@@ -30,6 +31,9 @@ class TritonPythonModel:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.cuda.stream(self._stream):
             self._runner = startup.make_runner(weights, device)
+        # What is loaded lives as long as the model: no collection is to look at it under traffic.
+        gc.collect()
+        gc.freeze()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         # One after the other: a caller with several streams sends them as one request.

@@ -1,5 +1,6 @@
 """Triton's entry to the engine: one instance is one talker."""
 
+import gc
 import json
 import logging
 import sys
@@ -49,6 +50,9 @@ class TritonPythonModel:
         self._watcher = triton_io.CancelWatcher(self._engine.cancel, self._sequences.expire)
         labels = {"model": self._name, "version": args["model_version"]}
         self._reporter = triton_io.MetricsReporter(self._engine.recorder, labels)
+        # What is loaded lives as long as the model: a collection that looked at all of it would stop every stream.
+        gc.collect()
+        gc.freeze()
         self._engine.start()
 
     def make_runner(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> Runner:

@@ -15,6 +15,8 @@ from qwen3_tts_engine.stream import Stream
 LEAD_SHARE = 0.3
 # Where nothing was measured yet.
 SHORTEST_FRAME = 1e-6
+# In all chunks of a call together: whoever becomes urgent meanwhile waits for at most ten milliseconds.
+MAX_CALL_FRAMES = 512
 # A call is worth its fixed cost, two milliseconds through Triton, once so many of the talking streams share it.
 WORTHWHILE_SHARE = 0.5
 
@@ -55,24 +57,25 @@ class Chunker:
         self._frame_seconds = frame_seconds
 
     def next_chunks(self, now: float) -> Chunks | None:
-        """Ready chunks of one length, the most urgent one's or else the commonest; marks their slots as decoding."""
+        """Ready chunks of one length, one that all urgent ones have or else the commonest; marks them as decoding."""
         table = self._table
         ready = self._ready(now)
         if not len(ready):
             return None
         ready = ready[np.argsort(table.deadline[ready], kind="stable")]
-        lengths, last = self._lengths(ready), ~table.talking[ready]
+        lengths, last, urgent = self._lengths(ready), ~table.talking[ready], self._urgent(now)[ready]
 
         def together(length: int) -> np.ndarray:
-            # A last chunk may be filled up to any length, so it need not wait for others of its own.
-            rows: np.ndarray = (lengths == length) | (last & (lengths < length))
+            # A last chunk may be filled up to any length, and who is in a hurry takes less than there is: neither waits
+            # for a call of its own.
+            rows: np.ndarray = (lengths == length) | (last & (lengths < length)) | (urgent & (lengths > length))
             return rows
 
-        if self._urgent(now)[ready[0]]:
-            length = int(lengths[0])
+        if urgent[0]:
+            length = int(lengths[urgent].min())
         else:
             length = max(set(lengths.tolist()), key=lambda length: (together(length).sum(), length))
-        slots = ready[together(length)][:MAX_BATCH]
+        slots = ready[together(length)][: min(MAX_BATCH, MAX_CALL_FRAMES // length)]
         table.decoding[slots] = True
         return self._gather(slots, length)
 

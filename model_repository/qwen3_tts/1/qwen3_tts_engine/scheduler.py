@@ -142,7 +142,8 @@ class Scheduler:
         newcomers = self._admit(self._turn())
         feeds = self._feed()
         slots = np.flatnonzero(table.runnable)
-        if newcomers and self._shortest_lead(now) > self._urgent_lead() + COMFORT:
+        urgent = urgent_lead(self.capacity.frame_seconds(self.num_talking))
+        if newcomers and self._shortest_lead(now) > urgent + COMFORT:
             slots = np.sort([newcomer.slot for newcomer in newcomers])
         if len(slots) > self.limits.max_batch:
             order = np.argsort(table.deadline[slots], kind="stable")
@@ -211,9 +212,6 @@ class Scheduler:
         table = self.table
         listening = table.talking & (table.sent > 0)
         return float((table.deadline[listening] - now).min(initial=math.inf))
-
-    def _urgent_lead(self) -> float:
-        return urgent_lead(self.capacity.frame_seconds(self.num_talking))
 
     def _num_pages(self, stream: Stream) -> int:
         return -(-stream.num_positions // self.limits.page_size)
