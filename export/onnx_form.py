@@ -1,11 +1,12 @@
 """code2wav as a graph: an ONNX file for ONNX Runtime, which a TensorRT plan is built from too."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from torch.export import Dim
 
@@ -40,7 +41,6 @@ def graph_form(runtime: Runtime, **options: Any) -> Form:
         opset=runtime.opset,
         build=partial(_build, runtime),
         load=lambda path: GraphStep(runtime.load(path)),
-        encoders=runtime,
         **options,
     )
 
@@ -69,4 +69,33 @@ def _build(runtime: Runtime, step: CodecStep, path: Path) -> EngineFacts | None:
     return runtime.make(graph(step), path)
 
 
-ONNX = graph_form(ONNX_RUNTIME, state_dtype="FP32", limit=Agreement(max_error=1e-3, snr_db=60.0))
+def _open_state(path: Path) -> None:
+    """Leave the size of the state open in an ONNX file, as config.pbtxt does for codecs of every size.
+
+    Triton's ONNX Runtime backend refuses -1 in a configuration where the file has a number, also one that follows from
+    its nodes: the last one is made to follow from the input instead.
+    """
+    model = onnx.load(path)
+    nodes, tensors = model.graph.node, (*model.graph.input, *model.graph.output)
+    for tensor in tensors:
+        if tensor.name in (STATE, STATE_OUT):
+            tensor.type.tensor_type.shape.dim[1].dim_param = "state_size"
+    sized, shape = f"{STATE_OUT}.sized", f"{STATE}.shape"
+    [(node, i)] = [(node, i) for node in nodes for i, name in enumerate(node.output) if name == STATE_OUT]
+    node.output[i] = sized
+    nodes.append(onnx.helper.make_node("Shape", [STATE], [shape]))
+    nodes.append(onnx.helper.make_node("Reshape", [sized, shape], [STATE_OUT]))
+    onnx.save(model, path)
+
+
+def _write(graph: Graph, path: Path) -> None:
+    graph.write(path)
+    _open_state(path)
+
+
+ONNX = graph_form(
+    replace(ONNX_RUNTIME, make=_write),
+    encoders=ONNX_RUNTIME,
+    state_dtype="FP32",
+    limit=Agreement(max_error=1e-3, snr_db=60.0),
+)

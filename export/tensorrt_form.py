@@ -16,8 +16,10 @@ REPEATS = 20
 
 
 def tensorrt_form(settings: TensorRtSettings) -> Form:
+    runtime = tensorrt(settings)
     return graph_form(
-        tensorrt(settings),
+        runtime,
+        encoders=runtime,
         state_dtype="FP16",
         limit=Agreement(max_error=0.1, snr_db=30.0),
         weights_dtype=torch.float16,
