@@ -57,7 +57,7 @@ class SharedStates:
 
 def _from_gpu(handle: list[Any], rows: int, size: int) -> Tensor:
     parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in handle]
-    torch.cuda.init()  # to map before it would crash
+    torch.cuda.init()  # PyTorch crashes where memory is mapped before
     storage = torch.UntypedStorage._new_shared_cuda(*parts)
     flat = torch.empty(0, dtype=STATE_DTYPE, device=storage.device).set_(storage)
     return flat[: rows * size].view(rows, size)
