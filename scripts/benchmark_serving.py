@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from client.record import Run, read_run
 from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, GPU_OPTIONS, TritonServer, backend_options
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +25,7 @@ REPOSITORY = ROOT / "model_repository"
 # Every stream has ended by then. On a GPU Triton 2.51 waits in vain for a thread of the talker's process, which waits
 # for the address of the CUDA memory pool.
 EXIT = ("--exit-timeout-secs=3",)
+CODE2WAV = 'model="code2wav"'
 console = Console()
 
 
@@ -56,7 +58,8 @@ def main(
         run("client", *bench)
     if output:
         summary = json.loads((artifact_dir / "summary.json").read_text())
-        output.write_text(json.dumps(record(summary, form, max_streams, text), indent=1) + "\n")
+        calls = [codec_calls(*scrapes) for scrapes in scraped(read_run(artifact_dir))]
+        output.write_text(json.dumps(record(summary, calls, form, max_streams, text), indent=1) + "\n")
     run("client", "report", artifact_dir)
 
 
@@ -73,8 +76,10 @@ def run(module: str, *arguments: object) -> None:
         sys.exit(done.returncode)
 
 
-def record(summary: dict[str, Any], form: str, max_streams: int, text: str | None) -> dict[str, Any]:
-    """What docs/benchmarks/ keeps of a run."""
+def record(
+    summary: dict[str, Any], calls: list[dict[str, Any]], form: str, max_streams: int, text: str | None
+) -> dict[str, Any]:
+    """What docs/benchmarks/ keeps of a run; `calls` are the codec's of each load."""
     gpu = ", ".join(gpu["name"] for gpu in summary["gpus"]) or f"none ({summary['cpu']}, {summary['cpus']} cores)"
     return {
         "gpu": gpu,
@@ -87,7 +92,7 @@ def record(summary: dict[str, Any], form: str, max_streams: int, text: str | Non
             "environment": {name: value for name, value in os.environ.items() if name.startswith("QWEN3_TTS_")},
             "packages": summary["packages"],
         },
-        "rows": list(rows(summary["loads"])),
+        "rows": [row | codec for row, codec in zip(rows(summary["loads"]), calls, strict=True)],
     }
 
 
@@ -105,6 +110,32 @@ def rows(loads: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             "largest_stall_ms": rounded(rebuffering["largest_stall_ms"], "max", 1),
             "errors": load["requests"] - load["outcomes"].get("ok", 0),
         }
+
+
+def scraped(run: Run) -> Iterator[tuple[dict[str, float], dict[str, float]]]:
+    """The server's metrics before and after each load; empty where there were none."""
+    samples = {(scrape.load, scrape.moment): scrape.samples for scrape in run.scrapes}
+    for load in run.loads:
+        yield samples.get((load.id, "before"), {}), samples.get((load.id, "after"), {})
+
+
+def codec_calls(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
+    """How many calls of code2wav a load took and of how many rows; the mean of what a call took the talker, and of what
+    the backend took of it (Triton's compute_infer). Nothing where the server did not say."""
+
+    def more(name: str, labels: str = "") -> float:
+        start = f"{name}{{{labels}"
+        return sum(value - before.get(key, 0.0) for key, value in after.items() if key.startswith(start))
+
+    seen, calls = more("qwen3_tts_codec_seconds_count"), more("nv_inference_exec_count", CODE2WAV)
+    if not seen or not calls:
+        return {}
+    return {
+        "codec_calls": int(calls),
+        "codec_rows": round(more("nv_inference_count", CODE2WAV) / calls, 1),
+        "codec_call_ms": round(1e3 * more("qwen3_tts_codec_seconds_sum") / seen, 2),
+        "codec_own_ms": round(more("nv_inference_compute_infer_duration_us", CODE2WAV) / calls / 1e3, 2),
+    }
 
 
 def rounded(statistics: dict[str, float] | None, name: str, digits: int) -> float | None:

@@ -69,6 +69,16 @@ def test_the_tables_of_serving(page: Path) -> None:
         assert numbers(stalled)[:2] == [row["stalled_over_50ms"], row["requests"]]
 
 
+def test_the_table_of_codec_calls() -> None:
+    measured = {row["load"]: row for row in record("serving-h200.json")["rows"]}
+    rows = table(PAGES[0], "rows a call")
+    assert len(rows) >= 3
+    for load, *cells in rows:
+        row = measured[load]
+        call, own = row["codec_call_ms"], row["codec_own_ms"]
+        assert [float(cell) for cell in cells] == pytest.approx([row["codec_rows"], call, own, call - own], abs=0.006)
+
+
 def test_the_plot_shows_every_load(tmp_path: Path) -> None:
     output = tmp_path / "cost.svg"
     plot_cost.main(output=output)

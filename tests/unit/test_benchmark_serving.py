@@ -3,7 +3,7 @@
 from client.playback import NS
 from client.summary import summarise
 from client.timeline import Timeline
-from scripts.benchmark_serving import configuration, rows
+from scripts.benchmark_serving import codec_calls, configuration, rows
 from tests.unit.client.test_summary import request, run, stream
 
 
@@ -23,6 +23,23 @@ def test_a_load_of_which_nothing_came_has_a_row() -> None:
     refused = Timeline(0, None, [], [], None, None, NS, "unavailable")
     [row] = rows(summarise(run(request(0, refused))))
     assert (row["requests"], row["errors"], row["ttfa_p50_ms"], row["stalled_over_50ms"]) == (1, 1, None, 0)
+
+
+def test_codec_calls_are_those_between_two_scrapes() -> None:
+    labels, talker = '{model="code2wav",version="1"}', '{model="qwen3_tts",version="1"}'
+    before = {
+        f"nv_inference_exec_count{labels}": 10.0,
+        f"nv_inference_count{labels}": 100.0,
+        f"nv_inference_compute_infer_duration_us{labels}": 5_000.0,
+        f"nv_inference_compute_infer_duration_us{talker}": 7.0,
+        f"qwen3_tts_codec_seconds_count{talker}": 8.0,
+        f"qwen3_tts_codec_seconds_sum{talker}": 1.0,
+    }
+    more = dict(zip(before, (4.0, 10.0, 6_000.0, 1e6, 4.0, 0.01), strict=True))
+    after = {name: value + more[name] for name, value in before.items()}
+    expected = {"codec_calls": 4, "codec_rows": 2.5, "codec_call_ms": 2.5, "codec_own_ms": 1.5}
+    assert codec_calls(before, after) == expected
+    assert codec_calls({}, {}) == {}
 
 
 def test_each_form_has_its_configuration() -> None:
