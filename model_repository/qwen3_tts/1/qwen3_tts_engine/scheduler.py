@@ -1,6 +1,5 @@
 """Which streams run: admission, the next batch, and what becomes of its frames. No tensors, no threads."""
 
-import math
 from collections import deque
 from dataclasses import dataclass, replace
 
@@ -142,8 +141,7 @@ class Scheduler:
         newcomers = self._admit(self._turn())
         feeds = self._feed()
         slots = np.flatnonzero(table.runnable)
-        urgent = urgent_lead(self.capacity.frame_seconds(self.num_talking))
-        if newcomers and self._shortest_lead(now) > urgent + COMFORT:
+        if newcomers and self._is_comfortable(now):
             slots = np.sort([newcomer.slot for newcomer in newcomers])
         if len(slots) > self.limits.max_batch:
             order = np.argsort(table.deadline[slots], kind="stable")
@@ -207,11 +205,12 @@ class Scheduler:
     def num_talking(self) -> int:
         return int(self.table.talking.sum())
 
-    def _shortest_lead(self, now: float) -> float:
-        """Seconds of audio that the listener with the least has, of those that have any."""
+    def _is_comfortable(self, now: float) -> bool:
+        """Whether every listener whose next frame would wait has audio for some time to come."""
         table = self.table
-        listening = table.talking & (table.sent > 0)
-        return float((table.deadline[listening] - now).min(initial=math.inf))
+        listening = table.runnable & (table.sent > 0)
+        urgent = urgent_lead(self.capacity.frame_seconds(self.num_talking))
+        return bool((table.deadline[listening] - now > urgent + COMFORT).all())
 
     def _num_pages(self, stream: Stream) -> int:
         return -(-stream.num_positions // self.limits.page_size)
