@@ -150,8 +150,10 @@ def is_final(before: str, after: str) -> bool:
     """Whether ids never span these two neighbours, so that a text cut here has the ids of both sides.
 
     The pre-tokenizer of text.py never joins a blank to what stands before it, unless that is white space too, nor
-    punctuation to a letter or digit before it; and Unicode composes neither with what stands before.
+    punctuation to a letter or digit before it; and Unicode composes neither with what stands before. Some letters it
+    takes apart into a letter and a mark, to which punctuation is joined.
     """
     if after in BLANKS:
         return not before.isspace()
-    return unicodedata.category(before)[0] in "LN" and unicodedata.category(after)[0] in "PS"
+    last = unicodedata.normalize("NFC", before)[-1]
+    return unicodedata.category(last)[0] in "LN" and unicodedata.category(after)[0] in "PS"
