@@ -31,9 +31,10 @@ def parse(text: str, kind: str | None = None) -> dict[str, float]:
     return samples
 
 
-def total(samples: Mapping[str, float], name: str) -> float | None:
-    """The sum of a metric over its labels, None where it is not there."""
-    values = [value for sample, value in samples.items() if sample.partition("{")[0] == name]
+def total(samples: Mapping[str, float], name: str, label: str = "") -> float | None:
+    """The sum of a metric over its samples, or those with a label (name="value"); None where it is not there."""
+    named = ((sample.partition("{"), value) for sample, value in samples.items())
+    values = [value for (found, _, labels), value in named if found == name and label in labels]
     return sum(values) if values else None
 
 

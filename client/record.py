@@ -69,6 +69,11 @@ class Run:
     clients: list[ClientRecord] = field(default_factory=list)
     scrapes: list[ScrapeRecord] = field(default_factory=list)
 
+    def scraped(self, load: LoadRecord) -> tuple[dict[str, float], dict[str, float]]:
+        """The server's metrics before and after a load; empty where there were none."""
+        samples = {scrape.moment: scrape.samples for scrape in self.scrapes if scrape.load == load.id}
+        return samples.get("before", {}), samples.get("after", {})
+
 
 Record = RequestRecord | LoadRecord | ClientRecord | ScrapeRecord
 _KINDS: dict[str, type[Record]] = {

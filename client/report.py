@@ -110,7 +110,7 @@ def worst_streams(run: Run, prebuffer_ns: int) -> list[tuple[str, Timeline, Play
 
 def server_times(run: Run) -> dict[str, list[tuple[float | None, float | None]]]:
     """For each of SERVER_TIMES that the server knows, its p50 and p95 in ms during each load."""
-    scraped = [[_scraped(run, load.id, moment) for moment in ("before", "after")] for load in run.loads]
+    scraped = [run.scraped(load) for load in run.loads]
     times = {
         label: [
             (_ms(quantile_between(before, after, name, 0.5)), _ms(quantile_between(before, after, name, 0.95)))
@@ -129,10 +129,6 @@ def server_gauges(run: Run) -> dict[str, list[tuple[float, float]]]:
             if (value := total(scrape.samples, name)) is not None:
                 gauges.setdefault(label, []).append(((scrape.at_ns - run.scrapes[0].at_ns) / NS, value))
     return gauges
-
-
-def _scraped(run: Run, load: int, moment: str) -> dict[str, float]:
-    return next((s.samples for s in run.scrapes if (s.load, s.moment) == (load, moment)), {})
 
 
 def _ms(seconds: float | None) -> float | None:

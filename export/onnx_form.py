@@ -73,13 +73,15 @@ def _open_state(path: Path) -> None:
     """Leave the size of the state open in an ONNX file, as config.pbtxt does for codecs of every size.
 
     Triton's ONNX Runtime backend refuses -1 in a configuration where the file has a number, also one that follows from
-    its nodes: the last one is made to follow from the input instead.
+    its nodes: the last one is made to follow from the input instead. The metadata keeps the number.
     """
     model = onnx.load(path)
     nodes, tensors = model.graph.node, (*model.graph.input, *model.graph.output)
     for tensor in tensors:
         if tensor.name in (STATE, STATE_OUT):
-            tensor.type.tensor_type.shape.dim[1].dim_param = "state_size"
+            size = tensor.type.tensor_type.shape.dim[1]
+            model.metadata_props.add(key=f"{tensor.name}.dims", value=f"-1,{size.dim_value}")
+            size.dim_param = "state_size"
     sized, shape = f"{STATE_OUT}.sized", f"{STATE}.shape"
     [(node, i)] = [(node, i) for node in nodes for i, name in enumerate(node.output) if name == STATE_OUT]
     node.output[i] = sized

@@ -17,7 +17,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from client.record import Run, read_run
+from client.prometheus import total
+from client.record import read_run
 from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, GPU_OPTIONS, TritonServer, backend_options
 
 ROOT = Path(__file__).parents[1]
@@ -58,7 +59,8 @@ def main(
         run("client", *bench)
     if output:
         summary = json.loads((artifact_dir / "summary.json").read_text())
-        calls = [codec_calls(*scrapes) for scrapes in scraped(read_run(artifact_dir))]
+        measured = read_run(artifact_dir)
+        calls = [codec_calls(*measured.scraped(load)) for load in measured.loads]
         output.write_text(json.dumps(record(summary, calls, form, max_streams, text), indent=1) + "\n")
     run("client", "report", artifact_dir)
 
@@ -112,20 +114,12 @@ def rows(loads: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         }
 
 
-def scraped(run: Run) -> Iterator[tuple[dict[str, float], dict[str, float]]]:
-    """The server's metrics before and after each load; empty where there were none."""
-    samples = {(scrape.load, scrape.moment): scrape.samples for scrape in run.scrapes}
-    for load in run.loads:
-        yield samples.get((load.id, "before"), {}), samples.get((load.id, "after"), {})
-
-
 def codec_calls(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
     """How many calls of code2wav a load took and of how many rows; the mean of what a call took the talker, and of what
     the backend took of it (Triton's compute_infer). Nothing where the server did not say."""
 
-    def more(name: str, labels: str = "") -> float:
-        start = f"{name}{{{labels}"
-        return sum(value - before.get(key, 0.0) for key, value in after.items() if key.startswith(start))
+    def more(name: str, label: str = "") -> float:
+        return (total(after, name, label) or 0.0) - (total(before, name, label) or 0.0)
 
     seen, calls = more("qwen3_tts_codec_seconds_count"), more("nv_inference_exec_count", CODE2WAV)
     if not seen or not calls:

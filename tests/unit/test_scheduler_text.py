@@ -85,7 +85,7 @@ class TextTraffic(Traffic):
     @precondition(lambda self: self.tick is None)
     @rule()
     def launch(self) -> None:
-        self.tick = self.scheduler.next_batch(0.0)
+        self.tick = self.scheduler.next_batch(self.now)
         assert self.tick is not None
         self._mirror(self.tick)
 

@@ -228,7 +228,7 @@ class SharedStatesCodec(BlsCodec):
         parameters = {code2wav.STATES: self.states.address}
         [pcm] = call_model(code2wav.MODEL_NAME, inputs, [code2wav.PCM], CPU, parameters)
         samples = pcm.numpy()
-        return samples, overflowed(samples[:, 0] == code2wav.OVERFLOW)
+        return samples, overflowed(samples)
 
 
 class MetricsReporter:

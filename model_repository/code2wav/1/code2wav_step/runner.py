@@ -19,6 +19,8 @@ MAX_ROW_FRAMES = 512
 Shape = tuple[int, int]  # rows, frames
 SHAPES = tuple((rows, frames) for frames in FRAME_BUCKETS for rows in ROW_BUCKETS if rows * frames <= MAX_ROW_FRAMES)
 Progress = Callable[[int, int], None]
+# As Step.
+Run = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class PlainRunner:
@@ -38,10 +40,7 @@ class PlainRunner:
 
     def advance(self, codes: Tensor, states: Tensor, places: Tensor) -> Tensor:
         """As GraphRunner.advance."""
-        before, after = places[:, :2].T.to(states.device, torch.int64)
-        waveform, state_out = self(codes, states.index_select(0, before), places[:, 2:])
-        states.index_copy_(0, after, state_out)
-        return to_int16(waveform).cpu()
+        return _advance(self, codes, states, places)
 
 
 class Buffers:
@@ -155,18 +154,16 @@ class GraphRunner:
 
         places [B, 3]: where each stream's state is, where the next one goes, and its history; on the host, as codes.
         """
+        graph = self._whole(codes)
+        if graph is None:
+            return _advance(self._in_parts, codes, states, places)
         self._replayed.synchronize()
-        history = places[:, 2:]
         before, after = self._buffers.places(places[:, :2])
-        if graph := self._whole(codes):
-            torch.index_select(states, 0, before, out=self._buffers.state[: len(codes)])
-            _, state_out = graph.replay(codes, history)
-            states.index_copy_(0, after, state_out)
-            self._replayed.record()
-            return self._buffers.heard(*codes.shape[:2])
-        waveform, state_out = self._in_parts(codes, states.index_select(0, before), history)
+        torch.index_select(states, 0, before, out=self._buffers.state[: len(codes)])
+        _, state_out = graph.replay(codes, places[:, 2:])
         states.index_copy_(0, after, state_out)
-        return to_int16(waveform).cpu()
+        self._replayed.record()
+        return self._buffers.heard(*codes.shape[:2])
 
     def _whole(self, codes: Tensor) -> Graph | None:
         """The graph that takes the batch as it is."""
@@ -199,6 +196,14 @@ class GraphRunner:
                 waveform[group, samples] = heard
                 state_out[group] = following
         return waveform, state_out
+
+
+def _advance(run: Run, codes: Tensor, states: Tensor, places: Tensor) -> Tensor:
+    """GraphRunner.advance by any `run` of the step."""
+    before, after = places[:, :2].T.to(states.device, torch.int64)
+    waveform, state_out = run(codes, states.index_select(0, before), places[:, 2:])
+    states.index_copy_(0, after, state_out)
+    return to_int16(waveform).cpu()
 
 
 def spans(frames: int) -> Iterator[tuple[int, int]]:

@@ -13,29 +13,29 @@ MEMORY_NAME = "qwen3_tts_states"
 
 
 class SharedStates:
-    """The states of every talker that called, by the address it gave."""
+    """The states of every talker that called."""
 
     def __init__(self, device: torch.device, state_size: int) -> None:
         self._device = device
         self._state_size = state_size
-        self._mapped: dict[str, Tensor] = {}
-        self._owners: dict[str, str] = {}  # an owner's address
+        # By owner: the address that it gave, and what lies there.
+        self._mapped: dict[str, tuple[str, Tensor]] = {}
 
     @property
     def addresses(self) -> set[str]:
-        return set(self._mapped)
+        return {address for address, _ in self._mapped.values()}
 
     def find(self, address: str) -> Tensor:
         """fp16 [rows, S]; what was mapped of the same owner before is let go. Raises InvalidInputError."""
-        states = self._mapped.get(address)
-        if states is None:
-            try:
-                states = self._map(address)
-            except InvalidInputError:
-                raise
-            except Exception as error:
-                raise InvalidInputError(f"{STATES}: cannot be mapped: {error}") from error
-        return states
+        for known, states in self._mapped.values():
+            if known == address:
+                return states
+        try:
+            return self._map(address)
+        except InvalidInputError:
+            raise
+        except Exception as error:
+            raise InvalidInputError(f"{STATES}: cannot be mapped: {error}") from error
 
     def _map(self, address: str) -> Tensor:
         found = json.loads(address)
@@ -49,9 +49,7 @@ class SharedStates:
                 "run one server for each GPU, or set shared_codec_states to off"
             )
         states = _from_gpu(found["cuda"], rows, size) if "cuda" in found else _from_file(found["file"], rows, size)
-        self._mapped.pop(self._owners.get(found["owner"], ""), None)
-        self._owners[found["owner"]] = address
-        self._mapped[address] = states
+        self._mapped[found["owner"]] = address, states
         return states
 
 

@@ -59,11 +59,12 @@ class Chunker:
     def next_chunks(self, now: float) -> Chunks | None:
         """Ready chunks of one length, one that all urgent ones have or else the commonest; marks them as decoding."""
         table = self._table
-        ready = self._ready(now)
+        ready, urgent = self._ready(now)
         if not len(ready):
             return None
-        ready = ready[np.argsort(table.deadline[ready], kind="stable")]
-        lengths, last, urgent = self._lengths(ready), ~table.talking[ready], self._urgent(now)[ready]
+        order = np.argsort(table.deadline[ready], kind="stable")
+        ready, urgent = ready[order], urgent[order]
+        lengths, last = self._lengths(ready), ~table.talking[ready]
 
         def together(length: int) -> np.ndarray:
             # A last chunk may be filled up to any length, and who is in a hurry takes less than there is: neither waits
@@ -80,20 +81,20 @@ class Chunker:
         return self._gather(slots, length)
 
     def has_chunks(self, now: float) -> bool:
-        return len(self._ready(now)) > 0
+        return len(self._ready(now)[0]) > 0
 
     def has_urgent_chunks(self, now: float) -> bool:
         """Whether a ready chunk is someone's first audio, or someone is about to run dry."""
-        return bool(self._urgent(now)[self._ready(now)].any())
+        return bool(self._ready(now)[1].any())
 
     def is_call_due(self, now: float, *, in_flight: bool = False) -> bool:
         """Whether the codec should be called before another tick is launched: for an urgent chunk, or for many.
 
         With `in_flight`, whether it will be so once the launched frames are made.
         """
-        ready = self._ready(now, in_flight=in_flight)
+        ready, urgent = self._ready(now, in_flight=in_flight)
         many = min(MAX_BATCH, self._table.talking.sum() * WORTHWHILE_SHARE)
-        return len(ready) > 0 and bool(len(ready) >= many or self._urgent(now)[ready].any())
+        return len(ready) > 0 and bool(len(ready) >= many or urgent.any())
 
     def done(self, chunks: Chunks, now: float) -> list[Stream]:
         """The codec is through with `chunks`; returns the streams of which it was the last one."""
@@ -112,20 +113,17 @@ class Chunker:
         frames = pending + lead * LEAD_SHARE / max(self._frame_seconds(), SHORTEST_FRAME)
         return _power_below(np.clip(frames, 1, self._max_chunk_frames))
 
-    def _ready(self, now: float, *, in_flight: bool = False) -> np.ndarray:
+    def _ready(self, now: float, *, in_flight: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Slots with a chunk to send, int [ready], and whose listener has no audio, or little, bool [ready]."""
         table = self._table
         made = np.where(in_flight & table.talking, table.launched, table.written)
         pending = made - table.sent
         # What is over or waits for text sends what it has: the listener has nothing else.
         over = ~table.talking | ((table.launched >= table.horizon) & (made >= table.launched))
-        long_enough = (pending >= self.chunk_frames(pending, now)) | self._urgent(now)
-        ready: np.ndarray = np.flatnonzero(~table.decoding & (pending > 0) & (over | long_enough))
-        return ready
-
-    def _urgent(self, now: float) -> np.ndarray:
-        """Slots whose listener has no audio, or little, bool [slots]."""
-        urgent: np.ndarray = self._table.deadline - now < urgent_lead(self._frame_seconds())
-        return urgent
+        urgent = table.deadline - now < urgent_lead(self._frame_seconds())
+        long_enough = (pending >= self.chunk_frames(pending, now)) | urgent
+        ready = np.flatnonzero(~table.decoding & (pending > 0) & (over | long_enough))
+        return ready, urgent[ready]
 
     def _lengths(self, slots: np.ndarray) -> np.ndarray:
         """All that is pending, as a power of two: the last chunk is filled up to one, others leave a rest behind."""

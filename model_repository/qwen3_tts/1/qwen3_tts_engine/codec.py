@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.chunker import Chunks
-from qwen3_tts_engine.code2wav import CODEBOOK_SIZE
+from qwen3_tts_engine.code2wav import CODEBOOK_SIZE, OVERFLOW
 from qwen3_tts_engine.request import RequestError
 from qwen3_tts_engine.transfer import to_device
 
@@ -99,12 +99,13 @@ def to_pcm(waveform: Tensor) -> tuple[np.ndarray, dict[int, RequestError]]:
     The exported codec leaves the clamp to ±1 to its reader.
     """
     pcm = (waveform.clamp(-1, 1) * PCM_SCALE).round().to(torch.int16)
-    finite = torch.isfinite(waveform.sum(-1, keepdim=True)).to(torch.int16)
-    # Together: each copy to the host waits for the device once more.
-    host = torch.cat([pcm, finite], dim=1).cpu().numpy()
-    return host[:, :-1], overflowed(host[:, -1] == 0)
+    # Within the samples: each copy to the host waits for the device once more.
+    pcm[:, 0].masked_fill_(~torch.isfinite(waveform.sum(-1)), OVERFLOW)
+    samples = pcm.cpu().numpy()
+    return samples, overflowed(samples)
 
 
-def overflowed(rows: np.ndarray) -> dict[int, RequestError]:
-    """Why those of `rows`, bool [chunks], have no audio."""
-    return dict.fromkeys(np.flatnonzero(rows).tolist(), RequestError("the codec gave no finite audio"))
+def overflowed(samples: np.ndarray) -> dict[int, RequestError]:
+    """The rows of int16 [chunks, samples] that hold no audio, which their first sample says."""
+    error = RequestError("the codec gave no finite audio")
+    return dict.fromkeys(np.flatnonzero(samples[:, 0] == OVERFLOW).tolist(), error)

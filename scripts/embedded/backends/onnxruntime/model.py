@@ -24,9 +24,10 @@ class TritonPythonModel:
         filename = config["default_model_filename"] or DEFAULT_MODEL_FILENAME
         session = _session(Path(args["model_repository"]) / args["model_version"] / filename, config)
         names = [output["name"] for output in config["output"]]
-        # The file knows more than the configuration: sizes that it fixes and the configuration leaves open.
-        shapes = {declared.name: declared.shape for declared in session.get_inputs()}
-        inputs = tuple(_input(declared, shapes[declared["name"]], config) for declared in config["input"])
+        # The file knows more than the configuration: sizes that the configuration leaves open.
+        metadata = session.get_modelmeta().custom_metadata_map
+        dims = {tensor.name: _dims(tensor, metadata) for tensor in session.get_inputs()}
+        inputs = tuple(_input(declared, dims[declared["name"]], config) for declared in config["input"])
 
         def run(feeds: Arrays) -> Arrays:
             return dict(zip(names, session.run(names, feeds), strict=True))
@@ -51,9 +52,15 @@ def _session(path: Path, config: dict[str, Any]) -> Any:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def _input(declared: dict[str, Any], shape: list[int | str], config: dict[str, Any]) -> Input:
+def _dims(tensor: Any, metadata: dict[str, str]) -> tuple[int, ...]:
+    """The shape of an input, -1 where any size fits; the metadata "<input>.dims" says more than the graph."""
+    if told := metadata.get(f"{tensor.name}.dims"):
+        return tuple(map(int, told.split(",")))
+    return tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
+
+
+def _input(declared: dict[str, Any], dims: tuple[int, ...], config: dict[str, Any]) -> Input:
     name, dtype = declared["name"], np.dtype(pb_utils.triton_string_to_numpy(declared["data_type"]))
-    dims = tuple(size if isinstance(size, int) else -1 for size in shape)
     return Input(name, dtype, dims, limits(config, name))
 
 
