@@ -95,8 +95,11 @@ class Listener:
         self.ends = 0
         self.ended = threading.Event()
         self.send_error: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
 
     def send(self, pcm: np.ndarray) -> None:
+        self.gate.wait()
         if self.send_error:
             raise self.send_error
         assert self.ends == 0, "audio after the end"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen3_tts_engine.capacity import urgent_lead
-from qwen3_tts_engine.chunker import MAX_CALL_FRAMES, Chunker
+from qwen3_tts_engine.chunker import MAX_CALL_FRAMES, Chunker, Need
 from qwen3_tts_engine.code2wav import FRAME_SECONDS
 from qwen3_tts_engine.slots import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
@@ -70,9 +70,8 @@ def test_nothing_goes_out_before_the_chunk_is_full() -> None:
     table = table_with([1], sent=[1])
     table.deadline[:] = 0.08
     chunker = chunker_of(table)
-    assert not chunker.has_chunks(0.0)
     assert chunker.next_chunks(0.0) is None
-    assert chunker.has_chunks(0.0775)
+    assert chunker.next_chunks(0.0775) is not None
 
 
 def test_a_listener_who_is_about_to_run_dry_gets_what_there_is() -> None:
@@ -80,34 +79,41 @@ def test_a_listener_who_is_about_to_run_dry_gets_what_there_is() -> None:
     table.deadline[:] = 1.0
     chunker = chunker_of(table)
     urgent = urgent_lead(0.002)
-    assert not chunker.has_chunks(1.0 - 1.01 * urgent)
-    assert chunker.has_chunks(1.0 - 0.99 * urgent)
+    assert chunker.next_chunks(1.0 - 1.01 * urgent) is None
+    assert chunker.next_chunks(1.0 - 0.99 * urgent) is not None
+
+
+def is_due(table: SlotTable, need: Need) -> bool:
+    """Whether there are chunks for such a need, leaving the table as it is."""
+    chunks = chunker_of(table).next_chunks(0.0, need)
+    table.decoding[:] = False
+    return chunks is not None
 
 
 def test_a_call_is_due_for_a_first_frame_or_for_half_of_the_streams() -> None:
     table = table_with([8, 8, 1, 1, 1, 1], sent=[8] * 6)
     table.launched[:] = table.written
     table.deadline[:] = 1.0
-    chunker = chunker_of(table)
-    assert chunker.has_chunks(0.0)
-    assert not chunker.has_urgent_chunks(0.0)
-    assert not chunker.is_call_due(0.0)
+    assert [is_due(table, need) for need in Need] == [True, False, False]
     table.written[2] += 7
-    assert chunker.is_call_due(0.0)
+    assert [is_due(table, need) for need in Need] == [True, True, False]
     table.written[2] -= 7
+    assert not chunker_of(table).will_be_due(0.0)
     table.launched[2] += 7
-    assert not chunker.is_call_due(0.0)
-    assert chunker.is_call_due(0.0, in_flight=True)
+    assert not is_due(table, Need.WORTHWHILE)
+    assert chunker_of(table).will_be_due(0.0)
     table.launched[2] -= 7
     table.sent[3], table.deadline[3] = 0, -1e9
-    assert chunker.has_urgent_chunks(0.0)
-    assert chunker.is_call_due(0.0)
+    assert [is_due(table, need) for need in Need] == [True, True, True]
+    assert chunker_of(table).will_be_due(0.0)
 
 
-def test_no_call_is_due_without_chunks() -> None:
-    table = table_with([0, 1], sent=[8, 8])
+@pytest.mark.parametrize("talking", [True, False])
+def test_no_call_is_due_without_chunks(talking: bool) -> None:
+    table = table_with([0, 0], sent=[8, 8], done=not talking)
     table.deadline[:] = 1.0
-    assert not chunker_of(table).is_call_due(0.0)
+    assert not any(is_due(table, need) for need in Need)
+    assert not chunker_of(table).will_be_due(0.0)
 
 
 def test_without_haste_the_call_with_most_rows_goes_first() -> None:

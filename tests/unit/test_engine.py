@@ -1,4 +1,4 @@
-"""The engine's two threads: every stream ends once, whatever fails, and nothing waits for ever."""
+"""The engine's threads: every stream ends once, whatever fails, and nothing waits for ever."""
 
 import threading
 import time
@@ -64,7 +64,7 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     harness.runner.gate.set()
     harness.codec.gate.set()
     harness.engine.close()
-    assert all(not thread.is_alive() for thread in harness.engine._threads)
+    assert all(not thread.is_alive() for thread in harness.engine._threads.values())
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -143,14 +143,31 @@ def test_a_slow_codec_holds_back_no_frame(harness: Harness) -> None:
     assert listener.signatures() == [(0, frame) for frame in range(200)]
 
 
-def test_a_send_that_raises_ends_that_stream_alone(harness: Harness) -> None:
+def test_audio_that_cannot_leave_holds_up_nobody_and_is_not_lost(harness: Harness) -> None:
+    slow = Listener()
+    slow.gate.clear()
+    listeners = [harness.speak(seed, frames=30, listener=slow if seed == 0 else None) for seed in range(6)]
+    eventually(harness.is_empty)
+    assert harness.runner.collected >= 30
+    closing = threading.Thread(target=harness.engine.close)
+    closing.start()
+    slow.gate.set()
+    closing.join(WAIT)
+    for seed, listener in enumerate(listeners):
+        assert listener.signatures() == [(seed, frame) for frame in range(30)]
+        assert (listener.ends, listener.error) == (1, None)
+
+
+@pytest.mark.parametrize("frames", [1, 100])
+def test_a_send_that_raises_ends_that_stream_alone(harness: Harness, frames: int) -> None:
     broken = Listener()
     broken.send_error = OSError("gone")
-    harness.speak(frames=100, listener=broken)
+    harness.speak(frames=frames, listener=broken)
     other = harness.speak(seed=1, frames=30)
     assert broken.ended.wait(WAIT)
     assert other.ended.wait(WAIT)
     assert "gone" in str(broken.error)
+    assert broken.ends == 1
     assert (other.error, len(other.signatures())) == (None, 30)
     eventually(harness.is_empty)
 
@@ -216,7 +233,7 @@ def test_shutdown_ends_running_waiting_and_decoding_streams(harness: Harness) ->
 
 def test_shutdown_wakes_an_idle_engine(harness: Harness) -> None:
     harness.engine.close()
-    assert all(not thread.is_alive() for thread in harness.engine._threads)
+    assert all(not thread.is_alive() for thread in harness.engine._threads.values())
 
 
 def test_the_queue_refuses_when_full_and_takes_again_when_it_drains() -> None:

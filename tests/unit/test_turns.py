@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from qwen3_tts_engine.turns import Turns, User
 from tests.unit.test_engine import WAIT, Harness, eventually
 
 
@@ -41,31 +40,6 @@ def harness() -> Iterator[InTurn]:
     harness.engine.start()
     yield harness
     harness.engine.close()
-
-
-def test_one_user_at_a_time_and_the_other_next() -> None:
-    turns = Turns(enabled=True)
-    assert turns.may(User.TALKER)
-    assert turns.may(User.CODEC)
-    turns.take(User.TALKER)
-    assert turns.may(User.TALKER)
-    assert not turns.may(User.CODEC)
-    turns.release(following=User.CODEC)
-    assert not turns.may(User.TALKER)
-    assert turns.may(User.CODEC)
-    turns.decline(User.TALKER)
-    assert not turns.may(User.TALKER)
-    turns.decline(User.CODEC)
-    assert turns.may(User.TALKER)
-    turns.take(User.CODEC)
-    turns.decline(User.CODEC)
-    assert turns.may(User.TALKER)
-
-
-def test_without_turns_everyone_may_work() -> None:
-    turns = Turns(enabled=False)
-    turns.take(User.TALKER)
-    assert turns.may(User.CODEC)
 
 
 def test_no_tick_is_in_flight_during_a_codec_call(harness: InTurn) -> None:

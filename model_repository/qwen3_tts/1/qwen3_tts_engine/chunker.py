@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
@@ -19,6 +20,17 @@ SHORTEST_FRAME = 1e-6
 MAX_CALL_FRAMES = 512
 # A call is worth its fixed cost, two milliseconds through Triton, once so many of the talking streams share it.
 WORTHWHILE_SHARE = 0.5
+
+
+class Need(Enum):
+    """What a codec call is made for: any chunk, an urgent one or as many as are worth it, only an urgent one.
+
+    Urgent is someone's first audio, or what is for someone who is about to run dry.
+    """
+
+    ANY = 0
+    WORTHWHILE = 1
+    URGENT = 2
 
 
 @dataclass(frozen=True)
@@ -56,11 +68,14 @@ class Chunker:
         self._max_chunk_frames = max_chunk_frames
         self._frame_seconds = frame_seconds
 
-    def next_chunks(self, now: float) -> Chunks | None:
-        """Ready chunks of one length, one that all urgent ones have or else the commonest; marks them as decoding."""
+    def next_chunks(self, now: float, need: Need = Need.ANY) -> Chunks | None:
+        """Ready chunks of one length, one that all urgent ones have or else the commonest; marks them as decoding.
+
+        None where there is no such need.
+        """
         table = self._table
         ready, urgent = self._ready(now)
-        if not len(ready):
+        if not self._is_due(urgent, need):
             return None
         order = np.argsort(table.deadline[ready], kind="stable")
         ready, urgent = ready[order], urgent[order]
@@ -80,21 +95,15 @@ class Chunker:
         table.decoding[slots] = True
         return self._gather(slots, length)
 
-    def has_chunks(self, now: float) -> bool:
-        return len(self._ready(now)[0]) > 0
+    def will_be_due(self, now: float) -> bool:
+        """Whether a call is worthwhile once the launched frames are made."""
+        _, urgent = self._ready(now, in_flight=True)
+        return self._is_due(urgent, Need.WORTHWHILE)
 
-    def has_urgent_chunks(self, now: float) -> bool:
-        """Whether a ready chunk is someone's first audio, or someone is about to run dry."""
-        return bool(self._ready(now)[1].any())
-
-    def is_call_due(self, now: float, *, in_flight: bool = False) -> bool:
-        """Whether the codec should be called before another tick is launched: for an urgent chunk, or for many.
-
-        With `in_flight`, whether it will be so once the launched frames are made.
-        """
-        ready, urgent = self._ready(now, in_flight=in_flight)
-        many = min(MAX_BATCH, self._table.talking.sum() * WORTHWHILE_SHARE)
-        return len(ready) > 0 and bool(len(ready) >= many or urgent.any())
+    def _is_due(self, urgent: np.ndarray, need: Need) -> bool:
+        """Whether a call is to be made for ready chunks, of which some are urgent, bool [ready]."""
+        enough = 1 if need is Need.ANY else max(1, min(MAX_BATCH, self._table.talking.sum() * WORTHWHILE_SHARE))
+        return bool(urgent.any()) or (need is not Need.URGENT and len(urgent) >= enough)
 
     def done(self, chunks: Chunks, now: float) -> list[Stream]:
         """The codec is through with `chunks`; returns the streams of which it was the last one."""

@@ -15,7 +15,7 @@ class Tick(Protocol):
 
 
 class Runner(Protocol):
-    """Makes frames. Only the talker thread calls it."""
+    """Makes frames. One thread calls it."""
 
     limits: RunnerLimits
     lookahead: int
@@ -35,7 +35,7 @@ class Runner(Protocol):
 
 
 class CodecClient(Protocol):
-    """Turns chunks into audio. Only the codec thread calls it."""
+    """Turns chunks into audio. One thread calls it."""
 
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         """Returns int16 [chunks, samples], and the rows that have no audio with the reason."""

@@ -24,20 +24,21 @@ PREFILL_BUCKETS = (16, 32, 64, 128, 256, 512)
 class Graph:
     """A captured function of one static int64 input; `replay` fills the first rows and leaves padding in the rest."""
 
-    def __init__(self, padding: Tensor, run: Callable[[Tensor], Tensor | None], pool: Any) -> None:
-        """`padding` [rows, ...] is what an unused row holds. The function must have run once, to build its kernels."""
+    def __init__(self, padding: np.ndarray, run: Callable[[Tensor], Tensor | None], device: torch.device, pool: Any):
+        """`padding` int64 [rows, ...] is what an unused row holds.
+
+        The function must have run once, to build its kernels.
+        """
         self._padding = padding
-        self._input = padding.clone()
+        self._input = torch.from_numpy(padding).to(device)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             self._output = run(self._input)
 
     def replay(self, rows: np.ndarray) -> Tensor | None:
         """The function's output, which the next replay overwrites; its rows behind len(rows) are padding."""
-        count = len(rows)
-        if count < len(self._input):
-            self._input[count:] = self._padding[count:]
-        self._input[:count].copy_(to_pinned(rows), non_blocking=True)
+        padded = np.concatenate([rows, self._padding[len(rows) :]])
+        self._input.copy_(to_pinned(padded), non_blocking=True)
         self._graph.replay()
         return self._output
 
@@ -109,21 +110,21 @@ class GraphRunner(TalkerRunner):
         codes[tick.order] = tick.codes.numpy()
         return Frames(codes, codes[:, 0] == self._state.eos)
 
-    def _captured(self, padding: Tensor, run: Callable[[Tensor], Tensor | None]) -> Graph:
+    def _captured(self, padding: np.ndarray, run: Callable[[Tensor], Tensor | None]) -> Graph:
         with torch.inference_mode():
-            run(padding.clone())
+            run(torch.from_numpy(padding).to(self._device))
             torch.cuda.synchronize()
-            graph = Graph(padding, run, self._pool)
+            graph = Graph(padding, run, self._device, self._pool)
             self._pool = graph._graph.pool()
             return graph
 
-    def _padding_slots(self, rows: int) -> Tensor:
-        return torch.full((rows,), self._state.padding_slot, device=self._device)
+    def _padding_slots(self, rows: int) -> np.ndarray:
+        return np.full(rows, self._state.padding_slot)
 
-    def _padding_rows(self, rows: int) -> Tensor:
+    def _padding_rows(self, rows: int) -> np.ndarray:
         """Rows of prefill input: slot, position, slot that the row becomes the input of, slot whose speaker's vector
         the row adds (the padding slot has none), text id, code ids."""
-        padding = torch.full((rows, 5 + self._state.num_codebooks), -1, device=self._device)
+        padding = np.full((rows, 5 + self._state.num_codebooks), -1)
         padding[:, [0, 2, 3]] = self._state.padding_slot
         padding[:, 1] = 0
         return padding

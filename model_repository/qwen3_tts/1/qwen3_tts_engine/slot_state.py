@@ -48,10 +48,11 @@ class SlotState:
         fields = self._to_device(np.stack([self._row(n.stream, n.pages) for n in newcomers]))
         slots = self._to_device(np.array([n.slot for n in newcomers]))
         self._fields[slots] = fields
-        self.seen[slots] = False
+        # An assignment of False would wait for the device.
+        self.seen.index_fill_(0, slots, False)
         for newcomer in newcomers:
             if (vector := newcomer.stream.prompt.vector) is not None:
-                self.vectors[newcomer.slot] = torch.from_numpy(vector).to(self.vectors)
+                self.vectors[newcomer.slot] = self._to_device(vector)
 
     def feed(self, feeds: list[TextFeed]) -> None:
         """Give slots text that came for frames to come; a frame that went ahead of its text gets it now."""

@@ -67,7 +67,7 @@ class Sink(Protocol):
 
 @dataclass(eq=False)
 class Stream:
-    """What the scheduler and both loops know of one utterance. Times are perf_counter seconds.
+    """What the scheduler and the engine know of one utterance. Times are perf_counter seconds.
 
     `prompt` is the part that is spoken, `following` are those after it; while `is_open`, more text may come. Each part
     is spoken as if it were alone, and the codec goes on without noticing.
