@@ -78,7 +78,7 @@ def inputs(config: StepConfig, rows: int, frames: int) -> tuple[Tensor, Tensor, 
     return codes, state.to("cuda", STATE_DTYPE), torch.full((rows, 1), config.window, dtype=torch.int32)
 
 
-@pytest.mark.parametrize(("rows", "frames"), [(64, 4), (64, 32), (33, 1), (5, 7)])
+@pytest.mark.parametrize(("rows", "frames"), [(64, 4), (64, 32), (33, 1), (5, 7), (7, 16), (28, 16), (19, 8)])
 def test_rows_do_not_depend_on_their_neighbours_or_on_the_graph(
     runner: GraphRunner, device: torch.device, rows: int, frames: int
 ) -> None:
@@ -100,7 +100,7 @@ def test_same_inputs_give_the_same_bits(runner: GraphRunner, device: torch.devic
         assert all(torch.equal(a, b) for a, b in zip(runner(*given), first, strict=True))
 
 
-@pytest.mark.parametrize(("rows", "frames"), [(1, 1), (3, 2), (64, 4), (5, 7), (64, 16)])
+@pytest.mark.parametrize(("rows", "frames"), [(1, 1), (3, 2), (64, 4), (5, 7), (64, 16), (11, 32)])
 def test_states_that_stay_where_they_are_give_the_same(
     runner: GraphRunner, device: torch.device, rows: int, frames: int
 ) -> None:

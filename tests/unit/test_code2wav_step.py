@@ -20,7 +20,7 @@ from code2wav_step import weights as step_weights
 from code2wav_step.config import MAX_BATCH, MAX_FRAMES, StepConfig
 from code2wav_step.pcm import to_int16
 from code2wav_step.requests import InvalidInputError, RequestReader
-from code2wav_step.runner import MAX_ROW_FRAMES, PlainRunner, groups, spans
+from code2wav_step.runner import GRAIN_ROW_FRAMES, MAX_ROW_FRAMES, SHAPES, PlainRunner, groups, spans
 from code2wav_step.shared_states import SharedStates
 from code2wav_step.step import Step
 from code2wav_step.torch_ops import TorchOps
@@ -98,6 +98,9 @@ def test_any_shape_is_covered_by_captured_ones(frames: int) -> None:
             assert [first for first, _, _ in parts] == [0, *(last for _, last, _ in parts[:-1])]
             assert parts[-1][1] == rows
             assert all(last - first <= bucket and bucket * length <= MAX_ROW_FRAMES for first, last, bucket in parts)
+            assert all((bucket, length) in SHAPES for _, _, bucket in parts)
+            padding = sum(bucket - (last - first) for first, last, bucket in parts) * length
+            assert padding < max(GRAIN_ROW_FRAMES, rows * length / 4)
 
 
 def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 FIRST_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-PREFILL_BUCKETS = (16, 32, 64, 128, 256, 512)
+PREFILL_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)
 
 
 class Graph:
