@@ -18,9 +18,8 @@ LEAD_SHARE = 0.3
 SHORTEST_FRAME = 1e-6
 # In all chunks of a call together: whoever becomes urgent meanwhile waits for at most ten milliseconds.
 MAX_CALL_FRAMES = 512
-# A call is worth its fixed cost, two milliseconds through Triton, once so many of the talking streams share it. Ends of
-# streams go out with it, and whoever comes next comes in a group: with a half, groups are smaller.
-WORTHWHILE_SHARE = 0.7
+# A call is worth its fixed cost, two milliseconds through Triton, once so many of the talking streams share it.
+WORTHWHILE_SHARE = 0.5
 
 
 class Need(Enum):
