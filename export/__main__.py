@@ -13,9 +13,9 @@ from export.form import Form
 from export.graph import Runtime
 from export.model_folder import ExportError
 from export.onnx_form import ONNX
+from export.plan_process import DEFAULTS, TENSORRT_PYTHON, PlanError, TensorRtSettings
 from export.python_form import PYTHON
 from export.tensorrt_form import tensorrt_form
-from export.tensorrt_plan import DEFAULTS, PlanError, TensorRtSettings
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 
 FORMS: dict[str, Form] = {"onnx": ONNX, "python": PYTHON}
@@ -32,7 +32,9 @@ def main(
     build_only: Annotated[
         Path | None, typer.Option(help="write the file here, unverified, and leave the repository alone")
     ] = None,
-    tensorrt_python: Annotated[Path, typer.Option(exists=True, help="the Python that has TensorRT")] = DEFAULTS.python,
+    tensorrt_python: Annotated[
+        Path, typer.Option(exists=True, envvar=TENSORRT_PYTHON, help="the Python that has TensorRT")
+    ] = DEFAULTS.python,
     tensorrt_level: Annotated[int, typer.Option(min=0, max=5, help="how long it searches, 0 to 5")] = DEFAULTS.level,
     tensorrt_cache: Annotated[Path, typer.Option(help="timings that shorten the next build")] = DEFAULTS.cache,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 LIBRARY = "libcuda.so.1"
 COMPUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 CAPTURE_THREAD_LOCAL = 1
+IPC_LAZY_ENABLE_PEER_ACCESS = 1
 
 
 class CudaError(RuntimeError):
@@ -61,6 +62,20 @@ def find_device() -> Device | None:
         return None
 
 
+class IpcHandle(ctypes.Structure):
+    """CUipcMemHandle: by which another process on this machine maps an allocation."""
+
+    _fields_ = [("reserved", ctypes.c_ubyte * 64)]
+
+
+def map_buffer(device: Device, handle: bytes) -> int:
+    """The address of another process's buffer, by its handle."""
+    pointer = c_uint64()
+    given = IpcHandle.from_buffer_copy(handle)
+    device.call("cuIpcOpenMemHandle_v2", byref(pointer), given, c_uint(IPC_LAZY_ENABLE_PEER_ACCESS))
+    return pointer.value
+
+
 class Buffer:
     """Memory on the device."""
 
@@ -77,6 +92,12 @@ class Buffer:
         data = ctypes.create_string_buffer(size)
         self._call("cuMemcpyDtoH_v2", data, c_uint64(self.address), c_size_t(size))
         return data.raw
+
+    def handle(self) -> bytes:
+        """For map_buffer in another process. Small buffers may share an allocation; a large one has its own."""
+        handle = IpcHandle()
+        self._call("cuIpcGetMemHandle", byref(handle), c_uint64(self.address))
+        return bytes(handle)
 
     def free(self) -> None:
         self._call("cuMemFree_v2", c_uint64(self.address))

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from export.codec_encoder import CodecEncoder
-from export.graph import Arrays, Graph, Run, Runtime, profile
+from export.graph import Graph, Run, Runtime, profile
 from export.model_folder import VERSION, ExportError, facts, is_served, verified
+from export.plan_process import Arrays
 from export.speaker_encoder import SpeakerEncoder
 from qwen3_tts_engine import encoders
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError

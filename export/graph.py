@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from export.plan_process import Arrays
 from export.tensorrt_build import Profile
 from qwen3_tts_engine.manifest import EngineFacts, FormName
 
 OPSET = 18
-Arrays = dict[str, NDArray[Any]]
 # Inputs to outputs, by name.
 Run = Callable[[Arrays], Arrays]
 

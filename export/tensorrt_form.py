@@ -6,7 +6,8 @@ import torch
 
 from export.form import Form
 from export.onnx_form import COMMON_FRAMES, graph_form
-from export.tensorrt_plan import TensorRtSettings, tensorrt
+from export.plan_process import TensorRtSettings
+from export.tensorrt_plan import tensorrt
 from export.verify import CASES, LONG_UTTERANCE, Agreement
 from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES, input_shapes
 

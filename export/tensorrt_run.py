@@ -1,14 +1,25 @@
 """python -m export.tensorrt_run PLAN: run a plan for another process, in any Python 3.10 or later that has TensorRT.
 
-A request on standard input is a line of JSON, {"shapes": {input: shape}, "sizes": [bytes]} followed by the bytes of the
-inputs in that order, or {"time": {input: shape}, "repeats": N}. The answer on standard output is a line of JSON,
-{"shapes": {output: shape}, "sizes": [bytes]} followed by the bytes, {"microseconds": M} or {"error": message}. A first
-answer, {"dtypes": {tensor: NumPy's name}} or an error, says whether the plan is loaded.
+A request on standard input is a line of JSON, and so is the answer on standard output; either may be followed by bytes:
+
+    {"shapes": {input: shape}, "sizes": [bytes]} and the inputs' bytes
+                                          {"shapes": {output: shape}, "sizes": [bytes]} and the outputs' bytes
+    {"time": {input: shape}, "repeats": N}
+                                          {"microseconds": M}
+    {"share": true}                       {"handle": hex, "size": bytes, "offsets": {tensor: bytes},
+                                           "largest": {input: shape}}
+    {"capture": {input: shape}}           {"shapes": {output: shape}}
+    {"run": {input: shape}}               {"shapes": {output: shape}}
+
+The last two are on the shared memory, where the client writes inputs and reads outputs. Any answer may be
+{"error": message}. A first one, {"dtypes": {tensor: NumPy's name}, "dims": {tensor: shape}} or an error, says whether
+the plan is loaded.
 """
 
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -17,6 +28,8 @@ from export.tensorrt_api import TensorRtError, import_tensorrt, take_standard_ou
 
 Shapes = dict[str, list[int]]
 WARM_UP = 3
+# Where tensors may begin.
+ALIGNMENT = 256
 # By TensorRT's names.
 DTYPES = {"FLOAT": "float32", "HALF": "float16", "INT32": "int32"}
 
@@ -26,12 +39,20 @@ class Runner(Protocol):
 
     dtypes: dict[str, str]
     """NumPy's names, of all inputs and outputs."""
+    dims: Shapes
+    """Of all inputs and outputs, -1 where any size fits."""
 
     def run(self, inputs: dict[str, bytes], shapes: Shapes) -> dict[str, bytes]: ...
 
     def output_shapes(self, shapes: Shapes) -> Shapes: ...
 
     def microseconds(self, shapes: Shapes, repeats: int) -> float: ...
+
+    def share(self) -> dict[str, Any]: ...
+
+    def capture(self, shapes: Shapes) -> Shapes: ...
+
+    def run_shared(self, shapes: Shapes) -> Shapes: ...
 
 
 class Plan:
@@ -49,7 +70,10 @@ class Plan:
         self._buffers: dict[str, Buffer] = {}
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         self.dtypes = {name: DTYPES[self._engine.get_tensor_dtype(name).name] for name in names}
+        self.dims = {name: list(self._engine.get_tensor_shape(name)) for name in names}
         self._outputs = [n for n in names if self._engine.get_tensor_mode(n) == self._trt.TensorIOMode.OUTPUT]
+        self._addresses: dict[str, int] = {}
+        self._graphs: dict[str, tuple[Callable[[], None], Shapes]] = {}
 
     def output_shapes(self, shapes: Shapes) -> Shapes:
         for name, shape in shapes.items():
@@ -74,13 +98,46 @@ class Plan:
         replay()
         return self._stream.microseconds(replay, repeats)
 
+    def share(self) -> dict[str, Any]:
+        """One buffer with room for every tensor at its largest, described as the answer says it."""
+        inputs = [name for name in self.dims if name not in self._outputs]
+        largest = {name: list(self._engine.get_tensor_profile_shape(name, 0)[-1]) for name in inputs}
+        offsets, size = {}, 0
+        for name, bytes_ in self._sizes(largest).items():
+            offsets[name] = size
+            size += -(-bytes_ // ALIGNMENT) * ALIGNMENT
+        shared = self._buffers["shared"] = Buffer(self._device, size)
+        self._addresses = {name: shared.address + offset for name, offset in offsets.items()}
+        return {"handle": shared.handle().hex(), "size": size, "offsets": offsets, "largest": largest}
+
+    def capture(self, shapes: Shapes) -> Shapes:
+        outputs = self.run_shared(shapes)
+        self._graphs[json.dumps(shapes)] = self._stream.capture(self._launch), outputs
+        return outputs
+
+    def run_shared(self, shapes: Shapes) -> Shapes:
+        replay, outputs = self._graphs.get(json.dumps(shapes)) or (self._launch, self._bind_shared(shapes))
+        replay()
+        self._stream.synchronize()
+        return outputs
+
+    def _bind_shared(self, shapes: Shapes) -> Shapes:
+        outputs = self.output_shapes(shapes)
+        for name, address in self._addresses.items():
+            self._context.set_tensor_address(name, address)
+        return outputs
+
     def _bind(self, shapes: Shapes) -> dict[str, int]:
         """Give every tensor its memory; returns how many bytes each output has."""
-        every = {**shapes, **self.output_shapes(shapes)}
-        sizes = {name: math.prod(shape) * self._item_size(name) for name, shape in every.items()}
+        sizes = self._sizes(shapes)
         for name, size in sizes.items():
             self._context.set_tensor_address(name, self._buffer(name, size).address)
         return {name: sizes[name] for name in self._outputs}
+
+    def _sizes(self, shapes: Shapes) -> dict[str, int]:
+        """Bytes of every tensor when the inputs have these shapes."""
+        every = {**shapes, **self.output_shapes(shapes)}
+        return {name: math.prod(shape) * self._item_size(name) for name, shape in every.items()}
 
     def _item_size(self, name: str) -> int:
         return int(self._engine.get_tensor_dtype(name).itemsize)
@@ -100,7 +157,7 @@ class Plan:
 
 def serve(plan: Runner, requests: BinaryIO, replies: BinaryIO) -> None:
     """Say what the plan takes and gives, then answer requests until their stream ends."""
-    _write(replies, {"dtypes": plan.dtypes}, [])
+    _write(replies, {"dtypes": plan.dtypes, "dims": plan.dims}, [])
     while line := requests.readline():
         request = json.loads(line)
         data = [requests.read(size) for size in request.get("sizes", [])]
@@ -114,6 +171,12 @@ def serve(plan: Runner, requests: BinaryIO, replies: BinaryIO) -> None:
 def _answer(plan: Runner, request: dict[str, Any], data: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
     if "time" in request:
         return {"microseconds": plan.microseconds(request["time"], request["repeats"])}, []
+    if "share" in request:
+        return plan.share(), []
+    if "capture" in request:
+        return {"shapes": plan.capture(request["capture"])}, []
+    if "run" in request:
+        return {"shapes": plan.run_shared(request["run"])}, []
     shapes = request["shapes"]
     outputs = plan.run(dict(zip(shapes, data, strict=True)), shapes)
     found = plan.output_shapes(shapes)

@@ -20,8 +20,9 @@ from export.encoders import CODEC_ENCODER, COMMON_FRAMES, MOST_FRAMES, SPEAKER_E
 from export.encoders import is_current as is_encoder_current
 from export.form import Form
 from export.onnx_form import GraphStep
+from export.plan_process import TENSORRT_PYTHON, PlanError, PlanProcess, TensorRtSettings
 from export.tensorrt_form import tensorrt_form
-from export.tensorrt_plan import PlanError, PlanProcess, TensorRtSettings, tensorrt
+from export.tensorrt_plan import tensorrt
 from qwen3_tts_engine import encoders
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES, input_shapes
@@ -30,7 +31,7 @@ from qwen3_tts_engine.plan import check_plan
 from tests.conftest import CheckpointOf
 
 BACKENDS = Path(__file__).parents[2] / "scripts" / "embedded" / "backends"
-PYTHON = os.environ.get("QWEN3_TTS_TENSORRT_PYTHON")
+PYTHON = os.environ.get(TENSORRT_PYTHON)
 HERE = importlib.util.find_spec("tensorrt") is not None
 pytestmark = pytest.mark.skipif(not PYTHON and not HERE, reason="no TensorRT")
 
@@ -81,17 +82,17 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The backend's module, imported as the server imports it."""
     for folder in ("shared", "tensorrt"):
         monkeypatch.syspath_prepend(str(BACKENDS / folder))
-    for name in ("merged_runs", "plan"):
+    for name in ("merged_runs", "plan", "own_plan", "other_plan", "model"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    return importlib.import_module("plan")
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", ModuleType("triton_python_backend_utils"))
+    return importlib.import_module("model")
 
 
-@pytest.mark.skipif(not HERE, reason="TensorRT is in another Python")
 def test_stand_in_gives_what_the_verified_plan_gives_with_and_without_graphs(
     exported: Exported, repository: Path, settings: TensorRtSettings, stand_in: ModuleType
 ) -> None:
     path = repository / "code2wav" / "1" / "model.plan"
-    plan, verified = stand_in.Plan(path, torch.device("cuda", 0)), GraphStep(PlanProcess(settings, path))
+    plan, verified = stand_in.open_plan(path, torch.device("cuda", 0)), GraphStep(PlanProcess(settings, path))
     size = CodecManifest.read(path.parent).state_size
     plan.capture({"codes": (4, 2, 16), "state": (4, size), "history": (4, 1)}, 3)
     random = np.random.default_rng(0)
@@ -129,13 +130,12 @@ def test_encoder_plan_fits_this_machine(encoder_plan: tuple[Encoder, Path]) -> N
     check_plan(folder, EncoderManifest.read(folder), torch.device("cuda", 0), largest)
 
 
-@pytest.mark.skipif(not HERE, reason="TensorRT is in another Python")
 def test_stand_in_gives_what_the_verified_encoder_plan_gives(
     encoder_plan: tuple[Encoder, Path], settings: TensorRtSettings, stand_in: ModuleType
 ) -> None:
     encoder, folder = encoder_plan
     path = folder / "model.plan"
-    plan, verified = stand_in.Plan(path, torch.device("cuda", 0)), PlanProcess(settings, path)
+    plan, verified = stand_in.open_plan(path, torch.device("cuda", 0)), PlanProcess(settings, path)
     for frames in (1, COMMON_FRAMES, MOST_FRAMES):
         inputs = encoder.inputs(frames)
         found = plan.run({name: torch.from_numpy(array) for name, array in inputs.items()})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from export.tensorrt_plan import TensorRtSettings
+from export.plan_process import TensorRtSettings
 
 PLAN_PYTHON = Path(__file__).parents[1] / "fakes" / "plan_python.py"
 

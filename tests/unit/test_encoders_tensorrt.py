@@ -21,8 +21,9 @@ from export.encoders import CODEC_ENCODER, MOST_FRAMES, SPEAKER_ENCODER, Encoder
 from export.graph import ONNX_RUNTIME, Graph, Runtime
 from export.model_folder import ExportError
 from export.onnx_opset import to_opset_17
+from export.plan_process import PlanError, TensorRtSettings
 from export.speaker_encoder import SpeakerEncoder
-from export.tensorrt_plan import PlanError, TensorRtSettings, build, tensorrt
+from export.tensorrt_plan import build, tensorrt
 from qwen3_tts_engine import startup
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError, SpeakerEncoderConfig, SpeechTokenizerConfig
 from qwen3_tts_engine.config import EngineConfig

@@ -30,9 +30,9 @@ def test_rows_of_clones_are_their_prompts(checkpoint_of: CheckpointOf) -> None:
     eager._cache.data.zero_()
     rows = np.concatenate([graphs._prompt_rows(newcomer) for newcomer in newcomers])
     padded = graphs._padding_rows(len(rows) + 5)
-    padded[: len(rows)] = torch.from_numpy(rows)
+    padded[: len(rows)] = rows
     with torch.inference_mode():
-        graphs._prefill_rows(padded)
+        graphs._prefill_rows(torch.from_numpy(padded))
     torch.testing.assert_close(graphs._state.input[:3], expected[:3], atol=1e-5, rtol=1e-5)
     for newcomer in newcomers:
         count, page_size = len(newcomer.stream.prompt), eager.limits.page_size

@@ -10,8 +10,8 @@ from tritonclient.grpc import model_config_pb2
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, configured
 from export.graph import Runtime
 from export.onnx_form import ONNX, plan_profile
+from export.plan_process import TensorRtSettings
 from export.tensorrt_form import tensorrt_form
-from export.tensorrt_plan import TensorRtSettings
 from qwen3_tts_engine import code2wav, encoders
 from qwen3_tts_engine.checkpoint import CodecDecoderConfig, SpeechTokenizerConfig
 from qwen3_tts_engine.config import EngineConfig

@@ -22,8 +22,8 @@ from export.graph import Graph
 from export.model_folder import ExportError
 from export.onnx_form import ONNX
 from export.onnx_opset import to_opset_17
+from export.plan_process import PlanError, TensorRtSettings
 from export.tensorrt_form import tensorrt_form
-from export.tensorrt_plan import PlanError, TensorRtSettings
 from export.verify import Agreement, compare_utterance
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES

@@ -4,21 +4,28 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from google.protobuf import json_format, text_format
+from onnx import TensorProto, helper
 from tritonclient.grpc import model_config_pb2
 
 from export.encoders import CODEC_ENCODER, configured
-from export.tensorrt_plan import TensorRtSettings, tensorrt
+from export.plan_process import PlanError, PlanProcess, SharedTensors, TensorRtSettings
+from export.tensorrt_plan import tensorrt
 
 ROOT = Path(__file__).parents[2]
 BACKENDS = ROOT / "scripts" / "embedded" / "backends"
+MODULES = ("merged_runs", "plan", "own_plan", "other_plan", "model")
 STATE = 1298496
+STATES = ("state", "state_out")
 
 
 CODE2WAV = (ROOT / "model_repository" / "code2wav" / "config.pbtxt").read_text()
@@ -73,13 +80,13 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.syspath_prepend(str(BACKENDS / "shared"))
     monkeypatch.syspath_prepend(str(BACKENDS / "tensorrt"))
-    for name in ("merged_runs", "plan", "model"):
+    for name in MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     plan, model = importlib.import_module("plan"), importlib.import_module("model")
-    monkeypatch.setattr(model, "Plan", ScriptedPlan)
+    monkeypatch.setattr(model, "open_plan", ScriptedPlan)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     yield SimpleNamespace(plan=plan, model=model)
-    for name in ("merged_runs", "plan", "model"):
+    for name in MODULES:
         sys.modules.pop(name, None)
 
 
@@ -169,7 +176,7 @@ def test_merges_requests_and_refuses_malformed_ones_alone(backend: SimpleNamespa
 def test_serves_what_the_exporter_configures_for_an_encoder(
     backend: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend.model, "Plan", ScriptedEncoder)
+    monkeypatch.setattr(backend.model, "open_plan", ScriptedEncoder)
     runtime = tensorrt(TensorRtSettings())
     model = initialized(backend, configured(CODEC_ENCODER, runtime, "codec_encoder", 16))
     assert plan_of(model).captured == []
@@ -193,3 +200,78 @@ def test_a_graph_serves_smaller_batches_of_its_shape_only(backend: SimpleNamespa
     chosen = {rows: backend.plan.choose([four, eight], inputs(rows, 2)) for rows in (2, 3, 4, 5, 8, 9)}
     assert chosen == {2: None, 3: four, 4: four, 5: eight, 8: eight, 9: None}
     assert backend.plan.choose([four, eight], inputs(4, 1)) is None
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's streams do nothing, so that what runs on them runs at once."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+
+
+def write_plan(path: Path) -> None:
+    """For the scripted TensorRT: the waveform is the codes, the next state is the state plus the history."""
+    codes = helper.make_tensor_value_info("codes", TensorProto.INT32, ["rows", "frames", 16])
+    state, state_out = (helper.make_tensor_value_info(n, TensorProto.FLOAT16, ["rows", 8]) for n in STATES)
+    history = helper.make_tensor_value_info("history", TensorProto.INT32, ["rows", 1])
+    waveform = helper.make_tensor_value_info("waveform", TensorProto.FLOAT, ["rows", "samples"])
+    nodes = [
+        helper.make_node("Cast", ["codes"], ["heard"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", ["heard"], ["waveform"]),
+        helper.make_node("Cast", ["history"], ["age"], to=TensorProto.FLOAT16),
+        helper.make_node("Add", ["state", "age"], ["state_out"]),
+    ]
+    made = helper.make_graph(nodes, "step", [codes, state, history], [waveform, state_out])
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    shapes = {"codes": [[1, 1, 16], [8, 32, 16]], "state": [[1, 8], [8, 8]], "history": [[1, 1], [8, 1]]}
+    profile = {name: [smallest, largest, largest] for name, (smallest, largest) in shapes.items()}
+    model.metadata_props.add(key="profile", value=json.dumps(profile))
+    onnx.save(model, path)
+
+
+def test_plan_in_another_python_works_on_memory_that_both_map(
+    backend: SimpleNamespace,
+    fake_tensorrt: TensorRtSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_gpu: None,
+) -> None:
+    write_plan(tmp_path / "model.plan")
+    other = importlib.import_module("other_plan")
+
+    def mapped(shared: SharedTensors, device: torch.device) -> torch.Tensor:
+        return torch.from_file(shared.handle.decode(), shared=True, size=shared.size, dtype=torch.uint8)
+
+    monkeypatch.setattr(other, "mapped", mapped)
+    plan = other.OtherPlan(tmp_path / "model.plan", torch.device("cpu"), fake_tensorrt.python)
+    expected = PlanProcess(fake_tensorrt, tmp_path / "model.plan")
+    assert plan.dims["codes"] == (-1, -1, 16)
+    assert plan.dtypes["state"] == torch.float16
+    plan.capture({"codes": (4, 2, 16), "state": (4, 8), "history": (4, 1)}, 3)
+    random = np.random.default_rng(0)
+    heard = []
+    for rows, frames in ((1, 1), (3, 2), (4, 2), (2, 5)):
+        inputs = {
+            "codes": random.integers(0, 2048, (rows, frames, 16), np.int32),
+            "state": random.standard_normal((rows, 8)).astype(np.float16),
+            "history": random.integers(0, 72, (rows, 1), np.int32),
+        }
+        outputs = plan.run({name: torch.from_numpy(array) for name, array in inputs.items()})
+        heard.append((outputs, expected(inputs)))
+    # Compared last: what a later run writes must not show in what an earlier one gave.
+    for outputs, wanted in heard:
+        assert outputs.keys() == wanted.keys()
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(outputs[name].numpy(), array)
+    too_long = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    too_long["codes"] = torch.zeros(2, 33, 16, dtype=torch.int32)
+    with pytest.raises(other.InvalidInputError, match=r"codes: the plan was not built for the shape \[2, 33, 16\]"):
+        plan.run(too_long)
+
+
+def test_plan_that_another_python_does_not_load_is_named(
+    backend: SimpleNamespace, fake_tensorrt: TensorRtSettings, tmp_path: Path, no_gpu: None
+) -> None:
+    other = importlib.import_module("other_plan")
+    with pytest.raises(PlanError, match=r"model\.plan"):
+        other.OtherPlan(tmp_path / "model.plan", torch.device("cpu"), fake_tensorrt.python)

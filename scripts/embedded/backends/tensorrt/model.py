@@ -1,6 +1,10 @@
-"""Stands in for Triton's TensorRT backend in the embedded server: TensorRT 10 or later, CUDA tensors in and out."""
+"""Stands in for Triton's TensorRT backend in the embedded server, with CUDA tensors in and out.
+
+TensorRT is this Python's, or that of the Python which QWEN3_TTS_TENSORRT_PYTHON names.
+"""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,8 @@ import triton_python_backend_utils as pb_utils
 # The server puts this folder, with the modules of ../shared, on the path.
 from merged_runs import Answer, Input, InvalidInputError, MergingModel, limits  # type: ignore[import-not-found]
 from plan import Plan, graph_shapes  # type: ignore[import-not-found]
+
+from export.plan_process import TENSORRT_PYTHON
 
 DEFAULT_MODEL_FILENAME = "model.plan"
 
@@ -25,7 +31,7 @@ class TritonPythonModel:
         device = torch.device("cuda", int(args["model_instance_device_id"]))
         torch.cuda.set_device(device)
         torch.set_num_threads(1)
-        plan = Plan(Path(args["model_repository"]) / args["model_version"] / filename, device)
+        plan = open_plan(Path(args["model_repository"]) / args["model_version"] / filename, device)
         for shapes, smallest in graph_shapes(config):
             if all(fits(shape, plan.dims[name]) for name, shape in shapes.items()):
                 plan.capture(shapes, smallest)
@@ -37,6 +43,17 @@ class TritonPythonModel:
         feeds = [{tensor.name(): _tensor(tensor) for tensor in request.inputs()} for request in requests]
         answers = self.model.answer(feeds)
         return [_response(request, answer) for request, answer in zip(requests, answers, strict=True)]
+
+
+def open_plan(path: Path, device: torch.device) -> Plan:
+    """Raises RuntimeError when it was not built by that TensorRT on this GPU."""
+    if python := os.environ.get(TENSORRT_PYTHON):
+        from other_plan import OtherPlan  # type: ignore[import-not-found]
+
+        return OtherPlan(path, device, Path(python))
+    from own_plan import OwnPlan  # type: ignore[import-not-found]
+
+    return OwnPlan(path, device)
 
 
 def fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
