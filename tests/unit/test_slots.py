@@ -1,8 +1,9 @@
-"""Pools hand out each index once."""
+"""Pools hand out each index once; the table ends with the last slot in use."""
 
 import pytest
 
-from qwen3_tts_engine.slots import Pool
+from qwen3_tts_engine.slots import Pool, SlotTable
+from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
 
 def test_lowest_indices_first() -> None:
@@ -10,6 +11,9 @@ def test_lowest_indices_first() -> None:
     assert pool.allocate(3) == [0, 1, 2]
     pool.free([1])
     assert pool.allocate(2) == [1, 3]
+    pool.free([2])
+    pool.free([3, 0])
+    assert pool.allocate(3) == [0, 2, 3]
     pool.check_integrity()
 
 
@@ -29,3 +33,20 @@ def test_double_free_is_an_error() -> None:
     with pytest.raises(KeyError):
         pool.free(taken)
     pool.check_integrity()
+
+
+def test_the_table_in_use_ends_with_the_last_slot_and_is_the_same_memory() -> None:
+    table = SlotTable(8, 16, NUM_CODEBOOKS)
+    assert len(table.in_use.talking) == 0
+    for slot in (0, 1, 4):
+        table.open(slot, make_stream(str(slot), Listener()))
+    table.in_use.written[4] = 3
+    assert table.written[4] == 3
+    assert table.in_use.pending.tolist() == [0, 0, 0, 0, 3]
+    assert table.in_use.runnable.tolist() == [True, True, False, False, True]
+    table.close(1)
+    assert len(table.in_use.talking) == 5
+    table.close(4)
+    assert len(table.in_use.talking) == 1
+    table.close(0)
+    assert len(table.in_use.talking) == 0

@@ -73,7 +73,7 @@ class Chunker:
 
         None where there is no such need.
         """
-        table = self._table
+        table = self._table.in_use
         ready, urgent = self._ready(now)
         if not self._is_due(urgent, need):
             return None
@@ -102,12 +102,12 @@ class Chunker:
 
     def _is_due(self, urgent: np.ndarray, need: Need) -> bool:
         """Whether a call is to be made for ready chunks, of which some are urgent, bool [ready]."""
-        enough = 1 if need is Need.ANY else max(1, min(MAX_BATCH, self._table.talking.sum() * WORTHWHILE_SHARE))
+        enough = 1 if need is Need.ANY else max(1, min(MAX_BATCH, self._table.in_use.talking.sum() * WORTHWHILE_SHARE))
         return bool(urgent.any()) or (need is not Need.URGENT and len(urgent) >= enough)
 
     def done(self, chunks: Chunks, now: float) -> list[Stream]:
         """The codec is through with `chunks`; returns the streams of which it was the last one."""
-        table, slots = self._table, chunks.slots
+        table, slots = self._table.in_use, chunks.slots
         table.decoding[slots] = False
         first = table.sent[slots] == 0
         start = np.where(first, now, np.maximum(table.deadline[slots], now))
@@ -118,13 +118,13 @@ class Chunker:
 
     def chunk_frames(self, pending: np.ndarray, now: float) -> np.ndarray:
         """How long each slot's next chunk is to be, int [slots]: what is there, and what can be made in good time."""
-        lead = np.maximum(self._table.deadline - now, 0.0)
+        lead = np.maximum(self._table.in_use.deadline - now, 0.0)
         frames = pending + lead * LEAD_SHARE / max(self._frame_seconds(), SHORTEST_FRAME)
         return _power_below(np.clip(frames, 1, self._max_chunk_frames))
 
     def _ready(self, now: float, *, in_flight: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Slots with a chunk to send, int [ready], and whose listener has no audio, or little, bool [ready]."""
-        table = self._table
+        table = self._table.in_use
         made = np.where(in_flight & table.talking, table.launched, table.written)
         pending = made - table.sent
         # What is over or waits for text sends what it has: the listener has nothing else.
@@ -136,14 +136,14 @@ class Chunker:
 
     def _lengths(self, slots: np.ndarray) -> np.ndarray:
         """All that is pending, as a power of two: the last chunk is filled up to one, others leave a rest behind."""
-        pending = np.minimum(self._table.pending[slots], self._max_chunk_frames)
+        pending = np.minimum(self._table.in_use.pending[slots], self._max_chunk_frames)
         below = _power_below(pending)
         return np.where(~self._table.talking[slots] & (below < pending), 2 * below, below)
 
     def _gather(self, slots: np.ndarray, length: int) -> Chunks:
         table = self._table
         sent = table.sent[slots]
-        counts = np.minimum(table.pending[slots], length)
+        counts = np.minimum(table.in_use.pending[slots], length)
         # A chunk that is filled up repeats its last frame: any valid code does.
         offsets = np.minimum(np.arange(length), counts[:, None] - 1)
         codes = table.codes[slots[:, None], sent[:, None] + offsets].astype(np.int32)

@@ -137,9 +137,9 @@ class Scheduler:
 
         Newcomers go alone as long as everyone else has audio to listen to: their first audio waits for nobody's frame.
         """
-        table = self.table
         newcomers = self._admit(self._turn())
         feeds = self._feed()
+        table = self.table.in_use
         slots = np.flatnonzero(table.runnable)
         if newcomers and self._is_comfortable(now):
             slots = np.sort([newcomer.slot for newcomer in newcomers])
@@ -152,7 +152,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         turning = any(stream.following for stream in self._resting.values())
-        return bool(self.table.runnable.any()) or self._can_admit or bool(self._told) or turning
+        return bool(self.table.in_use.runnable.any()) or self._can_admit or bool(self._told) or turning
 
     def collect(self, batch: Batch, frames: Frames, now: float) -> list[Stream]:
         """Store a tick's frames; returns the streams that ended with nothing left to decode."""
@@ -203,11 +203,11 @@ class Scheduler:
 
     @property
     def num_talking(self) -> int:
-        return int(self.table.talking.sum())
+        return int(self.table.in_use.talking.sum())
 
     def _is_comfortable(self, now: float) -> bool:
         """Whether every listener whose next frame would wait has audio for some time to come."""
-        table = self.table
+        table = self.table.in_use
         listening = table.runnable & (table.sent > 0)
         urgent = urgent_lead(self.capacity.frame_seconds(self.num_talking))
         return bool((table.deadline[listening] - now > urgent + COMFORT).all())
@@ -284,7 +284,7 @@ class Scheduler:
         self.table.talking[slot] = False
         self._forget(stream)
         self._free_pages(stream)
-        if self.table.decoding[slot] or self.table.pending[slot]:
+        if self.table.decoding[slot] or self.table.in_use.pending[slot]:
             return None
         self.end(stream)
         return stream

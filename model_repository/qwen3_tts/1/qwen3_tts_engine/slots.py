@@ -1,5 +1,7 @@
 """Slots and pages: what a stream holds while it is in flight."""
 
+import heapq
+
 import numpy as np
 
 from qwen3_tts_engine.stream import Stream
@@ -10,7 +12,7 @@ class Pool:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._free = list(range(size - 1, -1, -1))
+        self._free = list(range(size))  # a heap
         self._used: set[int] = set()
 
     @property
@@ -25,7 +27,7 @@ class Pool:
         """`count` indices; raises IndexError, and takes none, when fewer are free."""
         if count > len(self._free):
             raise IndexError(f"{count} wanted, {len(self._free)} free")
-        taken = [self._free.pop() for _ in range(count)]
+        taken = [heapq.heappop(self._free) for _ in range(count)]
         self._used.update(taken)
         return taken
 
@@ -33,7 +35,7 @@ class Pool:
         """Give back indices; raises KeyError for one that is not in use."""
         for index in indices:
             self._used.remove(index)
-            self._free.append(index)
+            heapq.heappush(self._free, index)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every index is either free or in use, once."""
@@ -46,14 +48,13 @@ class Pool:
 FIRST_AUDIO_LEAD = 1e9
 
 
-class SlotTable:
-    """What is known of every slot, one array element a slot, so that a tick touches no stream one by one.
+class Columns:
+    """What is known of slots, one array element a slot, so that a tick touches no stream one by one.
 
     A slot is *talking* while its talker runs, *decoding* while the codec works on a chunk of it.
     """
 
-    def __init__(self, num_slots: int, max_frames: int, num_codebooks: int) -> None:
-        self.streams: list[Stream | None] = [None] * num_slots
+    def __init__(self, num_slots: int) -> None:
         self.life = np.zeros(num_slots, np.int64)
         """Counts the streams that a slot has had: tells a late frame of the last one from the next one's."""
         self.talking = np.zeros(num_slots, bool)
@@ -70,8 +71,31 @@ class SlotTable:
         """Frames of a cloned voice's reference, which the codec has had before the stream's own."""
         self.deadline = np.zeros(num_slots)
         """When the listener runs dry, perf_counter seconds; until the first audio the arrival, far in the past."""
+
+    @property
+    def runnable(self) -> np.ndarray:
+        """Slots that may make a frame, bool [slots]."""
+        return self.talking & (self.launched < self.horizon)
+
+    @property
+    def pending(self) -> np.ndarray:
+        """Frames of each slot that the codec has not had, int32 [slots]."""
+        return self.written - self.sent
+
+
+class SlotTable(Columns):
+    """All slots, their streams and what was made of each.
+
+    `in_use` is the same memory up to the last slot in use. What looks at every slot looks at those: NumPy gives the
+    interpreter away in each operation on more than 500 elements, and then waits until other threads give it back.
+    """
+
+    def __init__(self, num_slots: int, max_frames: int, num_codebooks: int) -> None:
+        super().__init__(num_slots)
+        self.streams: list[Stream | None] = [None] * num_slots
         self.codes = np.empty((num_slots, max_frames, num_codebooks), np.int16)
         self.written_at = np.empty((num_slots, max_frames))
+        self.in_use = self._first(0)
 
     def open(self, slot: int, stream: Stream) -> None:
         self.streams[slot] = stream
@@ -82,6 +106,8 @@ class SlotTable:
         for counter in (self.launched, self.written, self.sent):
             counter[slot] = 0
         self.begin_part(slot, stream)
+        if slot >= len(self.in_use.life):
+            self.in_use = self._first(slot + 1)
 
     def begin_part(self, slot: int, stream: Stream) -> None:
         """A part's frames are counted on behind those of the parts before it."""
@@ -101,17 +127,18 @@ class SlotTable:
         self.launched[slot] = self.written[slot]
         self.horizon[slot] = 0
 
-    @property
-    def runnable(self) -> np.ndarray:
-        """Slots that may make a frame, bool [slots]."""
-        return self.talking & (self.launched < self.horizon)
-
     def close(self, slot: int) -> None:
         self.streams[slot] = None
         self.talking[slot] = False
         self.life[slot] += 1
+        count = len(self.in_use.life)
+        while count and self.streams[count - 1] is None:
+            count -= 1
+        if count < len(self.in_use.life):
+            self.in_use = self._first(count)
 
-    @property
-    def pending(self) -> np.ndarray:
-        """Frames of each slot that the codec has not had, int32 [slots]."""
-        return self.written - self.sent
+    def _first(self, count: int) -> Columns:
+        columns = Columns(0)
+        for name in vars(columns):
+            setattr(columns, name, getattr(self, name)[:count])
+        return columns
