@@ -12,7 +12,7 @@ from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.request import Outcome, RequestError, SynthesisRequest, Unavailable
 from qwen3_tts_engine.scheduler import Scheduler, SchedulerLimits
 from qwen3_tts_engine.slots import SlotTable
-from tests.fakes.scripted import NUM_CODEBOOKS, Listener, ScriptedCodec, ScriptedPrompts, ScriptedRunner
+from tests.fakes.scripted import NUM_CODEBOOKS, Listener, ScriptedCodec, ScriptedPrompts, ScriptedRunner, make_stream
 
 WAIT = 10.0
 
@@ -156,6 +156,27 @@ def test_audio_that_cannot_leave_holds_up_nobody_and_is_not_lost(harness: Harnes
     for seed, listener in enumerate(listeners):
         assert listener.signatures() == [(seed, frame) for frame in range(30)]
         assert (listener.ends, listener.error) == (1, None)
+
+
+def test_the_end_of_a_text_comes_behind_the_audio_that_could_not_leave(harness: Harness) -> None:
+    slow = Listener()
+    slow.gate.clear()
+    stream = make_stream("open", slow, max_frames=50)
+    stream.prompt.max_frames = 5
+    stream.is_open = True
+    harness.engine.hold(stream)
+    harness.engine.tell(stream, lambda: None)
+    eventually(lambda: bool(harness.engine.scheduler.table.sent[0] == 5))
+
+    def end() -> None:
+        stream.is_open = False
+
+    harness.engine.tell(stream, end)
+    eventually(harness.is_empty)
+    slow.gate.set()
+    assert slow.ended.wait(WAIT)
+    assert slow.signatures() == [(0, frame) for frame in range(5)]
+    assert (slow.ends, slow.error) == (1, None)
 
 
 @pytest.mark.parametrize("frames", [1, 100])

@@ -107,7 +107,7 @@ class Engine:
             self.fail(stream, error)
             return
         if ended:
-            self._finish(stream.sink, None)
+            self._finish_later(stream)
 
     def is_live(self, stream: Stream) -> bool:
         with self._lock:
@@ -253,8 +253,7 @@ class Engine:
             drained = self.scheduler.collect(batch, frames, now)
             self._codec_work.notify()
         for stream in drained:
-            # Behind the audio of it that may still be in the queue.
-            self._outbox.put(partial(self._finish, stream.sink, None))
+            self._finish_later(stream)
 
     def _settle(self, chunks: Chunks, now: float) -> set[Stream]:
         """Mark chunks as decoded, give back slots of streams that ended; returns those that end with this chunk."""
@@ -299,6 +298,10 @@ class Engine:
             self._gauge()
         if ended:
             self._finish(stream.sink, error)
+
+    def _finish_later(self, stream: Stream) -> None:
+        """End a stream well, behind what is still to be sent of it."""
+        self._outbox.put(partial(self._finish, stream.sink, None))
 
     def _finish(self, sink: Sink, error: RequestError | None) -> None:
         """Tell the caller; the scheduler has let go of its stream, so this happens once."""
