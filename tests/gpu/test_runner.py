@@ -77,6 +77,8 @@ def test_graphs_do_what_the_operations_do(checkpoint: Checkpoint, graphs: Talker
     with waiting_is_an_error():
         found = speak(graphs, newcomers)
     np.testing.assert_array_equal(found, speak(eager, newcomers))
+    # However many ticks it pads: a growing one would cost every tick more than the last.
+    assert graphs._state.position[graphs._state.padding_slot] == 0
 
 
 def test_a_stream_does_not_depend_on_its_neighbours(checkpoint: Checkpoint, graphs: TalkerRunner) -> None:

@@ -150,7 +150,7 @@ class KernelRows:
         fields = (state.trailing, state.num_trailing, state.frame, state.position, state.input)
         strides = (state.frame.stride(0), state.trailing.shape[1])
         rowwise.advance_kernel[(len(self.slots),)](
-            self.slots, self.codes, *tables, *fields, pad_text_id, *strides,
+            self.slots, self.codes, *tables, *fields, pad_text_id, *strides, state.padding_slot,
             CODEBOOKS=state.num_codebooks, WIDTH=state.input.shape[1], **self._launch,
         )  # fmt: skip
 

@@ -36,7 +36,10 @@ class Rows(Protocol):
         """Draw a later codebook; `inputs` [codes, width] are the embeddings of that codebook."""
 
     def advance(self, text_table: Tensor, code_table: Tensor, pad_text_id: int) -> None:
-        """Give each slot the feedback of its frame as the next input, and count the frame."""
+        """Give each slot the feedback of its frame as the next input, and count the frame.
+
+        The padding slot stays at position 0: it has one page, and what a row attends to is what a tick costs.
+        """
 
 
 class Ops(Protocol):

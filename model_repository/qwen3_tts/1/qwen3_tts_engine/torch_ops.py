@@ -103,8 +103,8 @@ class TorchRows:
         text = torch.where(self._frame < state.num_trailing[slots], fed, pad_text_id)
         codes = code_table[self.codes + state.code_offsets].sum(1)
         state.input[slots] = codes + text_table[text]
-        state.frame[slots] += 1
-        state.position[slots] += 1
+        state.frame[slots] += slots != state.padding_slot
+        state.position[slots] += slots != state.padding_slot
 
     def _keep(self, codebook: int, codes: Tensor, inputs: Tensor, out: Tensor) -> None:
         self.codes[:, codebook] = codes

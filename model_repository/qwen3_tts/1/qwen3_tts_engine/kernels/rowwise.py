@@ -53,7 +53,7 @@ def embed_kernel(table, indices, out, last, TERMS: tl.constexpr, WIDTH: tl.const
 @triton.jit
 def advance_kernel(
     slots, codes, offsets, code_table, text_table, trailing, num_trailing, frames, positions, inputs, pad_text_id,
-    stride_fields, max_trailing, CODEBOOKS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
+    stride_fields, max_trailing, padding_slot, CODEBOOKS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """torch_ops.TorchRows.advance, one row a program."""
     row = tl.program_id(0)
@@ -73,5 +73,5 @@ def advance_kernel(
         total += tl.load(code_table + line * WIDTH + column).to(tl.float32)
     dtype = inputs.dtype.element_ty
     tl.store(inputs + slot * WIDTH + column, (total.to(dtype).to(tl.float32) + added.to(tl.float32)).to(dtype))
-    tl.store(frames + field, frame + 1)
-    tl.store(positions + field, position + 1)
+    tl.store(frames + field, frame + 1, mask=slot != padding_slot)
+    tl.store(positions + field, position + 1, mask=slot != padding_slot)
