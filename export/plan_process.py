@@ -76,7 +76,7 @@ class PlanProcess:
         answer, _ = self._ask({"time": shapes, "repeats": repeats})
         return float(answer["microseconds"])
 
-    def share(self) -> "SharedTensors":
+    def share(self) -> SharedTensors:
         """From now on inputs and outputs lie in device memory that this process can map, and `run` is how it runs."""
         answer, _ = self._ask({"share": True})
         return SharedTensors(bytes.fromhex(answer.pop("handle")), **answer)

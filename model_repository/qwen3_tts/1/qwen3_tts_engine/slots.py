@@ -138,6 +138,7 @@ class SlotTable(Columns):
             self.in_use = self._first(count)
 
     def _first(self, count: int) -> Columns:
+        """The memory of the first `count` slots."""
         columns = Columns(0)
         for name in vars(columns):
             setattr(columns, name, getattr(self, name)[:count])
