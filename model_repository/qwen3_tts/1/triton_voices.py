@@ -24,6 +24,8 @@ log = logging.getLogger("qwen3_tts")
 SPEAK, REGISTER, LIST, DELETE = "speak", "register_voice", "list_voices", "delete_voice"
 # Takes a request whose voice is found; raises RequestError.
 Begin = Callable[[SynthesisRequest], None]
+# Forgets a request, and calls what tells its caller why.
+Abandon = Callable[[Callable[[], None]], None]
 OPERATIONS = (SPEAK, REGISTER, LIST, DELETE)
 
 
@@ -52,7 +54,7 @@ class Desk:
             return
         request = SynthesisRequest.of(fields)
         submit = partial(self.engine.submit, sink=sink, key=sink.key, arrived=sink.arrived)
-        self._speak(request, sink, submit, abandon=lambda: None)
+        self._speak(request, sink, submit, abandon=lambda tell: tell())
 
     def close(self) -> None:
         if self._voices is not None:
@@ -77,10 +79,10 @@ class Desk:
         try:
             self._speak(request, sink, begin, abandon)
         except Exception:
-            abandon()
+            self._sequences.abandon(sequence)
             raise
 
-    def _speak(self, request: SynthesisRequest, sink: ResponseSink, begin: Begin, abandon: Callable[[], None]) -> None:
+    def _speak(self, request: SynthesisRequest, sink: ResponseSink, begin: Begin, abandon: Abandon) -> None:
         """`begin` a request once its voice is found, or `abandon` it then; raises for one that is refused at once."""
         if self._voices is None:
             begin(request)
@@ -94,24 +96,21 @@ class Desk:
         request: SynthesisRequest,
         sink: ResponseSink,
         begin: Begin,
-        abandon: Callable[[], None],
+        abandon: Abandon,
     ) -> None:
         if isinstance(voice, RequestError):
             # Not raised: an error that a frame of its own traceback refers to lives until the garbage is collected.
-            abandon()
-            self.engine.refuse(sink, voice)
+            abandon(partial(self.engine.refuse, sink, voice))
             return
         try:
             if sink.is_cancelled():
                 raise Cancelled("cancelled by the client")
             begin(request.in_voice(voice))
         except RequestError as error:
-            abandon()
-            self.engine.refuse(sink, error)
+            abandon(partial(self.engine.refuse, sink, error))
         except Exception as error:
-            abandon()
             log.exception("request %s failed before it was queued", sink.key)
-            self.engine.refuse(sink, RequestError(f"internal error: {error}"))
+            abandon(partial(self.engine.refuse, sink, RequestError(f"internal error: {error}")))
 
     def _operate(self, operation: str, request: SynthesisRequest, sink: ResponseSink) -> None:
         if self._voices is None:

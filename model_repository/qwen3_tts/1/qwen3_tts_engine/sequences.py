@@ -3,7 +3,9 @@
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.prompt import PromptBuilder
@@ -82,11 +84,15 @@ class Sequences:
             while sequence.backlog:
                 self._add(sequence, text, *sequence.backlog.popleft())
 
-    def abandon(self, sequence: Sequence) -> None:
-        """Forget a sequence whose utterance did not begin or has failed."""
+    def abandon(self, sequence: Sequence, tell: Callable[[], None] = lambda: None) -> None:
+        """Forget a sequence whose utterance did not begin or has failed, and `tell` why.
+
+        Before that nobody hears that it is not open, and after it its id is free.
+        """
         with self._lock:
             if self._open.get(sequence.sequence_id) is sequence:
                 del self._open[sequence.sequence_id]
+            tell()
 
     def append(self, sequence_id: SequenceId, text: str, last: bool) -> None:
         """More text for an open sequence, and its end when `last`.
@@ -110,21 +116,18 @@ class Sequences:
         """End the sequences that have brought nothing for too long."""
         now = time.perf_counter()
         with self._lock:
-            idle = [s for s in self._open.values() if s.text and now - s.heard > self._idle_seconds]
-            for sequence in idle:
-                del self._open[sequence.sequence_id]
-        for sequence in idle:
-            reason = f"{SEQUENCE_ID}: {sequence.sequence_id!r}: neither text nor sequence_end for"
-            assert sequence.text
-            self._engine.fail(sequence.text.stream, Cancelled(f"{reason} {self._idle_seconds:g} s"))
+            for sequence in list(self._open.values()):
+                if sequence.text and now - sequence.heard > self._idle_seconds:
+                    del self._open[sequence.sequence_id]
+                    reason = f"{SEQUENCE_ID}: {sequence.sequence_id!r}: neither text nor sequence_end for"
+                    self._engine.fail(sequence.text.stream, Cancelled(f"{reason} {self._idle_seconds:g} s"))
 
     def _add(self, sequence: Sequence, text: StreamedText, more: str, last: bool) -> RequestError | None:
         """Returns why the text cannot be spoken, which ends the utterance."""
         try:
             pieces = text.read(more, last)
         except RequestError as error:
-            self.abandon(sequence)
-            self._engine.fail(text.stream, error)
+            self.abandon(sequence, partial(self._engine.fail, text.stream, error))
             return error
         self._engine.tell(text.stream, lambda: text.apply(pieces, last))
         return None
