@@ -160,14 +160,13 @@ def test_whole_frames_are_drawn_and_fed_back(
 ) -> None:
     """Greedy codes are equal; and everything behind the codes is what the PyTorch rows make of the same codes."""
     kernel_state, torch_state = slot_state(talker, **sampling), slot_state(talker, **sampling)
-    padding = kernel_state.padding_slot
-    slots = torch.tensor([0, 2, 1, padding], device=device)
+    slots = torch.tensor([0, 2, 1], device=device)
     inputs = random(3072 + 15 * 2048 + 1, 64)
     for _ in range(4):
         rows, expected = ops.rows(kernel_state, slots), TorchRows(torch_state, slots)
-        out = torch.empty(4, 64, device=device, dtype=BF16)
+        out = torch.empty(3, 64, device=device, dtype=BF16)
         for codebook in range(16):
-            logits = torch.randn(4, 2048 if codebook else 3072, device=device) * 5
+            logits = torch.randn(3, 2048 if codebook else 3072, device=device) * 5
             table = inputs[3072 + (codebook - 1) * 2048 :] if codebook else inputs
             for one, target in ((rows, out), (expected, out.clone())):
                 one.draw(codebook, logits, table, target) if codebook else one.draw_first(logits, table, target)
@@ -181,7 +180,17 @@ def test_whole_frames_are_drawn_and_fed_back(
         close(kernel_state.input[slots], torch_state.input[slots])
         for name in ("frame", "position", "seen"):
             assert torch.equal(getattr(kernel_state, name), getattr(torch_state, name)), name
-    assert kernel_state.position[padding] == 0
+
+
+def test_padding_stays_where_it_is(ops: Any, device: torch.device, talker: Talker) -> None:
+    state = slot_state(talker)
+    position = state.position.clone()
+    rows = ops.rows(state, torch.tensor([state.padding_slot, 0, state.padding_slot], device=device))
+    rows.codes.zero_()
+    rows.advance(talker.text_table, talker.code_table, 7)
+    position[0] += 1
+    assert torch.equal(state.position, position)
+    assert state.frame.tolist() == [1] + [0] * (len(position) - 1)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["codebook-0", "later"])
