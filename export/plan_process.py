@@ -52,8 +52,10 @@ class SharedTensors:
 class PlanProcess:
     """The plan (graph.Run, or on shared memory); inputs become what it takes. Everything raises PlanError."""
 
-    def __init__(self, settings: TensorRtSettings, path: Path) -> None:
+    def __init__(self, settings: TensorRtSettings, path: Path, failure: str = "") -> None:
+        """`failure` stands before what TensorRT says of an error."""
         self.path = path
+        self._failure = failure
         popen = command(settings, "export.tensorrt_run", path)
         self._process = subprocess.Popen(**popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         weakref.finalize(self, self._process.kill)
@@ -110,7 +112,7 @@ class PlanProcess:
             raise PlanError(f"{self.path}: TensorRT ended with exit code {self._process.wait()}")
         answer = json.loads(line)
         if "error" in answer:
-            raise PlanError(f"{self.path}: {answer['error']}")
+            raise PlanError(f"{self.path}: {self._failure}{answer['error']}")
         return answer, [replies.read(size) for size in answer.get("sizes", [])]
 
 

@@ -19,7 +19,8 @@ from qwen3_tts_engine.manifest import PLAN, EngineFacts
 
 
 def tensorrt(settings: TensorRtSettings) -> Runtime:
-    return Runtime("tensorrt", PLAN, OPSET, make=partial(build, settings), load=partial(load, settings))
+    load = partial(PlanProcess, settings, failure="cannot be verified, so it is not kept: ")
+    return Runtime("tensorrt", PLAN, OPSET, make=partial(build, settings), load=load)
 
 
 def build(settings: TensorRtSettings, graph: Graph, path: Path) -> EngineFacts:
@@ -32,14 +33,6 @@ def build(settings: TensorRtSettings, graph: Graph, path: Path) -> EngineFacts:
         options = ["--profile", profile, "--level", str(settings.level), "--cache", str(settings.cache)]
         result = _say(command(settings, "export.tensorrt_build", onnx, path, *options))
     return EngineFacts.model_validate({**json.loads(result), "profile": graph.profile})
-
-
-def load(settings: TensorRtSettings, path: Path) -> PlanProcess:
-    """Raises PlanError."""
-    try:
-        return PlanProcess(settings, path)
-    except PlanError as error:
-        raise PlanError(f"{error}: it cannot be verified, so it is not kept") from None
 
 
 def _say(popen: dict[str, Any]) -> str:

@@ -116,8 +116,12 @@ class Plan:
         return outputs
 
     def run_shared(self, shapes: Shapes) -> Shapes:
-        replay, outputs = self._graphs.get(json.dumps(shapes)) or (self._launch, self._bind_shared(shapes))
-        replay()
+        if recorded := self._graphs.get(json.dumps(shapes)):
+            replay, outputs = recorded
+            replay()
+        else:
+            outputs = self._bind_shared(shapes)
+            self._launch()
         self._stream.synchronize()
         return outputs
 

@@ -32,7 +32,7 @@ class Harness:
         self.codec = ScriptedCodec()
         limits = SchedulerLimits(4, 1000, slots, max_waiting, 1000, refuse)
         scheduler = Scheduler(table, limits, Capacity(load_limit, 8, batching_is_free=False))
-        chunker = Chunker(table, 8, lambda: scheduler.capacity.frame_seconds(scheduler.num_talking))
+        chunker = Chunker(table, 8, lambda: scheduler.frame_seconds)
         self.engine = Engine(
             ScriptedPrompts(),
             scheduler,
@@ -64,7 +64,7 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     harness.runner.gate.set()
     harness.codec.gate.set()
     harness.engine.close()
-    assert all(not thread.is_alive() for thread in harness.engine._threads.values())
+    assert all(not thread.is_alive() for thread in harness.engine._threads)
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -254,7 +254,7 @@ def test_shutdown_ends_running_waiting_and_decoding_streams(harness: Harness) ->
 
 def test_shutdown_wakes_an_idle_engine(harness: Harness) -> None:
     harness.engine.close()
-    assert all(not thread.is_alive() for thread in harness.engine._threads.values())
+    assert all(not thread.is_alive() for thread in harness.engine._threads)
 
 
 def test_the_queue_refuses_when_full_and_takes_again_when_it_drains() -> None:

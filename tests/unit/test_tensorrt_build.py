@@ -59,7 +59,7 @@ def test_graph_that_tensorrt_does_not_know_is_named(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_plan_that_cannot_be_run_is_not_verified(tmp_path: Path) -> None:
     (tmp_path / "model.plan").write_bytes(b"plan")
-    with pytest.raises(PlanError, match=r"no CUDA driver.*: it cannot be verified, so it is not kept"):
+    with pytest.raises(PlanError, match="cannot be verified, so it is not kept: no CUDA driver"):
         tensorrt_form(TensorRtSettings()).load(tmp_path / "model.plan")
 
 

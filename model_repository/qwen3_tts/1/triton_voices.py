@@ -24,8 +24,8 @@ log = logging.getLogger("qwen3_tts")
 SPEAK, REGISTER, LIST, DELETE = "speak", "register_voice", "list_voices", "delete_voice"
 # Takes a request whose voice is found; raises RequestError.
 Begin = Callable[[SynthesisRequest], None]
-# Forgets a request, and calls what tells its caller why.
-Abandon = Callable[[Callable[[], None]], None]
+# Ends one that cannot be begun.
+Refuse = Callable[[RequestError], None]
 OPERATIONS = (SPEAK, REGISTER, LIST, DELETE)
 
 
@@ -54,7 +54,7 @@ class Desk:
             return
         request = SynthesisRequest.of(fields)
         submit = partial(self.engine.submit, sink=sink, key=sink.key, arrived=sink.arrived)
-        self._speak(request, sink, submit, abandon=lambda tell: tell())
+        self._speak(request, sink, submit, partial(self.engine.refuse, sink))
 
     def close(self) -> None:
         if self._voices is not None:
@@ -75,20 +75,23 @@ class Desk:
         request = SynthesisRequest.of(fields | {"text": "."})
         sequence = self._sequences.open(piece.sequence_id, text, piece.last)
         begin = partial(self._sequences.begin, sequence, sink=sink, key=sink.key, arrived=sink.arrived)
-        abandon = partial(self._sequences.abandon, sequence)
+
+        def refuse(error: RequestError) -> None:
+            self._sequences.abandon(sequence, partial(self.engine.refuse, sink, error))
+
         try:
-            self._speak(request, sink, begin, abandon)
+            self._speak(request, sink, begin, refuse)
         except Exception:
             self._sequences.abandon(sequence)
             raise
 
-    def _speak(self, request: SynthesisRequest, sink: ResponseSink, begin: Begin, abandon: Abandon) -> None:
-        """`begin` a request once its voice is found, or `abandon` it then; raises for one that is refused at once."""
+    def _speak(self, request: SynthesisRequest, sink: ResponseSink, begin: Begin, refuse: Refuse) -> None:
+        """`begin` a request once its voice is found, or `refuse` it then; raises for one that is refused at once."""
         if self._voices is None:
             begin(request)
             return
         self._prompts.check(request)
-        self._voices.find(request, lambda voice: self._speak_in(voice, request, sink, begin, abandon))
+        self._voices.find(request, lambda voice: self._speak_in(voice, request, sink, begin, refuse))
 
     def _speak_in(
         self,
@@ -96,21 +99,21 @@ class Desk:
         request: SynthesisRequest,
         sink: ResponseSink,
         begin: Begin,
-        abandon: Abandon,
+        refuse: Refuse,
     ) -> None:
         if isinstance(voice, RequestError):
             # Not raised: an error that a frame of its own traceback refers to lives until the garbage is collected.
-            abandon(partial(self.engine.refuse, sink, voice))
+            refuse(voice)
             return
         try:
             if sink.is_cancelled():
                 raise Cancelled("cancelled by the client")
             begin(request.in_voice(voice))
         except RequestError as error:
-            abandon(partial(self.engine.refuse, sink, error))
+            refuse(error)
         except Exception as error:
             log.exception("request %s failed before it was queued", sink.key)
-            abandon(partial(self.engine.refuse, sink, RequestError(f"internal error: {error}")))
+            refuse(RequestError(f"internal error: {error}"))
 
     def _operate(self, operation: str, request: SynthesisRequest, sink: ResponseSink) -> None:
         if self._voices is None:

@@ -229,7 +229,7 @@ def spans(frames: int) -> Iterator[tuple[int, int]]:
 
 def groups(rows: int, frames: int) -> Iterator[tuple[int, int, int]]:
     """A batch as runs of captured sizes: (first row, behind the last, rows of the graph)."""
-    most = min(MAX_BATCH, MAX_ROW_FRAMES // frames)
+    most = ROW_BUCKETS[frames][-1]
     for first in range(0, rows, most):
         last = min(first + most, rows)
         yield first, last, _bucket(last - first, frames)

@@ -116,12 +116,6 @@ class Chunker:
         drained = ~table.talking[slots] & (table.pending[slots] <= 0)
         return [chunks.streams[i] for i in np.flatnonzero(drained)]
 
-    def chunk_frames(self, pending: np.ndarray, now: float) -> np.ndarray:
-        """How long each slot's next chunk is to be, int [slots]: what is there, and what can be made in good time."""
-        lead = np.maximum(self._table.in_use.deadline - now, 0.0)
-        frames = pending + lead * LEAD_SHARE / max(self._frame_seconds(), SHORTEST_FRAME)
-        return _power_below(np.clip(frames, 1, self._max_chunk_frames))
-
     def _ready(self, now: float, *, in_flight: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Slots with a chunk to send, int [ready], and whose listener has no audio, or little, bool [ready]."""
         table = self._table.in_use
@@ -129,16 +123,23 @@ class Chunker:
         pending = made - table.sent
         # What is over or waits for text sends what it has: the listener has nothing else.
         over = ~table.talking | ((table.launched >= table.horizon) & (made >= table.launched))
-        urgent = table.deadline - now < urgent_lead(self._frame_seconds())
-        long_enough = (pending >= self.chunk_frames(pending, now)) | urgent
+        lead, frame_seconds = table.deadline - now, self._frame_seconds()
+        urgent = lead < urgent_lead(frame_seconds)
+        long_enough = (pending >= self._chunk_frames(pending, lead, frame_seconds)) | urgent
         ready = np.flatnonzero(~table.decoding & (pending > 0) & (over | long_enough))
         return ready, urgent[ready]
 
+    def _chunk_frames(self, pending: np.ndarray, lead: np.ndarray, frame_seconds: float) -> np.ndarray:
+        """How long each slot's next chunk is to be, int [slots]: what is there, and what can be made in good time."""
+        frames = pending + np.maximum(lead, 0.0) * LEAD_SHARE / max(frame_seconds, SHORTEST_FRAME)
+        return _power_below(np.clip(frames, 1, self._max_chunk_frames))
+
     def _lengths(self, slots: np.ndarray) -> np.ndarray:
         """All that is pending, as a power of two: the last chunk is filled up to one, others leave a rest behind."""
-        pending = np.minimum(self._table.in_use.pending[slots], self._max_chunk_frames)
+        table = self._table.in_use
+        pending = np.minimum(table.pending[slots], self._max_chunk_frames)
         below = _power_below(pending)
-        return np.where(~self._table.talking[slots] & (below < pending), 2 * below, below)
+        return np.where(~table.talking[slots] & (below < pending), 2 * below, below)
 
     def _gather(self, slots: np.ndarray, length: int) -> Chunks:
         table = self._table

@@ -50,21 +50,18 @@ class Engine:
         self._talker_work = threading.Condition(self._lock)
         self._codec_work = threading.Condition(self._lock)
         self._take_turns = take_turns
-        self._codec_was_last = False
         self._closed: RequestError | None = None
         self._collected = 0.0
         # What is to be sent, in order; None is the end of it.
         self._outbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        loops = {"talker": self._talk, "sender": self._deliver_all}
-        if not take_turns:
-            loops["codec"] = self._decode_beside
-        self._threads = {
-            name: threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
-            for name, loop in loops.items()
-        }
+        beside = {} if take_turns else {"codec": self._decode_beside}
+        loops = {"talker": self._talk, **beside, "sender": self._deliver_all}
+        self._threads = [
+            threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True) for name, loop in loops.items()
+        ]
 
     def start(self) -> None:
-        for thread in self._threads.values():
+        for thread in self._threads:
             thread.start()
 
     @property
@@ -127,17 +124,18 @@ class Engine:
     def close(self, timeout: float = 10.0) -> None:
         """End every stream with UNAVAILABLE and stop all threads; safe to call twice."""
         self._shut(Unavailable("the server is shutting down"))
-        # The sender last: what the others made goes out.
-        for name, thread in sorted(self._threads.items(), key=lambda item: item[0] == "sender"):
-            if name == "sender":
-                self._outbox.put(None)
-            if thread.is_alive() and thread is not threading.current_thread():
-                thread.join(timeout)
+        *makers, sender = self._threads
+        for thread in makers:
+            _join(thread, timeout)
+        # Behind what they made.
+        self._outbox.put(None)
+        _join(sender, timeout)
 
     def _talk(self) -> None:
         """The step loop: launch a tick, then read the one before it; if they take turns, call the codec in between."""
         launched: deque[tuple[Batch, Tick, float]] = deque()
-        while (step := self._next_step(idle=not launched)) is not None:
+        step: Batch | Chunks | None = None
+        while (step := self._next_step(idle=not launched, last=step)) is not None:
             if isinstance(step, Chunks):
                 self._decode(step)
                 continue
@@ -184,29 +182,24 @@ class Engine:
             reason = RequestError(f"the codec failed: {error}")
         return np.empty((len(chunks), 0), np.int16), dict.fromkeys(range(len(chunks)), reason)
 
-    def _next_step(self, idle: bool) -> Batch | Chunks | None:
-        """What the talker's thread does next, None once the engine is closed; `idle` says that no tick is in flight."""
+    def _next_step(self, idle: bool, last: Batch | Chunks | None) -> Batch | Chunks | None:
+        """What the talker's thread does after `last`, None once the engine is closed.
+
+        `idle` says that no tick is in flight.
+        """
         with self._lock:
             while not self._closed:
                 now = time.perf_counter()
                 has_work = not idle or self.scheduler.has_work
-                if self._take_turns and idle and (chunks := self._codecs_turn(now, has_work)):
-                    self._codec_was_last = True
+                if self._take_turns and idle and (chunks := self._chunker.next_chunks(now, _need(has_work, last))):
                     return chunks
                 if has_work:
-                    self._codec_was_last = False
                     batch = self.scheduler.next_batch(now)
                     if batch.newcomers:
                         self._gauge()
                     return batch
                 self._talker_work.wait()
             return None
-
-    def _codecs_turn(self, now: float, talker_has_work: bool) -> Chunks | None:
-        """Chunks that go before the next tick: at once if there is none, otherwise between two if worth it."""
-        if not talker_has_work:
-            return self._chunker.next_chunks(now)
-        return self._chunker.next_chunks(now, Need.URGENT if self._codec_was_last else Need.WORTHWHILE)
 
     def _codec_is_next(self) -> bool:
         """Whether the codec is due once the ticks in flight are read, so that none should be launched behind them."""
@@ -335,3 +328,15 @@ class Engine:
             self._codec_work.notify_all()
         for stream in ended:
             self._finish(stream.sink, reason)
+
+
+def _need(talker_has_work: bool, last: Batch | Chunks | None) -> Need:
+    """What a codec call before the next tick is to be made for: two in a row keep the talker waiting."""
+    if not talker_has_work:
+        return Need.ANY
+    return Need.URGENT if isinstance(last, Chunks) else Need.WORTHWHILE
+
+
+def _join(thread: threading.Thread, timeout: float) -> None:
+    if thread.is_alive() and thread is not threading.current_thread():
+        thread.join(timeout)

@@ -205,12 +205,16 @@ class Scheduler:
     def num_talking(self) -> int:
         return int(self.table.in_use.talking.sum())
 
+    @property
+    def frame_seconds(self) -> float:
+        """Work that one frame of every stream takes at present."""
+        return self.capacity.frame_seconds(self.num_talking)
+
     def _is_comfortable(self, now: float) -> bool:
         """Whether every listener whose next frame would wait has audio for some time to come."""
         table = self.table.in_use
         listening = table.runnable & (table.sent > 0)
-        urgent = urgent_lead(self.capacity.frame_seconds(self.num_talking))
-        return bool((table.deadline[listening] - now > urgent + COMFORT).all())
+        return bool((table.deadline[listening] - now > urgent_lead(self.frame_seconds) + COMFORT).all())
 
     def _num_pages(self, stream: Stream) -> int:
         return -(-stream.num_positions // self.limits.page_size)

@@ -28,8 +28,7 @@ class OtherPlan(Plan):  # type: ignore[misc]
     def _record(self, shapes: Shapes, smallest: int) -> Graph:
         asked = {name: list(shape) for name, shape in shapes.items()}
         outputs = self._process.capture(asked)
-        replay = partial(self._process.run, asked)
-        return Graph(Recorded(self._stream, replay), self._views(shapes), self._views(outputs), smallest)
+        return Graph(Recorded(partial(self._run, asked)), self._views(shapes), self._views(outputs), smallest)
 
     def _launch(self, inputs: Tensors) -> Tensors:
         shapes = {name: list(tensor.shape) for name, tensor in inputs.items()}
@@ -38,9 +37,12 @@ class OtherPlan(Plan):  # type: ignore[misc]
                 raise InvalidInputError(f"{name}: the plan was not built for the shape {shape}")
         for name, view in self._views(shapes).items():
             view.copy_(inputs[name])
+        return {name: view.clone() for name, view in self._views(self._run(shapes)).items()}
+
+    def _run(self, shapes: dict[str, list[int]]) -> dict[str, list[int]]:
+        """Shapes of the outputs. The other process knows nothing of this one's stream, which brings the inputs."""
         self._stream.synchronize()
-        outputs = self._process.run(shapes)
-        return {name: view.clone() for name, view in self._views(outputs).items()}
+        return self._process.run(shapes)
 
     def _views(self, shapes: Mapping[str, Sequence[int]]) -> Tensors:
         """Where tensors of these shapes lie."""
@@ -53,14 +55,9 @@ class OtherPlan(Plan):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Recorded:
-    """A graph of the other process, which returns when it is done, and knows nothing of this one's stream."""
+    """A graph of the other process."""
 
-    stream: torch.cuda.Stream
-    run: Callable[[], object]
-
-    def replay(self) -> None:
-        self.stream.synchronize()
-        self.run()
+    replay: Callable[[], object]
 
 
 class Foreign:

@@ -1,6 +1,7 @@
 """A plan on PyTorch's tensors and streams, with CUDA graphs of the shapes that the model configuration lists."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,8 +46,9 @@ class Plan(ABC):
 
 
 class Replay(Protocol):
-    def replay(self) -> None:
-        """Launch what was recorded, on the current stream."""
+    @property
+    def replay(self) -> Callable[[], object]:
+        """Runs what was recorded, behind the current stream."""
 
 
 @dataclass(frozen=True)
