@@ -6,6 +6,7 @@ Without a checkpoint, random weights of the released size are measured.
 """
 
 import json
+import shlex
 import statistics
 import sys
 import tempfile
@@ -178,7 +179,7 @@ def environment(checkpoint: str | None, kernels: bool) -> dict[str, Any]:
     return {
         "gpu": torch.cuda.get_device_name(),
         "commit": commit(),
-        "command": "python -m scripts.benchmark_codec " + " ".join(sys.argv[1:]),
+        "command": shlex.join(["python", "-m", "scripts.benchmark_codec", *sys.argv[1:]]),
         "engine": f"PyTorch {torch.__version__}, CUDA graphs, {'fused kernels' if kernels else 'PyTorch operations'}",
         "weights": checkpoint or "random, of the released size",
     }

@@ -7,6 +7,7 @@ The folder gets the client's record, its report and the server's log; `--output`
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,7 +87,7 @@ def record(
     return {
         "gpu": gpu,
         "commit": summary["commit"],
-        "command": "python -m scripts.benchmark_serving " + " ".join(sys.argv[1:]),
+        "command": shlex.join(["python", "-m", "scripts.benchmark_serving", *sys.argv[1:]]),
         "settings": {
             "codec": form,
             "max_streams": max_streams,

@@ -1,6 +1,7 @@
 """Milliseconds for one frame of the talker and code predictor, by batch size, on a CUDA device."""
 
 import json
+import shlex
 import statistics
 import sys
 import time
@@ -107,7 +108,7 @@ def environment(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "gpu": torch.cuda.get_device_name(),
         "commit": commit(),
-        "command": "python -m scripts.benchmark_talker " + " ".join(sys.argv[1:]),
+        "command": shlex.join(["python", "-m", "scripts.benchmark_talker", *sys.argv[1:]]),
         "settings": {
             "checkpoint": f"{config.tts_model_size} {config.tts_model_type}",
             "prompt_rows": 60,

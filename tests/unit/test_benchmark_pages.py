@@ -79,6 +79,16 @@ def test_the_table_of_codec_calls() -> None:
         assert [float(cell) for cell in cells] == pytest.approx([row["codec_rows"], call, own, call - own], abs=0.006)
 
 
+def test_the_table_of_serving_through_the_plan() -> None:
+    rows = record("serving-tensorrt-h200.json")["rows"]
+    columns = ("ttfa_p50_ms", "ttfa_p95_ms", "audio_s_per_s", "largest_stall_ms", "codec_call_ms", "codec_own_ms")
+    written = table(PAGES[0], "TTFA p50 / p95 through the plan, ms")
+    assert [load for load, *_ in written] == [row["load"] for row in rows]
+    for (_, *cells), row in zip(written, rows, strict=True):
+        found = [number for cell in cells for number in numbers(cell)]
+        assert found == pytest.approx([row[column] for column in columns], rel=0.015)
+
+
 def test_the_plot_shows_every_load(tmp_path: Path) -> None:
     output = tmp_path / "cost.svg"
     plot_cost.main(output=output)
