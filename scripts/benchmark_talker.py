@@ -38,10 +38,12 @@ def main(
     checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
     batches: Annotated[str, typer.Option(help="batch sizes")] = "1,2,4,8,16,32,64,128,256",
     repeats: Annotated[int, typer.Option(help="runs of 70 frames; the median counts")] = 5,
+    quantization: Annotated[str, typer.Option(help="of the layers' weights: none or fp8")] = "none",
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
     sizes = [int(size) for size in batches.split(",")]
-    config = EngineConfig(checkpoint=checkpoint, max_streams=max(sizes), kernels="required", max_frames_limit=512)
+    fixed = {"checkpoint": checkpoint, "kernels": "required", "max_frames_limit": 512}
+    config = EngineConfig.model_validate(fixed | {"max_streams": max(sizes), "quantization": quantization})
     device = choose_device(config, "cuda:0")
     opened = Checkpoint.open(checkpoint)
     started = time.perf_counter()
@@ -50,7 +52,7 @@ def main(
     console.print(f"loaded and captured in {time.perf_counter() - started:.1f} s")
     prompts = PromptBuilder(opened, config)
     rows = [measure(runner, prompts, size, repeats) for size in sizes]
-    record = {**environment(opened), "rows": rows}
+    record = {**environment(opened, quantization), "rows": rows}
     show(rows, console)
     if output:
         output.write_text(json.dumps(record, indent=1) + "\n")
@@ -103,7 +105,7 @@ def newcomer(prompts: PromptBuilder, slot: int, pages: list[int]) -> Newcomer:
     return Newcomer(stream, slot, pages)
 
 
-def environment(checkpoint: Checkpoint) -> dict[str, Any]:
+def environment(checkpoint: Checkpoint, quantization: str) -> dict[str, Any]:
     config = checkpoint.config
     return {
         "gpu": torch.cuda.get_device_name(),
@@ -111,6 +113,7 @@ def environment(checkpoint: Checkpoint) -> dict[str, Any]:
         "command": shlex.join(["python", "-m", "scripts.benchmark_talker", *sys.argv[1:]]),
         "settings": {
             "checkpoint": f"{config.tts_model_size} {config.tts_model_type}",
+            "quantization": quantization,
             "prompt_rows": 60,
             "frames": FRAMES,
             "sampling": "temperature 0.9, top_k 50, both stages",

@@ -119,9 +119,11 @@ def test_greedy_codes_agree_with_the_cpu(checkpoint: Checkpoint, graphs: TalkerR
     assert first > 0.6
 
 
-def test_logits_are_those_of_the_cpu_within_bfloat16(checkpoint: Checkpoint, graphs: TalkerRunner) -> None:
-    """The distance of the first logits, relative to their spread."""
-    runners = (graphs, load_runner(checkpoint, config_of(checkpoint), CPU))
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+def test_logits_are_those_of_the_cpu_within_bfloat16(checkpoint: Checkpoint, quantization: str) -> None:
+    """The distance of the first logits, relative to their spread; weights in FP8 are rounded on both."""
+    config = config_of(checkpoint, quantization=quantization)
+    runners = [load_runner(checkpoint, config, device) for device in (CUDA, CPU)]
     logits = []
     for runner in runners:
         runner.prefill([newcomer(checkpoint, slot) for slot in range(4)])

@@ -1,30 +1,34 @@
 """The code predictor: codebooks 1 to 15 of a frame from the talker's hidden state and codebook 0 (spec §3.3)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the customary name
 from torch import Tensor
 
 from qwen3_tts_engine.kv_cache import FrameCache
+from qwen3_tts_engine.matrix import Matrix
 from qwen3_tts_engine.ops import Ops, Rows
 from qwen3_tts_engine.talker import Talker
 from qwen3_tts_engine.transformer import Transformer
 
 
 class CodePredictor:
-    def __init__(self, talker: Talker, tensors: Mapping[str, Tensor], ops: Ops) -> None:
+    def __init__(
+        self, talker: Talker, tensors: Mapping[str, Tensor], ops: Ops, matrix: Callable[[Tensor], Matrix] = Matrix
+    ) -> None:
         self.config = talker.config.code_predictor_config
         self.num_codebooks = talker.config.num_code_groups
-        self.transformer = Transformer(self.config, tensors, "talker.code_predictor.model", ops)
+        self.transformer = Transformer(self.config, tensors, "talker.code_predictor.model", ops, matrix)
         prefix = "talker.code_predictor.lm_head"
-        self.heads = torch.stack([tensors[f"{prefix}.{i}.weight"] for i in range(self.num_codebooks - 1)])
+        self.heads = [Matrix(tensors[f"{prefix}.{i}.weight"]) for i in range(self.num_codebooks - 1)]
         projection = "talker.code_predictor.small_to_mtp_projection"
-        self._weight, self._bias = tensors.get(f"{projection}.weight"), tensors.get(f"{projection}.bias")
+        weight, self._bias = tensors.get(f"{projection}.weight"), tensors.get(f"{projection}.bias")
+        self._projection = None if weight is None else Matrix(weight)
         # The embeddings that this stack reads are the talker's behind the projection: one table instead of 15 products.
         # The small model has equal widths and no projection.
         table = talker.code_table
-        self._inputs = table if self._weight is None else F.linear(table, self._weight, self._bias)
+        self._inputs = table if weight is None else F.linear(table, weight, self._bias)
         self._offsets = talker.code_offsets.tolist()
         self._hidden_norm, self._hidden_eps = talker.transformer.final_norm, talker.config.rms_norm_eps
         self._ops = ops
@@ -53,7 +57,8 @@ class CodePredictor:
 
     def _project(self, hidden: Tensor, out: Tensor) -> None:
         """Norm, then talker width → predictor width."""
-        if self._weight is None:
+        if self._projection is None:
             self._ops.rms_norm(hidden, self._hidden_norm, self._hidden_eps, out)
         else:
-            self._ops.norm_linear(hidden, self._hidden_norm, self._weight, self._hidden_eps, bias=self._bias, out=out)
+            norm, eps = self._hidden_norm, self._hidden_eps
+            self._ops.norm_linear(hidden, norm, self._projection, eps, bias=self._bias, out=out)

@@ -12,6 +12,7 @@ from qwen3_tts_engine.kernels import rowwise
 from qwen3_tts_engine.kernels.cuda_module import OVERLAP_CAPABILITY, CudaKernel
 from qwen3_tts_engine.kernels.skinny_shape import LANES, Shape
 from qwen3_tts_engine.kv_cache import FrameCache, PagedCache
+from qwen3_tts_engine.matrix import Matrix
 from qwen3_tts_engine.ops import Attention
 from qwen3_tts_engine.slot_state import SlotState
 from qwen3_tts_engine.transformer import LayerWeights
@@ -40,38 +41,38 @@ class KernelOps:
         return out
 
     def norm_linear(
-        self, x: Tensor, norm: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None, out: Tensor | None = None
+        self, x: Tensor, norm: Tensor, weight: Matrix, eps: float, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         if _is_skinny(x, weight):
-            out = x.new_empty(len(x), len(weight)) if out is None else out
+            out = x.new_empty(len(x), len(weight.dense)) if out is None else out
             _skinny(x, weight, out, norm, bias, eps, NORM=1, BIAS=int(bias is not None))
             return out
-        value = torch.nn.functional.linear(self.rms_norm(x, norm, eps), weight, bias)
+        value = torch.nn.functional.linear(self.rms_norm(x, norm, eps), weight.dense, bias)
         return value if out is None else out.copy_(value)
 
-    def norm_logits(self, x: Tensor, norm: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def norm_logits(self, x: Tensor, norm: Tensor, weight: Matrix, eps: float) -> Tensor:
         if _is_skinny(x, weight):
-            out = x.new_empty(len(x), len(weight), dtype=torch.float32)
+            out = x.new_empty(len(x), len(weight.dense), dtype=torch.float32)
             _skinny(x, weight, out, norm, None, eps, NORM=1, FLOAT_OUT=1)
             return out
-        return torch.mm(self.rms_norm(x, norm, eps), weight.T, out_dtype=torch.float32)
+        return torch.mm(self.rms_norm(x, norm, eps), weight.dense.T, out_dtype=torch.float32)
 
-    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Tensor, eps: float) -> Tensor:
-        width = len(gate_up) // 2
+    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Matrix, eps: float) -> Tensor:
+        width = len(gate_up.dense) // 2
         out = x.new_empty(len(x), width)
         if _is_skinny(x, gate_up):
             _skinny(x, gate_up, out, norm, None, eps, NORM=1, GATED=1)
             return out
-        both = torch.mm(self.rms_norm(x, norm, eps), gate_up.T)
+        both = torch.mm(self.rms_norm(x, norm, eps), gate_up.dense.T)
         grid = (len(x), triton.cdiv(width, GATE_BLOCK))
         rowwise.gate_kernel[grid](both, out, WIDTH=width, BLOCK=GATE_BLOCK, **self._launch)
         return out
 
-    def add_linear(self, residual: Tensor, x: Tensor, weight: Tensor) -> None:
+    def add_linear(self, residual: Tensor, x: Tensor, weight: Matrix) -> None:
         if _is_skinny(x, weight):
             _skinny(x, weight, residual, None, None, 0.0, RESIDUAL=1)
         else:
-            torch.addmm(residual, x, weight.T, out=residual)
+            torch.addmm(residual, x, weight.dense.T, out=residual)
 
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:
         rows, terms = indices.shape
@@ -166,17 +167,18 @@ def _skinny_kernel(shape: Shape) -> CudaKernel:
 
 
 def _skinny(
-    x: Tensor, weight: Tensor, out: Tensor, norm: Tensor | None, bias: Tensor | None, eps: float, **flags: int
+    x: Tensor, weight: Matrix, out: Tensor, norm: Tensor | None, bias: Tensor | None, eps: float, **flags: int
 ) -> None:
     halves = 1 if len(x) <= 8 else 2 if len(x) <= 16 else 4
-    shape = Shape(N=out.shape[1], K=x.shape[1], HALVES=halves, **flags)
+    shape = Shape(N=out.shape[1], K=x.shape[1], HALVES=halves, FP8=int(weight.codes is not None), **flags)
+    values = weight.dense if weight.codes is None else weight.codes
     strides = (x.stride(0), out.stride(0))
     grid = (shape.blocks, triton.cdiv(len(x), 8 * halves))
-    _skinny_kernel(shape)(grid, x, weight, norm, bias, out, len(x), *strides, eps)
+    _skinny_kernel(shape)(grid, x, values, norm, bias, out, len(x), *strides, eps, weight.unit)
 
 
-def _is_skinny(x: Tensor, weight: Tensor) -> bool:
-    return weight.numel() <= next((most for rows, most in SKINNY.items() if len(x) <= rows), 0)
+def _is_skinny(x: Tensor, weight: Matrix) -> bool:
+    return weight.dense.numel() <= next((most for rows, most in SKINNY.items() if len(x) <= rows), 0)
 
 
 def _heads(config: TransformerConfig) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from qwen3_tts_engine.kv_cache import FrameCache, PagedCache
+    from qwen3_tts_engine.matrix import Matrix
     from qwen3_tts_engine.slot_state import SlotState
     from qwen3_tts_engine.transformer import LayerWeights
 
@@ -52,7 +53,7 @@ class Ops(Protocol):
         self,
         x: Tensor,
         norm: Tensor,
-        weight: Tensor,
+        weight: "Matrix",
         eps: float,
         *,
         bias: Tensor | None = None,
@@ -60,13 +61,13 @@ class Ops(Protocol):
     ) -> Tensor:
         """RMSNorm, then x @ weight.T + bias, in the dtype of `x`."""
 
-    def norm_logits(self, x: Tensor, norm: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def norm_logits(self, x: Tensor, norm: Tensor, weight: "Matrix", eps: float) -> Tensor:
         """RMSNorm, then x @ weight.T in float32."""
 
-    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Tensor, eps: float) -> Tensor:
+    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: "Matrix", eps: float) -> Tensor:
         """RMSNorm, then SiLU(gate) · up; gate_up is [2·I, H]."""
 
-    def add_linear(self, residual: Tensor, x: Tensor, weight: Tensor) -> None:
+    def add_linear(self, residual: Tensor, x: Tensor, weight: "Matrix") -> None:
         """residual += x @ weight.T, in place."""
 
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from qwen3_tts_engine.contracts import CodecClient, Runner
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.limits import RunnerLimits
 from qwen3_tts_engine.manifest import MANIFEST, CodecManifest
+from qwen3_tts_engine.matrix import Matrix
 from qwen3_tts_engine.ops import Ops
 from qwen3_tts_engine.plan import check_plan
 from qwen3_tts_engine.prompt import PromptBuilder
@@ -101,8 +102,9 @@ def _graph_runner(checkpoint: Checkpoint, config: EngineConfig, tensors: dict[st
 def _make_runner(
     kind: type[RunnerT], ops: Ops, checkpoint: Checkpoint, config: EngineConfig, tensors: dict[str, torch.Tensor]
 ) -> RunnerT:
-    talker = Talker(checkpoint.config.talker_config, tensors, ops)
-    predictor = CodePredictor(talker, tensors, ops)
+    matrix = Matrix.rounded if config.quantization == "fp8" else Matrix
+    talker = Talker(checkpoint.config.talker_config, tensors, ops, matrix)
+    predictor = CodePredictor(talker, tensors, ops, matrix)
     limits = plan_limits(config, checkpoint, talker.code_table)
     return kind(talker, predictor, limits, checkpoint.config.tts_pad_token_id, ops)
 

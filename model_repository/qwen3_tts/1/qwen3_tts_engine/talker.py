@@ -1,12 +1,13 @@
 """The talker: embeddings, decoder stack and the head of codebook 0 (spec §2.2, §3)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the customary name
 from torch import Tensor
 
 from qwen3_tts_engine.checkpoint import TalkerConfig
+from qwen3_tts_engine.matrix import Matrix
 from qwen3_tts_engine.ops import Attention, Ops
 from qwen3_tts_engine.transformer import Transformer
 
@@ -14,10 +15,17 @@ PROJECTION_ROWS = 8192
 
 
 class Talker:
-    def __init__(self, config: TalkerConfig, tensors: Mapping[str, Tensor], ops: Ops) -> None:
+    def __init__(
+        self,
+        config: TalkerConfig,
+        tensors: Mapping[str, Tensor],
+        ops: Ops,
+        matrix: Callable[[Tensor], Matrix] = Matrix,
+    ) -> None:
+        """`matrix` makes what the layers multiply by."""
         self.config = config
-        self.transformer = Transformer(config, tensors, "talker.model", ops)
-        self.head = tensors["talker.codec_head.weight"]
+        self.transformer = Transformer(config, tensors, "talker.model", ops, matrix)
+        self.head = Matrix(tensors["talker.codec_head.weight"])
         self.text_table = with_zero_row(project_text(tensors))
         self.code_table = with_zero_row(merged_code_table(config, tensors))
         self.code_offsets = code_offsets(config).to(self.code_table.device)

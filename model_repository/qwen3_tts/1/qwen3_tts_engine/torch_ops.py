@@ -7,6 +7,7 @@ from torch import Tensor
 from qwen3_tts_engine import sampling
 from qwen3_tts_engine.checkpoint import TransformerConfig
 from qwen3_tts_engine.kv_cache import FrameCache, PagedCache
+from qwen3_tts_engine.matrix import Matrix
 from qwen3_tts_engine.ops import Attention
 from qwen3_tts_engine.slot_state import SlotState
 from qwen3_tts_engine.transformer import LayerWeights
@@ -20,19 +21,19 @@ class TorchOps:
         return _put(rms_norm(x, norm, eps), out)
 
     def norm_linear(
-        self, x: Tensor, norm: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None, out: Tensor | None = None
+        self, x: Tensor, norm: Tensor, weight: Matrix, eps: float, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        return _put(F.linear(rms_norm(x, norm, eps), weight, bias), out)
+        return _put(F.linear(rms_norm(x, norm, eps), weight.dense, bias), out)
 
-    def norm_logits(self, x: Tensor, norm: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return F.linear(rms_norm(x, norm, eps), weight).float()
+    def norm_logits(self, x: Tensor, norm: Tensor, weight: Matrix, eps: float) -> Tensor:
+        return F.linear(rms_norm(x, norm, eps), weight.dense).float()
 
-    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Tensor, eps: float) -> Tensor:
-        gate, up = F.linear(rms_norm(x, norm, eps), gate_up).chunk(2, dim=-1)
+    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Matrix, eps: float) -> Tensor:
+        gate, up = F.linear(rms_norm(x, norm, eps), gate_up.dense).chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def add_linear(self, residual: Tensor, x: Tensor, weight: Tensor) -> None:
-        residual += F.linear(x, weight)
+    def add_linear(self, residual: Tensor, x: Tensor, weight: Matrix) -> None:
+        residual += F.linear(x, weight.dense)
 
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:
         return table[indices].sum(1)

@@ -1,12 +1,13 @@
 """The Qwen3 decoder stack that the talker and the code predictor share (spec §3.1)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from qwen3_tts_engine.checkpoint import TransformerConfig
+from qwen3_tts_engine.matrix import Matrix
 from qwen3_tts_engine.ops import Attention, Ops
 
 
@@ -15,21 +16,28 @@ class LayerWeights:
     """One layer. Projections that read the same input are stacked: qkv [(q + 2 kv) heads·D, H], gate_up [2·I, H]."""
 
     input_norm: Tensor
-    qkv: Tensor
+    qkv: Matrix
     q_norm: Tensor
     k_norm: Tensor
-    output: Tensor
+    output: Matrix
     post_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
 
 
 class Transformer:
     """Layers and the weight of the final norm; owns no cache."""
 
-    def __init__(self, config: TransformerConfig, tensors: Mapping[str, Tensor], prefix: str, ops: Ops) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        tensors: Mapping[str, Tensor],
+        prefix: str,
+        ops: Ops,
+        matrix: Callable[[Tensor], Matrix],
+    ) -> None:
         self.config = config
-        self.layers = [_layer(tensors, f"{prefix}.layers.{i}") for i in range(config.num_hidden_layers)]
+        self.layers = [_layer(tensors, f"{prefix}.layers.{i}", matrix) for i in range(config.num_hidden_layers)]
         self.final_norm = tensors[f"{prefix}.norm.weight"]
         self._ops = ops
 
@@ -44,15 +52,15 @@ class Transformer:
         return hidden
 
 
-def _layer(tensors: Mapping[str, Tensor], prefix: str) -> LayerWeights:
+def _layer(tensors: Mapping[str, Tensor], prefix: str, matrix: Callable[[Tensor], Matrix]) -> LayerWeights:
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     return LayerWeights(
         input_norm=tensors[f"{prefix}.input_layernorm.weight"],
-        qkv=torch.cat([tensors[f"{attention}.{name}_proj.weight"] for name in "qkv"]),
+        qkv=matrix(torch.cat([tensors[f"{attention}.{name}_proj.weight"] for name in "qkv"])),
         q_norm=tensors[f"{attention}.q_norm.weight"],
         k_norm=tensors[f"{attention}.k_norm.weight"],
-        output=tensors[f"{attention}.o_proj.weight"],
+        output=matrix(tensors[f"{attention}.o_proj.weight"]),
         post_norm=tensors[f"{prefix}.post_attention_layernorm.weight"],
-        gate_up=torch.cat([tensors[f"{mlp}.{name}_proj.weight"] for name in ("gate", "up")]),
-        down=tensors[f"{mlp}.down_proj.weight"],
+        gate_up=matrix(torch.cat([tensors[f"{mlp}.{name}_proj.weight"] for name in ("gate", "up")])),
+        down=matrix(tensors[f"{mlp}.down_proj.weight"]),
     )

@@ -10,6 +10,7 @@
 //   RESIDUAL        1: y is added to what `out` holds
 //   BIAS            1: y += bias
 //   FLOAT_OUT       1: `out` is float, else bfloat16
+//   FP8             1: `w` holds E4M3 codes, to be multiplied by `unit`, else bfloat16
 //
 // The norm's scale is one number a row, so it is applied to the sums: x * weight goes into the product, and the sum of
 // squares is gathered on the way. Weights do not depend on the kernel before, so they are loaded before its end is
@@ -22,12 +23,36 @@ constexpr int PARTS = GATED ? 2 : 1;
 constexpr int PAIRS = (HALVES + 1) / 2;
 constexpr int ROWS = 8 * HALVES;
 constexpr int OUTPUTS = 8 * TILES;
+constexpr int WEIGHT_BYTES = FP8 ? 1 : 2;
+// Words that hold a lane's 8 weights of a step, and steps that one load of 16 bytes brings (an odd last one has 8).
+constexpr int WORDS = 2 * WEIGHT_BYTES;
+constexpr int SPAN = FP8 && STEPS % 2 == 0 ? 2 : 1;
 
-__device__ __forceinline__ uint4 load_weights(const bf16* address) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address));
-    return v;
+// A lane's weights of SPAN steps.
+__device__ __forceinline__ void load_weights(const unsigned char* address, unsigned* out) {
+    if constexpr (SPAN * WORDS == 2)
+        asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0, %1}, [%2];"
+                     : "=r"(out[0]), "=r"(out[1]) : "l"(address));
+    else
+        asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "l"(address));
+}
+
+// Two of four E4M3 codes as bfloat16 times `unit`. Moved into place, sign, exponent and fraction are those of a bfloat16
+// 2^120 times smaller, subnormal ones too; `unit` makes up for it. The product is exact.
+__device__ __forceinline__ unsigned decode(unsigned codes, unsigned places, unsigned unit) {
+    const unsigned spread = __byte_perm(codes, 0, places);
+    const unsigned small = (spread & 0x80008000u) | ((spread >> 4) & 0x07f007f0u);
+    unsigned pair;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(small), "r"(unit), "r"(0x80008000u));
+    return pair;
+}
+
+__device__ __forceinline__ uint4 decode(const unsigned* words, unsigned unit) {
+    if constexpr (!FP8) return make_uint4(words[0], words[1], words[2], words[3]);
+    constexpr unsigned FIRST = 0x1404, LAST = 0x3424;
+    return make_uint4(decode(words[0], FIRST, unit), decode(words[0], LAST, unit),
+                      decode(words[1], FIRST, unit), decode(words[1], LAST, unit));
 }
 
 __device__ __forceinline__ unsigned scale(unsigned x, unsigned weight, float& squares) {
@@ -42,8 +67,8 @@ __device__ __forceinline__ uint4 scale(uint4 x, uint4 weight, float& squares) {
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * LANES)
-skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict__ norm,
-              const bf16* __restrict__ bias, void* out, int rows, int stride_x, int stride_out, float eps) {
+skinny_linear(const bf16* x, const unsigned char* __restrict__ w, const bf16* __restrict__ norm,
+              const bf16* __restrict__ bias, void* out, int rows, int stride_x, int stride_out, float eps, float unit) {
     // Dynamic, for it may be more than the 48 KB that a kernel gets unasked; Shape.shared_bytes is its size.
     extern __shared__ float shared[];
     auto sums = (float (*)[PARTS][ROWS][OUTPUTS])shared;
@@ -52,34 +77,43 @@ skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict_
     x += (size_t)blockIdx.y * ROWS * stride_x;
     rows = min(ROWS, rows - (int)blockIdx.y * ROWS);
     const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    // A lane's 16 bytes are 8 neighbours in K. Both operands take them in the same order, so any order will do.
-    const int row = lane / 4, k = warp * (K / WARPS) + (lane % 4) * 8;
+    // A lane's 16 bytes are neighbours in K. Both operands take them in the same order, so any order will do.
+    const int row = lane / 4, k = warp * (K / WARPS) + (lane % 4) * 8 * SPAN;
     const int first_output = blockIdx.x * OUTPUTS;
 
-    uint4 weights[PARTS][TILES][STEPS];
+    unsigned weights[PARTS][TILES][STEPS * WORDS];
     #pragma unroll
     for (int part = 0; part < PARTS; part++)
         #pragma unroll
         for (int tile = 0; tile < TILES; tile++)
             #pragma unroll
-            for (int step = 0; step < STEPS; step++)
-                weights[part][tile][step] = load_weights(w + (size_t)(part * N + first_output + tile * 8 + row) * K + k + step * 32);
+            for (int step = 0; step < STEPS; step += SPAN) {
+                const size_t at = (size_t)(part * N + first_output + tile * 8 + row) * K + k + step * 32;
+                load_weights(w + at * WEIGHT_BYTES, &weights[part][tile][step * WORDS]);
+            }
 
     let_next_start();
     wait_for_previous();
 
+    const unsigned wide_unit = pack(unit * 0x1p120f, unit * 0x1p120f);
     float tiles[PARTS][TILES][PAIRS][4] = {};
     float partial[2 * PAIRS] = {};
     #pragma unroll
     for (int step = 0; step < STEPS; step++) {
-        uint4 scales;
-        if (NORM) scales = *(const uint4*)(norm + k + step * 32);
+        const int offset = k + step / SPAN * SPAN * 32 + step % SPAN * 8;
+        uint4 scales, c[PARTS][TILES];
+        if (NORM) scales = *(const uint4*)(norm + offset);
+        #pragma unroll
+        for (int part = 0; part < PARTS; part++)
+            #pragma unroll
+            for (int tile = 0; tile < TILES; tile++)
+                c[part][tile] = decode(&weights[part][tile][step * WORDS], wide_unit);
         #pragma unroll
         for (int pair = 0; pair < PAIRS; pair++) {
             uint4 a = make_uint4(0, 0, 0, 0), b = a;
             const int upper = pair * 16 + row, lower = upper + 8;
-            if (upper < rows) a = *(const uint4*)(x + (size_t)upper * stride_x + k + step * 32);
-            if (HALVES > 1 && lower < rows) b = *(const uint4*)(x + (size_t)lower * stride_x + k + step * 32);
+            if (upper < rows) a = *(const uint4*)(x + (size_t)upper * stride_x + offset);
+            if (HALVES > 1 && lower < rows) b = *(const uint4*)(x + (size_t)lower * stride_x + offset);
             if (NORM) {
                 a = scale(a, scales, partial[2 * pair]);
                 if (HALVES > 1) b = scale(b, scales, partial[2 * pair + 1]);
@@ -88,9 +122,9 @@ skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict_
             for (int part = 0; part < PARTS; part++)
                 #pragma unroll
                 for (int tile = 0; tile < TILES; tile++) {
-                    const uint4 c = weights[part][tile][step];
-                    multiply(tiles[part][tile][pair], a.x, b.x, a.y, b.y, c.x, c.y);
-                    multiply(tiles[part][tile][pair], a.z, b.z, a.w, b.w, c.z, c.w);
+                    const uint4 values = c[part][tile];
+                    multiply(tiles[part][tile][pair], a.x, b.x, a.y, b.y, values.x, values.y);
+                    multiply(tiles[part][tile][pair], a.z, b.z, a.w, b.w, values.z, values.w);
                 }
         }
     }

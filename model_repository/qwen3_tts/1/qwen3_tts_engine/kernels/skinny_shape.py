@@ -22,6 +22,7 @@ class Shape:
     RESIDUAL: int = 0
     BIAS: int = 0
     FLOAT_OUT: int = 0
+    FP8: int = 0
 
     @property
     def macros(self) -> dict[str, int]:
