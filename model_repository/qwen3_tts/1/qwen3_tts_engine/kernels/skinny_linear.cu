@@ -44,7 +44,7 @@ __device__ __forceinline__ unsigned decode(unsigned codes, unsigned places, unsi
     const unsigned spread = __byte_perm(codes, 0, places);
     const unsigned small = (spread & 0x80008000u) | ((spread >> 4) & 0x07f007f0u);
     unsigned pair;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(small), "r"(unit), "r"(0x80008000u));
+    asm volatile("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(small), "r"(unit), "r"(0x80008000u));
     return pair;
 }
 
@@ -93,21 +93,25 @@ skinny_linear(const bf16* x, const unsigned char* __restrict__ w, const bf16* __
             }
 
     let_next_start();
+    // The weights come while the kernel before works, so that is the time to decode them.
+    const unsigned wide_unit = pack(unit * 0x1p120f, unit * 0x1p120f);
+    uint4 c[PARTS][TILES][STEPS];
+    #pragma unroll
+    for (int part = 0; part < PARTS; part++)
+        #pragma unroll
+        for (int tile = 0; tile < TILES; tile++)
+            #pragma unroll
+            for (int step = 0; step < STEPS; step++)
+                c[part][tile][step] = decode(&weights[part][tile][step * WORDS], wide_unit);
     wait_for_previous();
 
-    const unsigned wide_unit = pack(unit * 0x1p120f, unit * 0x1p120f);
     float tiles[PARTS][TILES][PAIRS][4] = {};
     float partial[2 * PAIRS] = {};
     #pragma unroll
     for (int step = 0; step < STEPS; step++) {
         const int offset = k + step / SPAN * SPAN * 32 + step % SPAN * 8;
-        uint4 scales, c[PARTS][TILES];
+        uint4 scales;
         if (NORM) scales = *(const uint4*)(norm + offset);
-        #pragma unroll
-        for (int part = 0; part < PARTS; part++)
-            #pragma unroll
-            for (int tile = 0; tile < TILES; tile++)
-                c[part][tile] = decode(&weights[part][tile][step * WORDS], wide_unit);
         #pragma unroll
         for (int pair = 0; pair < PAIRS; pair++) {
             uint4 a = make_uint4(0, 0, 0, 0), b = a;
@@ -122,7 +126,7 @@ skinny_linear(const bf16* x, const unsigned char* __restrict__ w, const bf16* __
             for (int part = 0; part < PARTS; part++)
                 #pragma unroll
                 for (int tile = 0; tile < TILES; tile++) {
-                    const uint4 values = c[part][tile];
+                    const uint4 values = c[part][tile][step];
                     multiply(tiles[part][tile][pair], a.x, b.x, a.y, b.y, values.x, values.y);
                     multiply(tiles[part][tile][pair], a.z, b.z, a.w, b.w, values.z, values.w);
                 }
