@@ -47,6 +47,16 @@ def test_the_talkers_table() -> None:
         assert float(milliseconds) == pytest.approx(measured[int(batch)], abs=0.006)
 
 
+def test_the_table_of_fp8() -> None:
+    plain, fp8 = (
+        {row["batch"]: row["ms_per_frame"] for row in record(f"talker{kind}-h200.json")["rows"]}
+        for kind in ("", "-fp8")
+    )
+    for batch, milliseconds, share in table(PAGES[0], "ms a frame, FP8"):
+        assert float(milliseconds) == pytest.approx(fp8[int(batch)], abs=0.006)
+        assert numbers(share) == pytest.approx([100 * fp8[int(batch)] / plain[int(batch)]], abs=0.6)
+
+
 def test_the_codecs_table() -> None:
     measured = {f"{row['batch']} x {row['frames']}": row for row in record("codec-h200.json")["rows"]}
     rows = table(PAGES[0], "rows x frames")
