@@ -33,8 +33,8 @@ class EngineConfig(BaseModel):
     """Fused CUDA kernels; auto goes on without them, slower, where they cannot be built."""
     cuda_graphs: bool = True
     quantization: Literal["none", "fp8"] = "none"
-    """fp8 rounds the weights of the talker's and the code predictor's layers to E4M3. A tick gets up to 3 % shorter, the
-    weights take half as much memory again, and codes change: docs/benchmarks says how much, and how to measure it."""
+    """fp8 rounds the weights of the talker's and the code predictor's layers to E4M3: a tick is up to 3 % shorter, the
+    weights take half as much memory again, and codes change. docs/benchmarks says how much, and how to measure it."""
     take_turns: Literal["auto", "on", "off"] = "auto"
     """Whether talker and codec work in turn, never both at once; auto: on a GPU, which would slice its time."""
     shared_codec_states: Literal["auto", "on", "off"] = "auto"
