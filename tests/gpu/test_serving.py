@@ -1,0 +1,96 @@
+"""Talker and codec on the GPU through a real tritonserver."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.progress import Progress
+
+from export.code2wav import export
+from export.python_form import PYTHON
+from qwen3_tts_engine.checkpoint import Checkpoint
+from scripts.benchmark_serving import EXIT, configuration
+from scripts.embedded.server import EXPLICIT
+from tests.e2e.serving import Heard, Voice, copy_repository, eventually, serve
+
+STREAMS, FRAMES = 8, 40
+ENDLESS = 4000
+
+
+@pytest.fixture(scope="module")
+def repository(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = copy_repository(tmp_path_factory.mktemp("gpu") / "model_repository", fakes=False)
+    with Progress(disable=True) as progress:
+        export(Checkpoint.open(str(tiny_checkpoint)), repository, PYTHON, progress)
+    return repository
+
+
+@contextmanager
+def serving(repository: Path, folder: Path, checkpoint: Path, **settings: str) -> Iterator[Voice]:
+    environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), "QWEN3_TTS_MAX_STREAMS": str(STREAMS)}
+    environment |= {"QWEN3_TTS_KERNELS": "required", **settings}
+    options = (*EXPLICIT, *EXIT, *configuration("python"))
+    with serve(repository, folder, environment, options) as server, Voice(server) as voice:
+        yield voice
+
+
+@pytest.fixture(scope="module")
+def caller(repository: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voice]:
+    with serving(repository, tmp_path_factory.mktemp("server"), tiny_checkpoint) as voice:
+        yield voice
+
+
+def assert_same_speech(found: Heard, expected: Heard) -> None:
+    """But for the rounding of kernels that a batch of another size takes."""
+    assert (found.error, expected.error) == (None, None)
+    assert len(found.samples) == len(expected.samples)
+    difference = np.abs(found.samples.astype(np.int32) - expected.samples)
+    assert np.linalg.norm(difference) < 0.02 * np.linalg.norm(expected.samples.astype(np.float64))
+
+
+def test_equal_seeds_give_equal_speech_beside_other_streams(caller: Voice) -> None:
+    alone = caller.hear(seed=11, max_frames=FRAMES)
+    with ThreadPoolExecutor(STREAMS) as pool:
+        crowd = list(pool.map(lambda seed: caller.hear(seed=seed, max_frames=FRAMES), [11, 1, 2, 11, 3, 4, 5, 11]))
+    for heard in (crowd[0], crowd[3], crowd[7]):
+        assert_same_speech(heard, alone)
+
+
+def test_states_that_travel_give_the_speech_of_states_that_stay(
+    caller: Voice, repository: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    with serving(repository, tmp_path, tiny_checkpoint, QWEN3_TTS_SHARED_CODEC_STATES="off") as other:
+        assert_same_speech(other.hear(seed=7, max_frames=FRAMES), caller.hear(seed=7, max_frames=FRAMES))
+
+
+def test_a_cancelled_stream_makes_room_at_once(caller: Voice) -> None:
+    running = [caller.stream(seed=seed, max_frames=ENDLESS) for seed in range(STREAMS)]
+    for stream in running:
+        list(islice(stream, 2))
+    first_audio: list[int] = []
+
+    def wait() -> None:
+        first_audio.extend(arrival for arrival, _ in islice(caller.stream(seed=99, max_frames=4), 1))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    eventually(lambda: caller.metric("qwen3_tts_requests_waiting") == 1)
+    assert not first_audio
+    cancelled = time.perf_counter_ns()
+    running[3].close()  # type: ignore[attr-defined]
+    waiting.join()
+    milliseconds = (first_audio[0] - cancelled) / 1e6
+    print(f"first audio of who waited: {milliseconds:.1f} ms after the cancel")
+    assert 0 < milliseconds < 200
+    for stream in running:
+        stream.close()  # type: ignore[attr-defined]
+    eventually(lambda: caller.metric("qwen3_tts_requests_running") == 0)
+    frames = caller.metric("qwen3_tts_frames_total")
+    time.sleep(1.0)
+    assert caller.metric("qwen3_tts_frames_total") == frames
