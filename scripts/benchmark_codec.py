@@ -32,7 +32,7 @@ from export.verify import IRREGULAR_CHUNKS
 from qwen3_tts_engine.checkpoint import Checkpoint, CodecDecoderConfig
 from qwen3_tts_engine.code2wav import MAX_FRAMES, SAMPLE_RATE, SAMPLES_PER_FRAME, max_history
 from qwen3_tts_engine.weights import codec_decoder_shapes
-from scripts.benchmark_table import show
+from scripts.benchmark_common import show
 from scripts.synthetic_configs import CODEC_DECODER
 from scripts.synthetic_weights import initial
 

@@ -6,7 +6,6 @@ The folder gets the client's record, its report and the server's log; `--output`
 """
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from rich.console import Console
 
 from client.prometheus import total
 from client.record import read_run
+from scripts.benchmark_common import settings_of_environment
 from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, GPU_OPTIONS, TritonServer, backend_options
 
 ROOT = Path(__file__).parents[1]
@@ -92,7 +92,7 @@ def record(
             "codec": form,
             "max_streams": max_streams,
             "text": text or "client/prompts/everyday.jsonl",
-            "environment": {name: value for name, value in os.environ.items() if name.startswith("QWEN3_TTS_")},
+            "environment": settings_of_environment(),
             "packages": summary["packages"],
         },
         "rows": [row | codec for row, codec in zip(rows(summary["loads"]), calls, strict=True)],

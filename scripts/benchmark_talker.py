@@ -21,7 +21,7 @@ from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.request import RequestError, SynthesisRequest
 from qwen3_tts_engine.scheduler import Newcomer
 from qwen3_tts_engine.startup import choose_device, load_runner
-from scripts.benchmark_table import show
+from scripts.benchmark_common import settings_of_environment, show
 
 console = Console()
 FRAMES = 70
@@ -38,12 +38,10 @@ def main(
     checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
     batches: Annotated[str, typer.Option(help="batch sizes")] = "1,2,4,8,16,32,64,128,256",
     repeats: Annotated[int, typer.Option(help="runs of 70 frames; the median counts")] = 5,
-    quantization: Annotated[str, typer.Option(help="of the layers' weights: none or fp8")] = "none",
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
     sizes = [int(size) for size in batches.split(",")]
-    fixed = {"checkpoint": checkpoint, "kernels": "required", "max_frames_limit": 512}
-    config = EngineConfig.model_validate(fixed | {"max_streams": max(sizes), "quantization": quantization})
+    config = settings(checkpoint, max(sizes))
     device = choose_device(config, "cuda:0")
     opened = Checkpoint.open(checkpoint)
     started = time.perf_counter()
@@ -52,10 +50,21 @@ def main(
     console.print(f"loaded and captured in {time.perf_counter() - started:.1f} s")
     prompts = PromptBuilder(opened, config)
     rows = [measure(runner, prompts, size, repeats) for size in sizes]
-    record = {**environment(opened, quantization), "rows": rows}
+    record = {**environment(opened), "rows": rows}
     show(rows, console)
     if output:
         output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def settings(checkpoint: str, max_streams: int) -> EngineConfig:
+    """Of a runner to be measured; the environment may have others (config.py)."""
+    fixed = {
+        "checkpoint": checkpoint,
+        "max_streams": str(max_streams),
+        "kernels": "required",
+        "max_frames_limit": "512",
+    }
+    return EngineConfig.from_parameters(fixed)
 
 
 def measure(runner: GraphRunner, prompts: PromptBuilder, batch: int, repeats: int) -> dict[str, Any]:
@@ -105,7 +114,7 @@ def newcomer(prompts: PromptBuilder, slot: int, pages: list[int]) -> Newcomer:
     return Newcomer(stream, slot, pages)
 
 
-def environment(checkpoint: Checkpoint, quantization: str) -> dict[str, Any]:
+def environment(checkpoint: Checkpoint) -> dict[str, Any]:
     config = checkpoint.config
     return {
         "gpu": torch.cuda.get_device_name(),
@@ -113,7 +122,7 @@ def environment(checkpoint: Checkpoint, quantization: str) -> dict[str, Any]:
         "command": shlex.join(["python", "-m", "scripts.benchmark_talker", *sys.argv[1:]]),
         "settings": {
             "checkpoint": f"{config.tts_model_size} {config.tts_model_type}",
-            "quantization": quantization,
+            "environment": settings_of_environment(),
             "prompt_rows": 60,
             "frames": FRAMES,
             "sampling": "temperature 0.9, top_k 50, both stages",

@@ -15,11 +15,10 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from qwen3_tts_engine.checkpoint import Checkpoint, TalkerConfig, TransformerConfig
-from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.graph_runner import GraphRunner
 from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.startup import choose_device, load_runner
-from scripts.benchmark_talker import newcomer
+from scripts.benchmark_talker import newcomer, settings
 
 # Measured on one H200 (spec §6): bytes and bfloat16 operations a second.
 BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 790e12
@@ -40,7 +39,7 @@ def main(
     rows: Annotated[int, typer.Option(help="kernels to list")] = 14,
 ) -> None:
     sizes = [int(size) for size in batches.split(",")]
-    config = EngineConfig(checkpoint=checkpoint, max_streams=max(sizes), kernels="required", max_frames_limit=512)
+    config = settings(checkpoint, max(sizes))
     opened = Checkpoint.open(checkpoint)
     runner = load_runner(opened, config, choose_device(config, "cuda:0"))
     assert isinstance(runner, GraphRunner)

@@ -25,7 +25,7 @@ from qwen3_tts_engine.scheduler import Newcomer
 from qwen3_tts_engine.talker import Talker
 from qwen3_tts_engine.torch_ops import TorchOps
 from qwen3_tts_engine.weights import talker_shapes
-from scripts.benchmark_table import show
+from scripts.benchmark_common import show
 from scripts.benchmark_talker import Deaf
 
 PAGES, PAGE_SIZE = 16, 32

@@ -54,14 +54,15 @@ def waiting_is_an_error() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def speak(runner: TalkerRunner, newcomers: list[Newcomer], frames: int = FRAMES) -> np.ndarray:
-    """Codes [frames, rows, codebooks]; nothing ends. One prompt at a time: a prefill's shape decides its rounding."""
-    for one in newcomers:
-        assert runner.prefill([one]) == []
+def speak(runner: TalkerRunner, newcomers: list[Newcomer], *, together: bool = False) -> np.ndarray:
+    """Codes [FRAMES, rows, codebooks]; nothing ends. One prompt at a time, unless `together`: a prefill's shape decides
+    its rounding."""
+    for group in [newcomers] if together else [[one] for one in newcomers]:
+        assert runner.prefill(group) == []
     slots = np.array([n.slot for n in newcomers])
     made = []
     launched = runner.launch(slots)
-    for _ in range(frames - 1):
+    for _ in range(FRAMES - 1):
         following = runner.launch(slots)
         made.append(runner.collect(launched).codes.copy())
         launched = following
@@ -88,6 +89,14 @@ def test_a_stream_does_not_depend_on_its_neighbours(checkpoint: Checkpoint, grap
         np.testing.assert_array_equal(speak(graphs, [newcomer(checkpoint, slot)])[:, 0], crowd[:, slot])
     other_order = speak(graphs, [newcomer(checkpoint, slot) for slot in (5, 2, 7)])
     np.testing.assert_array_equal(other_order, crowd[:, [5, 2, 7]])
+
+
+def test_a_batch_invariant_runner_does_not_care_who_is_beside_a_stream(checkpoint: Checkpoint) -> None:
+    """Prompts of several streams in one prefill, ticks of more rows: the codes are those of the stream on its own."""
+    runner = load_runner(checkpoint, config_of(checkpoint, batch_invariant=True), CUDA)
+    crowd = speak(runner, [newcomer(checkpoint, slot) for slot in range(SLOTS)], together=True)
+    for slot in (0, 7, SLOTS - 1):
+        np.testing.assert_array_equal(speak(runner, [newcomer(checkpoint, slot)])[:, 0], crowd[:, slot])
 
 
 def test_long_prompts_and_many_at_once_are_cut_into_prefills(checkpoint: Checkpoint, graphs: TalkerRunner) -> None:

@@ -23,12 +23,15 @@ SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 6_500_000}
 # of many, all blocks are to run at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than with 4).
 ATTENTION_WARPS = {16: 8, 48: 4, 1 << 40: 2}
 PREFILL_WARPS = 4
+INVARIANT_WARPS = 4
 FRAME_WARPS, DRAW_THREADS = 4, 256
 GATE_BLOCK = 1024
 
 
 class KernelOps:
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, batch_invariant: bool = False) -> None:
+        """`batch_invariant`: the arithmetic of a row does not depend on how many there are, which costs speed."""
+        self._batch_invariant = batch_invariant
         overlap = torch.cuda.get_device_capability(device)[0] >= OVERLAP_CAPABILITY
         self._launch = {"PDL": overlap, "launch_pdl": overlap}
 
@@ -43,25 +46,25 @@ class KernelOps:
     def norm_linear(
         self, x: Tensor, norm: Tensor, weight: Matrix, eps: float, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        if _is_skinny(x, weight):
+        if self._is_skinny(x, weight):
             out = x.new_empty(len(x), len(weight.dense)) if out is None else out
-            _skinny(x, weight, out, norm, bias, eps, NORM=1, BIAS=int(bias is not None))
+            self._skinny(x, weight, out, norm, bias, eps, NORM=1, BIAS=int(bias is not None))
             return out
         value = torch.nn.functional.linear(self.rms_norm(x, norm, eps), weight.dense, bias)
         return value if out is None else out.copy_(value)
 
     def norm_logits(self, x: Tensor, norm: Tensor, weight: Matrix, eps: float) -> Tensor:
-        if _is_skinny(x, weight):
+        if self._is_skinny(x, weight):
             out = x.new_empty(len(x), len(weight.dense), dtype=torch.float32)
-            _skinny(x, weight, out, norm, None, eps, NORM=1, FLOAT_OUT=1)
+            self._skinny(x, weight, out, norm, None, eps, NORM=1, FLOAT_OUT=1)
             return out
         return torch.mm(self.rms_norm(x, norm, eps), weight.dense.T, out_dtype=torch.float32)
 
     def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Matrix, eps: float) -> Tensor:
         width = len(gate_up.dense) // 2
         out = x.new_empty(len(x), width)
-        if _is_skinny(x, gate_up):
-            _skinny(x, gate_up, out, norm, None, eps, NORM=1, GATED=1)
+        if self._is_skinny(x, gate_up):
+            self._skinny(x, gate_up, out, norm, None, eps, NORM=1, GATED=1)
             return out
         both = torch.mm(self.rms_norm(x, norm, eps), gate_up.dense.T)
         grid = (len(x), triton.cdiv(width, GATE_BLOCK))
@@ -69,8 +72,8 @@ class KernelOps:
         return out
 
     def add_linear(self, residual: Tensor, x: Tensor, weight: Matrix) -> None:
-        if _is_skinny(x, weight):
-            _skinny(x, weight, residual, None, None, 0.0, RESIDUAL=1)
+        if self._is_skinny(x, weight):
+            self._skinny(x, weight, residual, None, None, 0.0, RESIDUAL=1)
         else:
             torch.addmm(residual, x, weight.dense.T, out=residual)
 
@@ -84,9 +87,7 @@ class KernelOps:
 
     def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prefill: bool) -> Attention:
         config, key_heads = cache.config, cache.config.num_key_value_heads
-        warps = next(warps for rows, warps in ATTENTION_WARPS.items() if len(slots) <= rows)
-        if prefill:
-            warps = max(warps, PREFILL_WARPS)
+        warps = self._attention_warps(len(slots), prefill)
         macros = _heads(config) | {"PAGE": cache.page_size, "COUNT": 1, "WARPS": warps, "STORED": int(prefill)}
         attend_kernel = _kernel("attention.cu", "paged_attention", LANES * warps, **macros)
         store_kernel = _kernel("attention.cu", "store_keys", max(LANES, 4 * key_heads), **macros)
@@ -120,6 +121,34 @@ class KernelOps:
 
     def rows(self, state: SlotState, slots: Tensor) -> "KernelRows":
         return KernelRows(state, slots, self._launch)
+
+    def _is_skinny(self, x: Tensor, weight: Matrix) -> bool:
+        if self._batch_invariant:
+            return True
+        return weight.dense.numel() <= next((most for rows, most in SKINNY.items() if len(x) <= rows), 0)
+
+    def _skinny(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        out: Tensor,
+        norm: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        **flags: int,
+    ) -> None:
+        halves = 1 if len(x) <= 8 or self._batch_invariant else 2 if len(x) <= 16 else 4
+        shape = Shape(N=out.shape[1], K=x.shape[1], HALVES=halves, FP8=int(weight.codes is not None), **flags)
+        values = weight.dense if weight.codes is None else weight.codes
+        strides = (x.stride(0), out.stride(0))
+        grid = (shape.blocks, triton.cdiv(len(x), 8 * halves))
+        _skinny_kernel(shape)(grid, x, values, norm, bias, out, len(x), *strides, eps, weight.unit)
+
+    def _attention_warps(self, rows: int, prefill: bool) -> int:
+        if self._batch_invariant:
+            return INVARIANT_WARPS
+        warps = next(warps for most, warps in ATTENTION_WARPS.items() if rows <= most)
+        return max(warps, PREFILL_WARPS) if prefill else warps
 
 
 class KernelRows:
@@ -164,21 +193,6 @@ def _kernel(source: str, function: str, threads: int, **macros: int) -> CudaKern
 @cache
 def _skinny_kernel(shape: Shape) -> CudaKernel:
     return CudaKernel("skinny_linear.cu", "skinny_linear", shape.macros, LANES * shape.warps, shape.shared_bytes)
-
-
-def _skinny(
-    x: Tensor, weight: Matrix, out: Tensor, norm: Tensor | None, bias: Tensor | None, eps: float, **flags: int
-) -> None:
-    halves = 1 if len(x) <= 8 else 2 if len(x) <= 16 else 4
-    shape = Shape(N=out.shape[1], K=x.shape[1], HALVES=halves, FP8=int(weight.codes is not None), **flags)
-    values = weight.dense if weight.codes is None else weight.codes
-    strides = (x.stride(0), out.stride(0))
-    grid = (shape.blocks, triton.cdiv(len(x), 8 * halves))
-    _skinny_kernel(shape)(grid, x, values, norm, bias, out, len(x), *strides, eps, weight.unit)
-
-
-def _is_skinny(x: Tensor, weight: Matrix) -> bool:
-    return weight.dense.numel() <= next((most for rows, most in SKINNY.items() if len(x) <= rows), 0)
 
 
 def _heads(config: TransformerConfig) -> dict[str, Any]:

@@ -72,6 +72,8 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.devi
     tensors = load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config))
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     tensors = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+    if device.type == "cuda" and config.kernels == "off" and config.batch_invariant:
+        raise ConfigError("batch_invariant: True: the kernels are, and kernels is off")
     if device.type == "cpu" or config.kernels == "off":
         return _make_runner(TalkerRunner, TorchOps(), checkpoint, config, tensors)
     try:
@@ -79,7 +81,7 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.devi
     except (ConfigError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        if config.kernels == "required":
+        if config.kernels == "required" or config.batch_invariant:
             raise
         log.warning("the CUDA kernels could not be built; PyTorch operations do the work, slower: %s", error)
         return _make_runner(TalkerRunner, TorchOps(), checkpoint, config, tensors)
@@ -90,7 +92,7 @@ def _graph_runner(checkpoint: Checkpoint, config: EngineConfig, tensors: dict[st
     from qwen3_tts_engine.graph_runner import GraphRunner
     from qwen3_tts_engine.kernel_ops import KernelOps
 
-    ops = KernelOps(tensors["talker.codec_head.weight"].device)
+    ops = KernelOps(tensors["talker.codec_head.weight"].device, batch_invariant=config.batch_invariant)
     if not config.cuda_graphs:
         return _make_runner(TalkerRunner, ops, checkpoint, config, tensors)
     runner = _make_runner(GraphRunner, ops, checkpoint, config, tensors)

@@ -1,0 +1,20 @@
+"""What the benchmarks share: how they show their rows, and what was set while they ran."""
+
+import os
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
+
+
+def show(rows: list[dict[str, Any]], console: Console) -> None:
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    console.print(table)
+
+
+def settings_of_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)}
