@@ -23,7 +23,8 @@ SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 6_500_000}
 # of many, all blocks are to run at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than with 4).
 ATTENTION_WARPS = {16: 8, 48: 4, 1 << 40: 2}
 PREFILL_WARPS = 4
-INVARIANT_WARPS = 4
+# What every batch takes that is to be invariant: few rows lose little by them, many the least.
+INVARIANT_HALVES, INVARIANT_WARPS = 2, 4
 FRAME_WARPS, DRAW_THREADS = 4, 256
 GATE_BLOCK = 1024
 
@@ -137,7 +138,7 @@ class KernelOps:
         eps: float,
         **flags: int,
     ) -> None:
-        halves = 1 if len(x) <= 8 or self._batch_invariant else 2 if len(x) <= 16 else 4
+        halves = INVARIANT_HALVES if self._batch_invariant else 1 if len(x) <= 8 else 2 if len(x) <= 16 else 4
         shape = Shape(N=out.shape[1], K=x.shape[1], HALVES=halves, FP8=int(weight.codes is not None), **flags)
         values = weight.dense if weight.codes is None else weight.codes
         strides = (x.stride(0), out.stride(0))
