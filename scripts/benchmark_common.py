@@ -17,4 +17,4 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 
 
 def settings_of_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)}
+    return {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX) and value}

@@ -47,14 +47,16 @@ def test_the_talkers_table() -> None:
         assert float(milliseconds) == pytest.approx(measured[int(batch)], abs=0.006)
 
 
-def test_the_table_of_fp8() -> None:
-    plain, fp8 = (
+def test_the_table_of_variants() -> None:
+    plain, fp8, invariant = (
         {row["batch"]: row["ms_per_frame"] for row in record(f"talker{kind}-h200.json")["rows"]}
-        for kind in ("", "-fp8")
+        for kind in ("", "-fp8", "-invariant")
     )
-    for batch, milliseconds, share in table(PAGES[0], "ms a frame, FP8"):
-        assert float(milliseconds) == pytest.approx(fp8[int(batch)], abs=0.006)
-        assert numbers(share) == pytest.approx([100 * fp8[int(batch)] / plain[int(batch)]], abs=0.6)
+    for streams, *cells in table(PAGES[0], "ms a frame, FP8"):
+        batch = int(streams)
+        for found, (milliseconds, share) in zip((fp8, invariant), (cells[:2], cells[2:]), strict=True):
+            assert float(milliseconds) == pytest.approx(found[batch], abs=0.006)
+            assert numbers(share) == pytest.approx([100 * found[batch] / plain[batch]], abs=0.6)
 
 
 def test_the_codecs_table() -> None:

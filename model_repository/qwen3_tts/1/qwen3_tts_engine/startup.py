@@ -68,42 +68,44 @@ def choose_device(config: EngineConfig, assigned: str) -> torch.device:
 
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
-    """Load the weights and get ready to run; raises CheckpointError for a missing tensor or a wrong shape."""
-    tensors = load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config))
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    tensors = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
-    if device.type == "cuda" and config.kernels == "off" and config.batch_invariant:
-        raise ConfigError("batch_invariant: True: the kernels are, and kernels is off")
-    if device.type == "cpu" or config.kernels == "off":
-        return _make_runner(TalkerRunner, TorchOps(), checkpoint, config, tensors)
-    try:
-        return _graph_runner(checkpoint, config, tensors)
-    except (ConfigError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        if config.kernels == "required" or config.batch_invariant:
+    """Load the weights and get ready to run.
+
+    Raises CheckpointError for a missing tensor or a wrong shape, ConfigError for settings that do not go together.
+    """
+    if device.type == "cuda" and config.batch_invariant and config.kernels == "off":
+        raise ConfigError("batch_invariant: only the kernels can be, so kernels must not be off")
+    if device.type == "cuda" and config.kernels != "off":
+        try:
+            return _kernel_runner(checkpoint, config, device)
+        except (CheckpointError, ConfigError, torch.OutOfMemoryError):
             raise
-        log.warning("the CUDA kernels could not be built; PyTorch operations do the work, slower: %s", error)
-        return _make_runner(TalkerRunner, TorchOps(), checkpoint, config, tensors)
+        except Exception as error:
+            if config.kernels == "required" or config.batch_invariant:
+                raise
+            log.warning("the CUDA kernels could not be built; PyTorch operations do the work, slower: %s", error)
+    # Outside of the handler, whose error refers to all that the failed runner holds.
+    return _make_runner(TalkerRunner, TorchOps(), checkpoint, config, device)
 
 
-def _graph_runner(checkpoint: Checkpoint, config: EngineConfig, tensors: dict[str, torch.Tensor]) -> TalkerRunner:
+def _kernel_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
     # Triton and CUDA's compiler are there only where they are needed.
     from qwen3_tts_engine.graph_runner import GraphRunner
     from qwen3_tts_engine.kernel_ops import KernelOps
 
-    ops = KernelOps(tensors["talker.codec_head.weight"].device, batch_invariant=config.batch_invariant)
+    ops = KernelOps(device, batch_invariant=config.batch_invariant)
     if not config.cuda_graphs:
-        return _make_runner(TalkerRunner, ops, checkpoint, config, tensors)
-    runner = _make_runner(GraphRunner, ops, checkpoint, config, tensors)
-    tensors.clear()
+        return _make_runner(TalkerRunner, ops, checkpoint, config, device)
+    runner = _make_runner(GraphRunner, ops, checkpoint, config, device)
     runner.capture(lambda done, total: log.info("captured %d of %d CUDA graphs", done, total))
     return runner
 
 
 def _make_runner(
-    kind: type[RunnerT], ops: Ops, checkpoint: Checkpoint, config: EngineConfig, tensors: dict[str, torch.Tensor]
+    kind: type[RunnerT], ops: Ops, checkpoint: Checkpoint, config: EngineConfig, device: torch.device
 ) -> RunnerT:
+    tensors = load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config))
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    tensors = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
     matrix = Matrix.rounded if config.quantization == "fp8" else Matrix
     talker = Talker(checkpoint.config.talker_config, tensors, ops, matrix)
     predictor = CodePredictor(talker, tensors, ops, matrix)

@@ -1,0 +1,46 @@
+"""A machine where the kernels cannot be built."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from qwen3_tts_engine import kernel_ops
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.graph_runner import GraphRunner
+from qwen3_tts_engine.kernels import cuda_module
+from qwen3_tts_engine.startup import load_runner
+from qwen3_tts_engine.torch_ops import TorchOps
+from tests.gpu.test_runner import CUDA, config_of, newcomer, speak
+
+
+@pytest.fixture
+def _no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(name: str, source: bytes, options: object) -> bytes:
+        raise cuda_module.KernelError(f"{name} does not compile: injected")
+
+    monkeypatch.setattr(cuda_module, "_compile", refuse)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # What other tests built.
+    for known in (kernel_ops._kernel, kernel_ops._skinny_kernel):
+        known.cache_clear()
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_pytorch_does_the_work_and_the_log_says_why(checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
+    runner = load_runner(checkpoint, config_of(checkpoint, kernels="auto"), CUDA)
+    assert not isinstance(runner, GraphRunner)
+    assert isinstance(runner._ops, TorchOps)
+    assert "the CUDA kernels could not be built" in caplog.text
+    assert "does not compile: injected" in caplog.text
+    codes = speak(runner, [newcomer(checkpoint, slot) for slot in range(3)])
+    assert len(np.unique(codes)) > 10
+
+
+@pytest.mark.usefixtures("_no_compiler")
+@pytest.mark.parametrize("settings", [{"kernels": "required"}, {"kernels": "auto", "batch_invariant": True}])
+def test_who_insists_on_kernels_is_told(checkpoint: Checkpoint, settings: dict[str, object]) -> None:
+    with pytest.raises(cuda_module.KernelError, match="injected"):
+        load_runner(checkpoint, config_of(checkpoint, **settings), CUDA)
+    torch.cuda.empty_cache()

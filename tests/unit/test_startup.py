@@ -1,0 +1,46 @@
+"""What a talker says that cannot start."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.config import ConfigError, EngineConfig
+from qwen3_tts_engine.startup import choose_device, load_runner
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
+
+
+def config_of(checkpoint: Path, **settings: object) -> EngineConfig:
+    return EngineConfig.model_validate({"checkpoint": str(checkpoint), "max_streams": 2, **settings})
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device: cuda:1: PyTorch sees no CUDA device"):
+        choose_device(config_of(tiny_checkpoint, device="cuda:1"), "cpu")
+
+
+def test_a_gpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    message = "device: Tesla T4 has compute capability (7, 5), bfloat16 needs 8.0 or later"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        choose_device(config_of(tiny_checkpoint), "cuda:0")
+
+
+def test_too_little_memory_for_one_stream(tiny_checkpoint: Path) -> None:
+    config = config_of(tiny_checkpoint, kv_cache_gib=1e-4)
+    with pytest.raises(
+        ConfigError, match=r"kv_cache_gib: 0.00 GiB hold \d+ positions, one stream may need \d+: raise it"
+    ):
+        load_runner(Checkpoint.open(config.checkpoint), config, CPU)
+
+
+def test_batch_invariance_without_kernels(tiny_checkpoint: Path) -> None:
+    config = config_of(tiny_checkpoint, batch_invariant=True, kernels="off")
+    with pytest.raises(ConfigError, match="batch_invariant"):
+        load_runner(Checkpoint.open(config.checkpoint), config, CUDA)
