@@ -1,6 +1,9 @@
 """The rows from which a graph prefills prompts hold all that a prompt does; run here without a graph, on the CPU."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 import torch
 
 from qwen3_tts_engine.checkpoint import Checkpoint
@@ -38,6 +41,30 @@ def test_rows_of_clones_are_their_prompts(checkpoint_of: CheckpointOf) -> None:
         count, page_size = len(newcomer.stream.prompt), eager.limits.page_size
         places = [newcomer.pages[i // page_size] * page_size + i % page_size for i in range(count)]
         torch.testing.assert_close(graphs._cache.data[:, :, places], keys[:, :, places], atol=1e-4, rtol=1e-4)
+
+
+def test_out_of_memory_fails_the_prompt_that_meets_it(
+    checkpoint_of: CheckpointOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint.open(str(checkpoint_of("base")))
+    config = EngineConfig(checkpoint=str(checkpoint.folder), max_streams=4, max_text_tokens=64, max_frames_limit=64)
+    prompts = PromptBuilder(checkpoint, config)
+    graphs = as_graph_runner(load_runner(checkpoint, config, torch.device("cpu")))
+    open_slots, prefilled = graphs._state.open, list[np.ndarray]()
+    graphs._prefills = {512: SimpleNamespace(replay=prefilled.append)}  # type: ignore[dict-item]
+
+    def scarce(newcomers: list[Newcomer]) -> None:
+        if any(newcomer.slot == 1 for newcomer in newcomers):
+            raise torch.OutOfMemoryError("injected")
+        open_slots(newcomers)
+
+    monkeypatch.setattr(graphs._state, "open", scarce)
+    newcomers = [clone(prompts, slot, graphs.limits.page_size) for slot in range(3)]
+    [(failed, error)] = graphs.prefill(newcomers)
+    assert failed is newcomers[1]
+    assert "injected" in str(error)
+    assert [set(rows[:, 0]) for rows in prefilled] == [{0}, {2}]
+    assert graphs._fresh.tolist() == [True, False, True, False]
 
 
 def as_graph_runner(eager: TalkerRunner) -> GraphRunner:

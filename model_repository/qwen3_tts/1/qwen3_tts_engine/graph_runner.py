@@ -81,12 +81,12 @@ class GraphRunner(TalkerRunner):
 
     @torch.inference_mode()
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
-        self._state.open(newcomers)
-        rows = np.concatenate([self._prompt_rows(newcomer) for newcomer in newcomers])
-        # Each replay stores keys before it attends, so prompts may be cut anywhere.
-        for graph, part in _replays(self._prefills, rows):
-            graph.replay(part)
-        self._fresh[[newcomer.slot for newcomer in newcomers]] = True
+        try:
+            self._prefill_together(newcomers)
+        except torch.OutOfMemoryError as error:
+            if len(newcomers) == 1:
+                return [(newcomers[0], error)]
+            return [failed for newcomer in newcomers for failed in self.prefill([newcomer])]
         return []
 
     @torch.inference_mode()
@@ -109,6 +109,14 @@ class GraphRunner(TalkerRunner):
         codes = np.empty(tick.codes.shape, np.int64)
         codes[tick.order] = tick.codes.numpy()
         return Frames(codes, codes[:, 0] == self._state.eos)
+
+    def _prefill_together(self, newcomers: list[Newcomer]) -> None:
+        self._state.open(newcomers)
+        rows = np.concatenate([self._prompt_rows(newcomer) for newcomer in newcomers])
+        # Each replay stores keys before it attends, so prompts may be cut anywhere.
+        for graph, part in _replays(self._prefills, rows):
+            graph.replay(part)
+        self._fresh[[newcomer.slot for newcomer in newcomers]] = True
 
     def _captured(self, padding: np.ndarray, run: Callable[[Tensor], Tensor | None]) -> Graph:
         with torch.inference_mode():
