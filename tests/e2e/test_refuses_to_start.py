@@ -109,6 +109,16 @@ def test_an_unknown_setting_is_refused(scripted_repository: Path, tiny_checkpoin
     assert "max_streams: 'none': Input should be a valid integer" in (tmp_path / "server.log").read_text()
 
 
+def test_a_second_talker_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    repository = copy_repository(tmp_path / "model_repository", fakes=True)
+    config = repository / "qwen3_tts" / "config.pbtxt"
+    config.write_text(config.read_text().replace("count: 1", "count: 2"))
+    environment = {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint)}
+    with pytest.raises(ServerError), serve(repository, tmp_path, environment, TALKER_ONLY):
+        pass
+    assert "instance_group: 2 talkers, one can be: run one server for each GPU" in (tmp_path / "server.log").read_text()
+
+
 def write_manifest(checkpoint: Path, folder: Path) -> None:
     """model.json as the export of this checkpoint's codec writes it."""
     opened = Checkpoint.open(str(checkpoint))

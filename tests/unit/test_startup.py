@@ -8,7 +8,7 @@ import torch
 
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.config import ConfigError, EngineConfig
-from qwen3_tts_engine.startup import choose_device, load_runner
+from qwen3_tts_engine.startup import check_instances, choose_device, load_runner
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
@@ -30,6 +30,15 @@ def test_a_gpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint:
     message = "device: Tesla T4 has compute capability (7, 5), bfloat16 needs 8.0 or later"
     with pytest.raises(ConfigError, match=re.escape(message)):
         choose_device(config_of(tiny_checkpoint), "cuda:0")
+
+
+def test_a_talker_on_each_of_two_gpus() -> None:
+    one = {"kind": "KIND_GPU", "count": 1, "gpus": [1]}
+    check_instances([one])
+    check_instances([{"kind": "KIND_CPU", "count": 1, "gpus": []}])
+    for several in ([one | {"gpus": [0, 1]}], [one, one], [one | {"count": 2}]):
+        with pytest.raises(ConfigError, match="instance_group: 2 talkers"):
+            check_instances(several)
 
 
 def test_too_little_memory_for_one_stream(tiny_checkpoint: Path) -> None:

@@ -33,8 +33,9 @@ class TritonPythonModel:
         triton_io.log_through_triton()
         self._args = args
         self._name = args["model_name"]
-        parameters = json.loads(args["model_config"])["parameters"]
-        values = {name: value["string_value"] for name, value in parameters.items()}
+        model_config = json.loads(args["model_config"])
+        startup.check_instances(model_config["instance_group"])
+        values = {name: value["string_value"] for name, value in model_config["parameters"].items()}
         config = EngineConfig.from_parameters(values, model=self._name)
         device = startup.choose_device(config, _assigned_device(args))
         checkpoint = Checkpoint.open(config.checkpoint, config.revision)

@@ -3,7 +3,7 @@
 import logging
 import os
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -45,6 +45,18 @@ CPU_CACHE_BYTES = 1 << 30
 FREE_MEMORY_SHARE = 0.6
 STATE_DTYPES = {"FP32": torch.float32, "FP16": torch.float16}
 PREFILL_ROWS = 512
+
+
+def check_instances(groups: list[dict[str, Any]]) -> None:
+    """Raises ConfigError where Triton's `instance_group` makes more than one talker.
+
+    Each would have a part of the streams, of a sequence's requests, and of every GPU's codec.
+    """
+    count = sum(group["count"] * max(1, len(group["gpus"])) for group in groups)
+    if count > 1:
+        raise ConfigError(
+            f"instance_group: {count} talkers, one can be: run one server for each GPU, with CUDA_VISIBLE_DEVICES"
+        )
 
 
 def choose_device(config: EngineConfig, assigned: str) -> torch.device:
