@@ -143,8 +143,8 @@ def find_tritonserver() -> Path:
 
 
 def server_environment() -> dict[str, str]:
-    """Environment in which the server finds its libraries, this Python and its packages."""
-    environment = dict(os.environ)
+    """Environment in which the server finds its libraries, this Python and its packages, and one GPU."""
+    environment = {"CUDA_VISIBLE_DEVICES": "0"} | os.environ
     if shutil.which("tritonserver"):
         return environment
     libraries = [str(_wheel().parent / "nvidia_pytriton.libs"), str(_libpython_folder())]
