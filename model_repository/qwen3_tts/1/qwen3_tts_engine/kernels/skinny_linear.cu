@@ -95,14 +95,14 @@ skinny_linear(const bf16* x, const unsigned char* __restrict__ w, const bf16* __
     let_next_start();
     // The weights come while the kernel before works, so that is the time to decode them.
     const unsigned wide_unit = pack(unit * 0x1p120f, unit * 0x1p120f);
-    uint4 c[PARTS][TILES][STEPS];
+    uint4 decoded[PARTS][TILES][STEPS];
     #pragma unroll
     for (int part = 0; part < PARTS; part++)
         #pragma unroll
         for (int tile = 0; tile < TILES; tile++)
             #pragma unroll
             for (int step = 0; step < STEPS; step++)
-                c[part][tile][step] = decode(&weights[part][tile][step * WORDS], wide_unit);
+                decoded[part][tile][step] = decode(&weights[part][tile][step * WORDS], wide_unit);
     wait_for_previous();
 
     float tiles[PARTS][TILES][PAIRS][4] = {};
@@ -126,9 +126,9 @@ skinny_linear(const bf16* x, const unsigned char* __restrict__ w, const bf16* __
             for (int part = 0; part < PARTS; part++)
                 #pragma unroll
                 for (int tile = 0; tile < TILES; tile++) {
-                    const uint4 values = c[part][tile][step];
-                    multiply(tiles[part][tile][pair], a.x, b.x, a.y, b.y, values.x, values.y);
-                    multiply(tiles[part][tile][pair], a.z, b.z, a.w, b.w, values.z, values.w);
+                    const uint4 c = decoded[part][tile][step];
+                    multiply(tiles[part][tile][pair], a.x, b.x, a.y, b.y, c.x, c.y);
+                    multiply(tiles[part][tile][pair], a.z, b.z, a.w, b.w, c.z, c.w);
                 }
         }
     }
