@@ -41,14 +41,18 @@ def is_ahead_of_time(trt: Any) -> bool:
 
 
 def create_network(trt: Any, builder: Any) -> Any:
-    """A strongly typed network, which computes every tensor in the type that the graph gives it; 8.6 has none."""
+    """A strongly typed network, which computes every tensor in the type that the graph gives it; 8.6 has none.
+
+    8.6 requires EXPLICIT_BATCH, 10 ignores it and 11 dropped it. 10 requires STRONGLY_TYPED, 11 ignores it.
+    """
     known = trt.NetworkDefinitionCreationFlag
     flags = [getattr(known, name) for name in ("EXPLICIT_BATCH", "STRONGLY_TYPED") if hasattr(known, name)]
     return builder.create_network(sum(1 << int(flag) for flag in flags))
 
 
 def is_strongly_typed(trt: Any) -> bool:
-    return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+    """Whether create_network makes a strongly typed network: on request in 10, always where FP16 is no flag (11)."""
+    return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED") or not hasattr(trt.BuilderFlag, "FP16")
 
 
 def configure(trt: Any, builder: Any, network: Any, level: int, report: Report) -> Any:

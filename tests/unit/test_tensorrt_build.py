@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -78,19 +77,3 @@ def test_fp32_is_no_tf32() -> None:
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
     config = configure(trt, builder, create_network(trt, builder), level=0, report=print)
     assert not config.get_flag(trt.BuilderFlag.TF32)
-
-
-@pytest.mark.parametrize(("dtype", "flags"), [("half", ["FP16", "PREFER_PRECISION_CONSTRAINTS"]), ("float", [])])
-def test_tensorrt_8_computes_in_fp16_where_the_graph_does(dtype: str, flags: list[str]) -> None:
-    """It has no strongly typed networks."""
-    trt, network = MagicMock(__name__="tensorrt", float16="half", float32="float"), MagicMock(num_inputs=1)
-    del trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
-    del trt.IProgressMonitor
-    layer = MagicMock(type=trt.LayerType.SOFTMAX, precision="any")
-    layer.get_output.return_value.dtype = "float"
-    network.num_layers, network.get_layer.return_value = 1, layer
-    network.get_input.return_value.dtype = dtype
-    config = configure(trt, MagicMock(), network, level=3, report=print)
-    assert [call.args for call in config.set_flag.call_args_list] == [(getattr(trt.BuilderFlag, f),) for f in flags]
-    assert config.clear_flag.call_args.args == (trt.BuilderFlag.TF32,)
-    assert layer.precision == ("float" if flags else "any")

@@ -1,0 +1,157 @@
+"""Plans are built and run with the names that TensorRT 8.6, 10 and 11 have: stand-ins have no others."""
+
+import json
+import sys
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from export import tensorrt_build, tensorrt_run
+from export.tensorrt_api import TensorRtError, configure, create_network, is_strongly_typed
+from tests.fakes import host_cuda
+from tests.fakes.tensorrt_module import ENUMS, LACKS, LARGEST, STRICT, tensorrt_module
+
+VERSIONS = tuple(LACKS)
+PROFILE = {"x": [[1, 4], [2, 4], [LARGEST, 4]]}
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of the TensorRT that is installed, on a GPU."""
+    install(request.param, monkeypatch)
+    return str(request.param)
+
+
+def install(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", tensorrt_module(version))
+    monkeypatch.setattr(tensorrt_build, "find_device", host_cuda.Device)
+    for name in ("Device", "Buffer", "Stream"):
+        monkeypatch.setattr(tensorrt_run, name, getattr(host_cuda, name))
+
+
+def build(folder: Path, dtype: str = "HALF", level: int = 2) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the exporter and what the stand-in says of a plan."""
+    (folder / "graph.onnx").write_text(dtype)
+    facts = tensorrt_build.build(folder / "graph.onnx", folder / "x.plan", PROFILE, level, folder / "cache")
+    return facts, json.loads((folder / "x.plan").read_text())
+
+
+def test_every_version_builds(version: str, tmp_path: Path) -> None:
+    facts, plan = build(tmp_path)
+    assert (facts["library"], facts["version"], facts["level"]) == ("tensorrt", version, 2)
+    assert facts["strongly_typed"] == (version != "8.6")
+    assert (plan["level"], plan["profile"]) == (2, PROFILE)
+    assert "TF32" not in plan["builder"]
+
+
+@pytest.mark.parametrize(
+    ("version", "network"),
+    [("8.6", ["EXPLICIT_BATCH"]), ("10.14", ["EXPLICIT_BATCH", "STRONGLY_TYPED"]), ("11.1", ["STRONGLY_TYPED"])],
+)
+def test_networks_are_as_strongly_typed_as_a_version_can(
+    version: str, network: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(version, monkeypatch)
+    _, plan = build(tmp_path)
+    assert plan["network"] == network
+    assert (plan["builder"], plan["tactics"]) == (
+        (["FP16", "PREFER_PRECISION_CONSTRAINTS"], ["EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS"])
+        if version == "8.6"
+        else ([], None)
+    )
+
+
+@pytest.mark.parametrize(("dtype", "precisions"), [("HALF", ["HALF", "FLOAT"]), ("FLOAT", ["FLOAT", "FLOAT"])])
+def test_tensorrt_8_computes_in_fp16_where_the_graph_does(
+    dtype: str, precisions: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("8.6", monkeypatch)
+    _, plan = build(tmp_path, dtype)
+    assert plan["precisions"] == precisions
+    assert ("FP16" in plan["builder"]) == (dtype == "HALF")
+
+
+def test_timings_of_the_last_build_shorten_the_next(version: str, tmp_path: Path) -> None:
+    for builds in (1, 2):
+        build(tmp_path)
+        [timings] = (tmp_path / "cache").iterdir()
+        assert timings.name == f"tensorrt-{version}-NVIDIA-H200.timings"
+        assert timings.read_bytes() == b"timing " * builds
+
+
+def test_progress_is_reported_where_there_is_a_monitor(
+    version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(tmp_path)
+    assert ("Building (2 steps)" in capsys.readouterr().err) == (version != "8.6")
+
+
+def test_every_version_runs(version: str, tmp_path: Path) -> None:
+    build(tmp_path)
+    plan = tensorrt_run.Plan(tmp_path / "x.plan")
+    assert plan.dtypes == {"x": "float16", "y": "float16"}
+    assert plan.dims == {"x": [-1, 4], "y": [-1, 4]}
+    data = bytes(range(24))
+    assert plan.run({"x": data}, {"x": [3, 4]}) == {"y": data}
+    assert plan.microseconds({"x": [3, 4]}, 2) == 1.0
+    with pytest.raises(TensorRtError, match=r"x: the plan does not take the shape \[9, 4\]"):
+        plan.output_shapes({"x": [LARGEST + 1, 4]})
+
+
+def test_every_version_shares_memory(version: str, tmp_path: Path) -> None:
+    build(tmp_path, "FLOAT")
+    plan = tensorrt_run.Plan(tmp_path / "x.plan")
+    assert plan.share() == {
+        "handle": b"handle".hex(), "size": 512, "offsets": {"x": 0, "y": 256}, "largest": {"x": [LARGEST, 4]},
+    }  # fmt: skip
+    assert plan.capture({"x": [2, 4]}) == plan.run_shared({"x": [2, 4]}) == {"y": [2, 4]}
+
+
+def test_plan_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("10.14", monkeypatch)
+    build(tmp_path)
+    install("11.1", monkeypatch)
+    with pytest.raises(TensorRtError, match=r"x\.plan: TensorRT 11\.1 on NVIDIA H200 does not load it"):
+        tensorrt_run.Plan(tmp_path / "x.plan")
+
+
+def test_version_without_the_ignored_flag_is_strongly_typed_still() -> None:
+    """11 ignores STRONGLY_TYPED and calls it deprecated."""
+    trt = tensorrt_module("11.1")
+    trt.NetworkDefinitionCreationFlag = IntEnum("NetworkDefinitionCreationFlag", [])
+    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+    network = create_network(trt, builder)
+    assert is_strongly_typed(trt)
+    assert configure(trt, builder, network, level=3, report=print)._tactics is None
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_stand_in_raises_for_what_a_version_lacks(version: str) -> None:
+    trt = tensorrt_module(version)
+    for name, lacks in LACKS[version].items():
+        holder = trt if name == "tensorrt" else getattr(trt, name)
+        instance = holder() if holder is not trt and name not in ENUMS else holder
+        for missing in lacks:
+            assert not hasattr(instance, missing), (version, name, missing)
+            if instance is not holder:
+                with pytest.raises(AttributeError, match=f"has no {missing}"):
+                    setattr(instance, missing, None)
+    with pytest.raises(AttributeError):
+        trt.IBuilderConfig().max_workspace_size = 1
+
+
+def test_names_of_11_are_those_of_tensorrt_for_rtx() -> None:
+    """The one TensorRT that is here for comparison has the API of 11."""
+    real = pytest.importorskip("tensorrt_rtx_bindings", reason="the extra tensorrt-rtx")
+    trt = tensorrt_module("11.1")
+    lacks = LACKS["11.1"]
+    for name in [*ENUMS, *(base.__name__ for base in STRICT)]:
+        known, possible = set(dir(getattr(real, name))), getattr(trt, name)
+        # Timing caches of TensorRT for RTX are not used, but have the same names.
+        names = {member for member in dir(possible) if not member.startswith("_")} - {"trt", "lacks"}
+        if name in ENUMS:
+            names = set(possible.__members__)
+        assert names - lacks.get(name, set()) <= known, name
+        assert not lacks.get(name, set()) & known, name
