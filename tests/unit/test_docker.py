@@ -1,11 +1,13 @@
 """docker/ without Docker: linted, valid, pinned, and in agreement with the code that it serves."""
 
+import importlib.util
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,10 +69,7 @@ def test_compose_file_is_valid(tmp_path: Path) -> None:
 )
 def test_pins_are_those_of_the_tests_and_complete(file: str, extras: list[str]) -> None:
     pinned, tested = pins(DOCKER / file), pins(ROOT / "scripts" / "constraints.txt")
-    tensorrt = {"tensorrt-cu13"}
-    assert {name: tested.get(name) for name in pinned.keys() - tensorrt} == {
-        name: version for name, version in pinned.items() if name not in tensorrt
-    }
+    assert {name: tested.get(name) for name in pinned} == pinned
     optional = PROJECT["optional-dependencies"]
     needed = [Requirement(line) for extra in extras for line in optional[extra]] or list(
         map(Requirement, PROJECT["dependencies"])
@@ -82,17 +81,71 @@ def test_pins_are_those_of_the_tests_and_complete(file: str, extras: list[str]) 
 
 def test_images_are_pinned() -> None:
     bases = [line.split()[0] for line in instructions("FROM")]
-    assert bases == ["python:3.12.12-slim-bookworm", "nvcr.io/nvidia/tritonserver:25.11-py3"]
+    assert bases == ["python:3.12.12-slim-bookworm", "nvcr.io/nvidia/tritonserver:${TRITON_RELEASE}-py3"]
     for image in (service["image"] for service in SERVICES.values()):
-        assert re.search(r":v?\d+\.\d+\.\d+$", image), image
+        assert re.search(r":v?\d+\.\d+\.\d+(-\$\{TRITON_RELEASE:-[\d.]+\})?$", image), image
 
 
-def test_tensorrt_is_that_of_the_image() -> None:
-    release = re.search(r"TensorRT (\d+\.\d+), Python", DOCKERFILE)
-    assert release is not None
-    version = pins(DOCKER / "requirements.txt")["tensorrt-cu13"]
-    assert version.startswith(f"{release[1]}.")
-    assert not version.startswith("10.15")
+def test_one_release_of_triton_is_the_default_everywhere() -> None:
+    [argument] = instructions("ARG")
+    release = argument.removeprefix("TRITON_RELEASE=")
+    # 26.11 is the first with all that the Dockerfile names.
+    assert re.fullmatch(r"\d\d\.\d\d", release)
+    assert release >= "26.11"
+    assert DOCKERFILE.index("ARG TRITON_RELEASE") < DOCKERFILE.index("FROM "), "for every FROM"
+    for name in ("codec", "server"):
+        assert SERVICES[name]["build"]["args"] == {"TRITON_RELEASE": f"${{TRITON_RELEASE:-{release}}}"}
+        # An image of another release is another image: it is built when it is chosen.
+        assert SERVICES[name]["image"].endswith(f"-${{TRITON_RELEASE:-{release}}}")
+
+
+def tensorrt_requirement() -> Any:
+    spec = importlib.util.spec_from_file_location("tensorrt_requirement", DOCKER / "tensorrt_requirement.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def library(*version: int) -> Any:
+    """libnvinfer, as ctypes shows it."""
+    parts = zip(("Major", "Minor", "Patch", "Build"), version, strict=True)
+    return SimpleNamespace(**{f"getInferLib{part}Version": lambda number=number: number for part, number in parts})
+
+
+@pytest.mark.parametrize("version", [(10, 14, 1, 48), (11, 4, 0, 106)])
+def test_tensorrt_is_the_build_of_the_image(version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> Any:
+        if name != f"libnvinfer.so.{version[0]}":
+            raise OSError(name)
+        return library(*version)
+
+    module = tensorrt_requirement()
+    monkeypatch.setattr(module.ctypes, "CDLL", load)
+    requirement, built = Requirement(module.requirement(module.load())), ".".join(map(str, version))
+    assert requirement.name == "tensorrt-cu13"
+    assert requirement.specifier.contains(built)
+    assert requirement.specifier.contains(f"{built}.post1")
+    for other in (f"{built}0", built.rsplit(".", 1)[0], "11.4.0.99", "10.14.1.49"):
+        assert not requirement.specifier.contains(other), other
+
+
+def test_image_without_tensorrt_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> None:
+        raise OSError(name)
+
+    module = tensorrt_requirement()
+    monkeypatch.setattr(module.ctypes, "CDLL", load)
+    with pytest.raises(SystemExit, match=r"no libnvinfer\.so\.11 or \.10 in this image: choose another TRITON_RELEASE"):
+        module.load()
+
+
+def test_tensorrt_is_installed_as_required() -> None:
+    [run] = [line for line in instructions("RUN") if "tensorrt" in line]
+    assert run.startswith("python3 tensorrt_requirement.py >tensorrt.txt && ")
+    assert run.endswith("--requirement requirements.txt --requirement tensorrt.txt")
+    assert not [name for name in pins(DOCKER / "requirements.txt") if "tensorrt" in name]
 
 
 def test_what_is_copied_is_there() -> None:
