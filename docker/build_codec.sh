@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
 # Lays out the model repository that is served. Downloads the checkpoint where it is a hub id, and builds what the
-# repository lacks for it and for this GPU.
+# repository lacks for it and for this GPU, with the codec in the form CODEC_FORM.
 set -euo pipefail
 checkpoint=${QWEN3_TTS_CHECKPOINT:?a folder, or a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice}
+form=${CODEC_FORM:?tensorrt or python}
 level=${TENSORRT_LEVEL:-3}
+case $form in
+    tensorrt | python) ;;
+    *) echo "CODEC_FORM is '$form': it must be tensorrt or python" >&2 && exit 2 ;;
+esac
 repository=/var/lib/qwen3-tts/model_repository
 mkdir -p "$repository"
 # The models of this image; what was built before stays beside them.
 cp --recursive model_repository/. "$repository"
 export PYTHONPATH=$PWD:$PWD/model_repository/qwen3_tts/1:$PWD/model_repository/code2wav/1
-exec python3 -m export --form tensorrt --checkpoint "$checkpoint" --model-repository "$repository" \
+exec python3 -m export --form "$form" --checkpoint "$checkpoint" --model-repository "$repository" \
     --tensorrt-level "$level" --tensorrt-cache /var/cache/qwen3-tts/tensorrt

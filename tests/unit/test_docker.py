@@ -1,6 +1,7 @@
 """docker/ without Docker: linted, valid, pinned, and in agreement with the code that it serves."""
 
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
@@ -17,7 +18,7 @@ from packaging.requirements import Requirement
 from qwen3_tts_engine.checkpoint import SpeechTokenizerConfig
 from qwen3_tts_engine.code2wav import MAX_BATCH, state_size
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, EngineConfig
-from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, Ports
+from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, GPU_OPTIONS, Ports
 from scripts.synthetic_configs import speech_tokenizer_config
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,10 @@ COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TOOLS = Path(sys.executable).parent
+SERVED = Path("/var/lib/qwen3-tts")
+BUILD, SERVE = (DOCKER / name for name in ("build_codec.sh", "serve.sh"))
+FORMS = {"tensorrt": [], "python": ["--model-config-name=python"]}
+"""By CODEC_FORM, the options of tritonserver."""
 HALF = 2  # bytes
 
 
@@ -154,17 +159,83 @@ def test_what_is_copied_is_there() -> None:
             assert (ROOT / source).exists(), source
 
 
-def test_server_starts_as_the_embedded_one_does() -> None:
-    [command] = instructions("CMD")[-1:]
-    for option in EXPLICIT:
-        assert f'"{option}"' in command
+def run_script(
+    script: Path, tmp_path: Path, form: str | None, *arguments: str
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """A script of the image with stand-ins for what it starts; returns also the command that it ends in."""
+    tools, record = tmp_path / "tools", tmp_path / "command"
+    tools.mkdir()
+    for name in ("tritonserver", "python3"):
+        (tools / name).write_text(f'#!/bin/sh\nprintf "%s\\n" {name} "$@" >"{record}"\n')
+        (tools / name).chmod(0o755)
+    (tmp_path / "model_repository").mkdir()
+    (tmp_path / "model_repository" / "config.pbtxt").touch()
+    text = script.read_text().replace(str(SERVED), str(tmp_path / "served"))
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}", "QWEN3_TTS_CHECKPOINT": "/checkpoint"}
+    environment |= {} if form is None else {"CODEC_FORM": form}
+    command = ["bash", "-c", text, script.name, *arguments]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    return done, record.read_text().splitlines() if record.exists() else []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_server_starts_as_the_embedded_one_does(form: str, tmp_path: Path) -> None:
+    done, command = run_script(SERVE, tmp_path, form, "--log-verbose=1")
+    assert done.returncode == 0, done.stderr
+    assert command == [
+        "tritonserver",
+        f"--model-repository={tmp_path}/served/model_repository",
+        *EXPLICIT,
+        *GPU_OPTIONS,
+        *FORMS[form],
+        "--log-verbose=1",
+    ]
     for name, value in EXPLICIT_ENVIRONMENT.items():
         assert f"{name}={value}" in DOCKERFILE
     assert instructions("EXPOSE") == [" ".join(map(str, sorted(vars(Ports()).values())))]
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_that_is_served_is_exported(form: str, tmp_path: Path) -> None:
+    done, command = run_script(BUILD, tmp_path, form)
+    assert done.returncode == 0, done.stderr
+    assert command[:5] == ["python3", "-m", "export", "--form", form]
+    assert (tmp_path / "served" / "model_repository" / "config.pbtxt").is_file()
+    selected = FORMS[form][0].removeprefix("--model-config-name=") if FORMS[form] else None
+    configs = ROOT / "model_repository" / "code2wav" / "configs"
+    assert selected is None or (configs / f"{selected}.pbtxt").is_file()
+
+
+@pytest.mark.parametrize("script", [BUILD, SERVE], ids=lambda script: script.name)
+@pytest.mark.parametrize("form", ["onnx", "TensorRT", "", None])
+def test_other_forms_are_an_error(script: Path, form: str | None, tmp_path: Path) -> None:
+    done, command = run_script(script, tmp_path, form)
+    assert done.returncode != 0
+    assert "CODEC_FORM" in done.stderr
+    assert "tensorrt or python" in done.stderr
+    assert not command
+    assert not (tmp_path / "served").exists()
+
+
+def test_the_operator_chooses_the_form_once() -> None:
+    [command] = instructions("CMD")[-1:]
+    assert command == '["./serve.sh"]'
+    assert SERVICES["codec"]["command"] == ["./build_codec.sh"]
+    assert "command" not in SERVICES["server"]
+    for name in ("codec", "server"):
+        assert SERVICES[name]["environment"]["CODEC_FORM"] == "${CODEC_FORM:-tensorrt}"
+    assert "CODEC_FORM=tensorrt " in instructions("ENV")[-1] + " "
+
+
+def test_server_has_time_to_end_its_streams() -> None:
+    """Longer than --exit-timeout-secs of tritonserver, which is 30."""
+    assert "--exit-timeout-secs" not in SERVE.read_text()
+    grace = SERVICES["server"]["stop_grace_period"]
+    assert int(grace.removesuffix("s")) > 30
+
+
 def test_memory_pool_holds_the_states_of_a_call() -> None:
-    size = re.search(r"--cuda-memory-pool-byte-size=0:(\d+)", DOCKERFILE)
+    size = re.search(r"--cuda-memory-pool-byte-size=0:(\d+)", SERVE.read_text())
     codec = SpeechTokenizerConfig.model_validate(speech_tokenizer_config("1.7b")).decoder_config
     assert size is not None
     assert int(size[1]) > 2 * 2 * MAX_BATCH * state_size(codec) * HALF
@@ -172,7 +243,7 @@ def test_memory_pool_holds_the_states_of_a_call() -> None:
 
 def test_nothing_runs_as_root_or_fetches_code() -> None:
     assert instructions("USER") == ["1000:1000", "1000:1000"]
-    assert "git clone" not in DOCKERFILE + (DOCKER / "build_codec.sh").read_text()
+    assert "git clone" not in DOCKERFILE + BUILD.read_text() + SERVE.read_text()
     for name in ("codec", "server", "client"):
         assert SERVICES[name]["read_only"] is True
     assert len(instructions("HEALTHCHECK")) == 1
@@ -181,8 +252,8 @@ def test_nothing_runs_as_root_or_fetches_code() -> None:
 def test_repository_is_built_before_it_is_served_and_cannot_be_written_then() -> None:
     assert "repository:/var/lib/qwen3-tts" in SERVICES["codec"]["volumes"]
     assert "repository:/var/lib/qwen3-tts:ro" in SERVICES["server"]["volumes"]
-    assert "repository=/var/lib/qwen3-tts/model_repository\n" in (DOCKER / "build_codec.sh").read_text()
-    assert "--model-repository=/var/lib/qwen3-tts/model_repository" in DOCKERFILE
+    assert f"repository={SERVED}/model_repository\n" in BUILD.read_text()
+    assert f"--model-repository={SERVED}/model_repository " in SERVE.read_text()
     assert SERVICES["server"]["depends_on"] == {"codec": {"condition": "service_completed_successfully"}}
     assert SERVICES["client"]["depends_on"] == {"server": {"condition": "service_healthy"}}
 
@@ -208,7 +279,7 @@ def test_prometheus_scrapes_the_metrics_port() -> None:
 
 def test_build_script_uses_options_that_export_has() -> None:
     helped = subprocess.run([sys.executable, "-m", "export", "--help"], capture_output=True, text=True, cwd=ROOT)
-    _, command = (DOCKER / "build_codec.sh").read_text().split("-m export")
+    _, command = BUILD.read_text().split("-m export")
     options = set(re.findall(r"(?<![\w-])--[a-z-]+", command))
     assert options
     assert all(option in helped.stdout for option in options), options
