@@ -3,7 +3,8 @@
     python -m scripts.embedded.server --model-repository model_repository [any option of tritonserver]
 
 Its ONNX Runtime and TensorRT backends are stand-ins written in Python (the folders beside this file), so that the model
-repository is the same one that the real backends serve in an NGC container.
+repository is the same one that the real backends serve in an NGC container. --real-backend FOLDER/onnxruntime serves
+with FOLDER/onnxruntime/libtriton_onnxruntime.so instead of that stand-in.
 """
 
 import os
@@ -15,7 +16,7 @@ import sysconfig
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,8 @@ import typer
 BACKENDS = Path(__file__).parent / "backends"
 # What several stand-ins need; each one's folder is all that the server puts on its path.
 SHARED = BACKENDS / "shared"
+# Shared libraries that the real backends load, by the names that they ask for.
+LIBRARIES = {"onnxruntime": ("libonnxruntime.so.1",), "tensorrt": ("libnvinfer.so.8", "libnvinfer_plugin.so.8")}
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # The only mode in which a model may leave the ready state, as qwen3_tts does when its engine dies.
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
@@ -154,8 +157,12 @@ def server_environment() -> dict[str, str]:
     return environment
 
 
-def backend_directory(target: Path) -> Path:
-    """Lay out a backend directory in `target`: the Python backend with the stub of this Python, and the stand-ins."""
+def backend_directory(target: Path, real: Sequence[Path] = ()) -> Path:
+    """Lay out a backend directory in `target`: the Python backend with the stub of this Python, and the stand-ins.
+
+    Each folder of `real` holds a compiled backend, libtriton_<name of the folder>.so, which replaces its stand-in.
+    Raises ServerError when a library is missing.
+    """
     wheel = _wheel() / "tritonserver"
     stub = wheel / "python_backend_stubs" / PYTHON / STUB
     if not stub.is_file():
@@ -166,21 +173,48 @@ def backend_directory(target: Path) -> Path:
     (target / "python" / STUB).chmod(0o755)
     for backend in BACKENDS.iterdir():
         if backend != SHARED:
-            _link_files([*backend.glob("*.py"), *SHARED.glob("*.py")], target / backend.name)
+            files = {file.name: file for file in (*backend.glob("*.py"), *SHARED.glob("*.py"))}
+            _link_files(files, target / backend.name)
+    for folder in real:
+        shutil.rmtree(target / folder.name, ignore_errors=True)
+        _link_files(_real_files(folder.resolve()), target / folder.name)
     return target
 
 
-def backend_options(build_folder: Path) -> list[str]:
+def backend_options(build_folder: Path, real: Sequence[Path] = ()) -> list[str]:
     """What makes the server find its backends: nothing where one is installed with its own."""
     if shutil.which("tritonserver"):
         return []
-    return [f"--backend-directory={backend_directory(build_folder.resolve() / 'backends')}"]
+    return [f"--backend-directory={backend_directory(build_folder.resolve() / 'backends', real)}"]
 
 
-def _link_files(files: Sequence[Path], folder: Path) -> None:
+def _real_files(folder: Path) -> dict[str, Path]:
+    """Files of a compiled backend's folder by name: the backend itself, and the libraries that it loads from there."""
+    backend = folder / f"libtriton_{folder.name}.so"
+    if not backend.is_file():
+        raise ServerError(f"{backend} is missing: name the folder of a compiled backend")
+    return {backend.name: backend} | {name: find_library(name) for name in LIBRARIES.get(folder.name, ())}
+
+
+def find_library(name: str) -> Path:
+    """Where the onnxruntime wheel or a folder on LD_LIBRARY_PATH has it, also as name.x.y; raises ServerError."""
+    for folder in _library_folders():
+        if found := sorted(folder.glob(f"{name}*")):
+            return found[0].resolve()
+    raise ServerError(f"{name} is missing: add the folder that holds it to LD_LIBRARY_PATH")
+
+
+def _library_folders() -> list[Path]:
+    folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    spec = find_spec("onnxruntime")
+    wheel = spec.submodule_search_locations if spec else None
+    return [Path(place) / "capi" for place in wheel or ()] + [Path(folder) for folder in folders]
+
+
+def _link_files(files: Mapping[str, Path], folder: Path) -> None:
     folder.mkdir()
-    for file in files:
-        (folder / file.name).symlink_to(file)
+    for name, file in files.items():
+        (folder / name).symlink_to(file)
 
 
 def _wheel() -> Path:
@@ -203,10 +237,13 @@ def main(
     context: typer.Context,
     model_repository: Annotated[Path, typer.Option(exists=True, file_okay=False)] = Path("model_repository"),
     build_folder: Annotated[Path, typer.Option(help="where the backend directory is laid out")] = Path("build"),
+    real_backend: Annotated[
+        list[Path] | None, typer.Option(exists=True, file_okay=False, help="folder of a compiled backend")
+    ] = None,
 ) -> None:
     """Serve a model repository; every other option goes to tritonserver as it is."""
     try:
-        options = [*EXPLICIT, *context.args, *backend_options(build_folder)]
+        options = [*EXPLICIT, *context.args, *backend_options(build_folder, real_backend or [])]
         command = [str(find_tritonserver()), f"--model-repository={model_repository}", *options]
         os.execve(command[0], command, server_environment() | EXPLICIT_ENVIRONMENT)
     except ServerError as error:

@@ -1,10 +1,11 @@
 """A real tritonserver for tests: on free ports, over a copy of the model repository, its log kept."""
 
+import os
 import shutil
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -28,6 +30,8 @@ REPOSITORY = ROOT / "model_repository"
 # What a developer may have built there.
 BUILT = ("__pycache__", "model.onnx*", "model.safetensors", "model.json", "*_encoder*")
 FAKES = ROOT / "tests" / "fakes" / "repository"
+# Names a folder that holds Triton's own backends, onnxruntime/libtriton_onnxruntime.so for example.
+TRITON_BACKENDS = "QWEN3_TTS_TRITON_BACKENDS"
 
 
 def copy_repository(target: Path, fakes: bool) -> Path:
@@ -43,11 +47,15 @@ def copy_repository(target: Path, fakes: bool) -> Path:
 
 @contextmanager
 def serve(
-    repository: Path, folder: Path, environment: dict[str, str], options: tuple[str, ...] = EXPLICIT
+    repository: Path,
+    folder: Path,
+    environment: dict[str, str],
+    options: tuple[str, ...] = EXPLICIT,
+    real_backends: Sequence[Path] = (),
 ) -> Iterator[TritonServer]:
     """A ready server; its output is in `folder`/server.log."""
     folder.mkdir(parents=True, exist_ok=True)
-    options = (*options, f"--backend-directory={backend_directory(folder / 'backends')}")
+    options = (*options, f"--backend-directory={backend_directory(folder / 'backends', real_backends)}")
     if EXPLICIT[0] in options:
         environment = EXPLICIT_ENVIRONMENT | environment
     environment = {"PROJECT_ROOT": str(ROOT)} | environment
@@ -56,6 +64,13 @@ def serve(
         TritonServer(repository, options=options, ports=free_ports(), environment=environment, log=log) as server,
     ):
         yield server
+
+
+def real_backend(name: str) -> Path:
+    """The folder of Triton's own backend; skips the test where the environment does not say where it is."""
+    if TRITON_BACKENDS not in os.environ:
+        pytest.skip(f"{TRITON_BACKENDS} names no folder with Triton's own backends")
+    return Path(os.environ[TRITON_BACKENDS]) / name
 
 
 def free_ports() -> Ports:

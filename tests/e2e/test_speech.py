@@ -13,7 +13,7 @@ import torch
 from client.playback import play
 from client.protocol import SAMPLE_RATE
 from scripts.embedded.server import EXPLICIT, TritonServer
-from tests.e2e.serving import Heard, Voice, copy_repository, serve
+from tests.e2e.serving import Heard, Voice, copy_repository, real_backend, serve
 from tests.oracle.reference import load_processor, load_reference, reference_generate
 
 FRAMES = 40
@@ -31,13 +31,18 @@ def exported_repository(tiny_code2wav: Path, tmp_path_factory: pytest.TempPathFa
     return repository
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["stand_in", "real"])
 def server(
-    exported_repository: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    exported_repository: Path,
+    tiny_checkpoint: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[TritonServer]:
+    """With the stand-in for Triton's ONNX Runtime backend, or with the real one."""
+    backends = [real_backend("onnxruntime")] if request.param == "real" else []
     options = (*EXPLICIT, "--model-config-name=onnxruntime")
     environment = {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint)}
-    with serve(exported_repository, tmp_path_factory.mktemp("server"), environment, options) as server:
+    with serve(exported_repository, tmp_path_factory.mktemp("server"), environment, options, backends) as server:
         yield server
 
 
@@ -72,6 +77,7 @@ def test_equal_seeds_give_equal_speech_beside_other_streams(caller: Voice) -> No
         np.testing.assert_allclose(heard.samples / 32767, alone.samples / 32767, atol=1e-4)
 
 
+@pytest.mark.parametrize("server", ["stand_in"], indirect=True)
 def test_eight_streams_at_once_run_in_real_time(caller: Voice) -> None:
     """The best of three: what else the machine does is not the server's doing."""
     crowds = [eight_streams(caller) for _ in range(3)]

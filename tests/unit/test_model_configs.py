@@ -69,6 +69,14 @@ def test_code2wav(path: Path) -> None:
     assert config.HasField("dynamic_batching") == (path != PYTHON)
 
 
+@pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME], ids=lambda path: path.stem)
+def test_only_requests_of_equal_shapes_are_merged(path: Path) -> None:
+    """Triton compares the shapes of inputs that vary, and of no others; a backend fails a batch as a whole."""
+    for tensor in parse(path).input:
+        assert not tensor.allow_ragged_batch
+        assert (-1 in tensor.dims) == (tensor.name != code2wav.HISTORY)
+
+
 def test_each_code2wav_names_its_backend_and_file() -> None:
     tensorrt, onnxruntime = parse(TENSORRT), parse(ONNXRUNTIME)
     assert (tensorrt.backend, tensorrt.default_model_filename) == ("tensorrt", PLAN_FORM.filename)

@@ -1,0 +1,81 @@
+"""The backend directory of the embedded server: stand-ins, and compiled backends in their place."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scripts.embedded import server
+from scripts.embedded.server import ServerError, backend_directory, find_library
+
+TENSORRT = ("libnvinfer.so.8", "libnvinfer_plugin.so.8")
+
+
+def compiled(folder: Path, name: str) -> Path:
+    backend = folder / name
+    backend.mkdir()
+    (backend / f"libtriton_{name}.so").write_bytes(b"compiled")
+    return backend
+
+
+def names(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir()}
+
+
+@pytest.fixture
+def no_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
+
+
+def test_stand_ins(tmp_path: Path) -> None:
+    directory = backend_directory(tmp_path / "backends")
+    assert names(directory) == {"python", "onnxruntime", "tensorrt"}
+    assert names(directory / "onnxruntime") == {"model.py", "merged_runs.py"}
+    assert os.access(directory / "python" / "triton_python_backend_stub", os.X_OK)
+
+
+def test_a_compiled_backend_replaces_its_stand_in_alone(tmp_path: Path) -> None:
+    real = compiled(tmp_path, "onnxruntime")
+    directory = backend_directory(tmp_path / "backends", [real])
+    assert names(directory / "onnxruntime") == {"libtriton_onnxruntime.so", "libonnxruntime.so.1"}
+    assert (directory / "onnxruntime" / "libtriton_onnxruntime.so").read_bytes() == b"compiled"
+    assert (directory / "onnxruntime" / "libonnxruntime.so.1").stat().st_size > 1_000_000
+    assert "model.py" in names(directory / "tensorrt")
+    assert names(backend_directory(tmp_path / "backends") / "onnxruntime") == {"model.py", "merged_runs.py"}
+
+
+def test_tensorrt_comes_from_the_library_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries = tmp_path / "lib"
+    libraries.mkdir()
+    for name in TENSORRT:
+        (libraries / f"{name}.6.0").write_text(name)
+        (libraries / name.replace(".8", ".10")).touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}:{libraries}:")
+    directory = backend_directory(tmp_path / "backends", [compiled(tmp_path, "tensorrt")]) / "tensorrt"
+    assert names(directory) == {"libtriton_tensorrt.so", *TENSORRT}
+    assert all((directory / name).read_text() == name for name in TENSORRT)
+
+
+@pytest.mark.usefixtures("no_tensorrt")
+def test_a_missing_library_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=r"libnvinfer\.so\.8 is missing: add the folder .* to LD_LIBRARY_PATH"):
+        backend_directory(tmp_path / "backends", [compiled(tmp_path, "tensorrt")])
+    with pytest.raises(ServerError, match=r"empty/libtriton_empty\.so is missing"):
+        backend_directory(tmp_path / "backends", [tmp_path / "empty"])
+
+
+@pytest.mark.usefixtures("no_tensorrt")
+def test_onnxruntime_comes_from_its_wheel() -> None:
+    assert find_library("libonnxruntime.so.1").parent.name == "capi"
+
+
+def test_the_launcher_hands_a_compiled_backend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(os, "execve", lambda *command: started.append(command))
+    context: Any = SimpleNamespace(args=["--model-config-name=onnxruntime"])
+    server.main(context, tmp_path / "models", tmp_path, [compiled(tmp_path, "onnxruntime")])
+    [(_, command, _)] = started
+    assert command[-2:] == ["--model-config-name=onnxruntime", f"--backend-directory={tmp_path / 'backends'}"]
+    assert "libtriton_onnxruntime.so" in names(tmp_path / "backends" / "onnxruntime")
