@@ -67,11 +67,12 @@ class Verification:
         candidate: Step,
         batches: Sequence[int] | None = None,
         utterance: int = SHORT_UTTERANCE,
+        seed: int = 0,
     ) -> None:
         self.reference, self.candidate, self.utterance = Reference(step), candidate, utterance
         self.batches = tuple(batches or self._affordable_batches())
         self.cases = cases(self.batches)
-        self._random = np.random.default_rng(0)
+        self._random = np.random.default_rng(seed)
 
     def run(self) -> Iterator[Outcome]:
         """Yields the outcome of each comparison; there are `len(self)`.
