@@ -1,17 +1,18 @@
 """From a checkpoint to a verified model file of code2wav, and the manifest that says what it was made from."""
 
+import time
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 
 from rich.progress import Progress
 
+from export.agreement import Agreement
 from export.codec import CodecStep
 from export.form import Form
 from export.model_folder import VERSION, ExportError, facts, is_served, verified
-from export.verify import Agreement, Verification
+from export.verify import Verification, failures, worst
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
-from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES, MODEL_NAME, SAMPLE_RATE, input_shapes
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MODEL_NAME, SAMPLE_RATE, served_shapes
 from qwen3_tts_engine.manifest import CodecManifest, EngineFacts
 
 
@@ -22,8 +23,10 @@ def is_current(checkpoint: Checkpoint, repository: Path, form: Form) -> bool:
         manifest = CodecManifest.read(folder)
     except CheckpointError:
         return False
-    largest = input_shapes(MAX_BATCH, MAX_FRAMES, manifest.state_size)
-    return manifest.codec_digest == checkpoint.codec_digest and is_served(folder, manifest, form, largest)
+    needed = served_shapes(CHUNK_FRAMES, manifest.state_size)
+    is_verified = set(CHUNK_FRAMES) <= set(manifest.chunk_frames)
+    is_same = manifest.codec_digest == checkpoint.codec_digest
+    return is_same and is_verified and is_served(folder, manifest, form, needed)
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,17 @@ def version_folder(repository: Path) -> Path:
 
 def _verify(step: CodecStep, path: Path, form: Form, progress: Progress) -> Exported:
     candidate = form.load(path)
-    verification = Verification(step, candidate, form.cases, form.utterance)
+    verification, started = Verification(step, candidate, form.batches, form.utterance), time.monotonic()
     tracked = progress.track(verification.run(), total=len(verification), description=f"verify {form.filename}")
-    agreement = reduce(Agreement.worst, tracked)
-    if not agreement.within(form.limit):
-        raise ExportError(f"{path}: differs from the PyTorch step: {agreement} (limits: {form.limit.bounds}); deleted")
-    return Exported(agreement, form.timings(candidate, step.state_size) if form.timings else [])
+    outcomes = list(tracked)
+    agreement = worst(outcomes)
+    if failed := failures(outcomes, form.limit):
+        raise ExportError(
+            f"{path}: differs from the PyTorch step: {agreement} (limits: {form.limit.bounds}); "
+            f"by rows x frames: {failed}; deleted. {form.remedy}"
+        )
+    verified_in = f"verified {verification} in {time.monotonic() - started:.1f} s"
+    return Exported(agreement, [verified_in, *(form.timings(candidate, step.state_size) if form.timings else [])])
 
 
 def _manifest(checkpoint: Checkpoint, step: CodecStep, form: Form, engine: EngineFacts | None) -> CodecManifest:
@@ -75,7 +83,7 @@ def _manifest(checkpoint: Checkpoint, step: CodecStep, form: Form, engine: Engin
         state_size=step.state_size,
         state_dtype=form.state_dtype,
         codec_digest=checkpoint.codec_digest,
-        max_frames=MAX_FRAMES,
+        chunk_frames=list(CHUNK_FRAMES),
         sample_rate=SAMPLE_RATE,
         **facts(form, engine),
     )

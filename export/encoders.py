@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from export.codec_encoder import CodecEncoder
-from export.graph import Graph, Run, Runtime, profile
+from export.graph import Graph, Run, Runtime
 from export.model_folder import VERSION, ExportError, facts, is_served, verified
 from export.plan_process import Arrays
+from export.profiles import profile
 from export.speaker_encoder import SpeakerEncoder
 from qwen3_tts_engine import encoders
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
@@ -63,7 +64,7 @@ def is_current(encoder: Encoder, checkpoint: Checkpoint, folder: Path, runtime: 
         manifest = encoders.read_encoder(version, encoder.digest(checkpoint), checkpoint.folder)
     except CheckpointError:
         return False
-    return is_served(version, manifest, runtime, input_shapes(MOST_FRAMES))
+    return is_served(version, manifest, runtime, [input_shapes(MOST_FRAMES)])
 
 
 def export_encoder(
@@ -91,7 +92,7 @@ def graph(encoder: Encoder, module: nn.Module) -> Graph:
     example = encoder.inputs(9)
     sizes = [input_shapes(frames) for frames in (1, COMMON_FRAMES, MOST_FRAMES)]
     shapes = profile(*({name: shapes[name] for name in example} for shapes in sizes))
-    return Graph(module, example, [encoder.output], encoder.dynamic(), shapes)
+    return Graph(module, example, [encoder.output], encoder.dynamic(), [shapes])
 
 
 def _verify(

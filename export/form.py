@@ -1,15 +1,16 @@
 """What a form of code2wav is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from export.agreement import Agreement
 from export.codec import CodecStep
 from export.graph import ONNX_RUNTIME, Runtime
-from export.verify import CASES, SHORT_UTTERANCE, Agreement, Cases, Step
+from export.verify import SHORT_UTTERANCE, Step
 from qwen3_tts_engine.manifest import EngineFacts, FormName
 
 
@@ -28,9 +29,11 @@ class Form:
     """Of the step that `build` takes."""
     encoders: Runtime = ONNX_RUNTIME
     """What runs the encoders of a Base checkpoint beside it."""
-    cases: Cases = CASES
-    """(batch, frames) to verify."""
+    batches: Sequence[int] | None = None
+    """To verify; None verifies all, or some where all take too long."""
     utterance: int = SHORT_UTTERANCE
     """Frames of the whole utterance to verify."""
+    remedy: str = "Export another --form, or with the versions of scripts/constraints.txt."
+    """What to do about a file that does not agree."""
     timings: Callable[[Any, int], list[str]] | None = None
     """Lines of the summary, from what `load` returned and the state's size."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from export.plan_process import Arrays
-from export.tensorrt_build import Profile
+from export.profiles import Profile
 from qwen3_tts_engine.manifest import EngineFacts, FormName
 
 OPSET = 18
@@ -31,8 +31,8 @@ class Graph:
     outputs: list[str]
     dynamic: dict[str, dict[int, Any]]
     """By input and axis, a torch.export.Dim."""
-    profile: Profile
-    """The smallest, the commonest and the largest shape of each input, for an engine that is built for some."""
+    profiles: list[Profile]
+    """The shapes for an engine that is built for some."""
 
     def write(self, path: Path) -> None:
         """The module as ONNX."""
@@ -51,11 +51,6 @@ class Graph:
             )
         assert program is not None
         program.save(path)
-
-
-def profile(*shapes: dict[str, list[int]]) -> Profile:
-    """From the smallest, the commonest and the largest shapes of all inputs."""
-    return {name: [sizes[name] for sizes in shapes] for name in shapes[0]}
 
 
 @dataclass(frozen=True)

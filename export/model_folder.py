@@ -1,7 +1,7 @@
 """What all exported models share: a file is put in place once it is verified, and a manifest says what it is."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,13 @@ def verified(path: Path) -> Iterator[Path]:
         unverified.unlink(missing_ok=True)
 
 
-def is_served(folder: Path, manifest: Manifest, form: Form | Runtime, largest: Shapes) -> bool:
+def is_served(folder: Path, manifest: Manifest, form: Form | Runtime, needed: Sequence[Shapes]) -> bool:
     """Whether the model of a version folder has this form and, for these shapes, runs on this machine."""
     if manifest.form != form.name or not (folder / form.filename).is_file():
         return False
     engine = manifest.engine
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return engine is None or not differences(engine, gpu, tensorrt_version(engine), largest)
+    return engine is None or not differences(engine, gpu, tensorrt_version(engine), needed)
 
 
 def facts(form: Form | Runtime, engine: EngineFacts | None) -> dict[str, Any]:

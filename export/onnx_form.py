@@ -8,29 +8,42 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from torch import Tensor
 from torch.export import Dim
 
+from export.agreement import Agreement
 from export.codec import CodecStep
 from export.form import Form
-from export.graph import ONNX_RUNTIME, Graph, Run, Runtime, profile
-from export.verify import Agreement, Array
-from qwen3_tts_engine.code2wav import CODES, HISTORY, MAX_BATCH, MAX_FRAMES, STATE, STATE_OUT, WAVEFORM, input_shapes
+from export.graph import ONNX_RUNTIME, Graph, Run, Runtime
+from export.profiles import Profile, profile
+from qwen3_tts_engine.code2wav import (
+    CHUNK_FRAMES,
+    CODES,
+    HISTORY,
+    MAX_BATCH,
+    MAX_FRAMES,
+    STATE,
+    STATE_OUT,
+    WAVEFORM,
+    input_shapes,
+)
 from qwen3_tts_engine.manifest import EngineFacts
 
-# What an engine is tuned for: dynamic rows and frames share one profile, since every further one doubles its build.
-COMMON_BATCH, COMMON_FRAMES = 32, 4
+# What an engine is tuned for.
+COMMON_BATCH = 32
 NUMPY = {torch.float32: np.float32, torch.float16: np.float16}
 
 
 @dataclass(frozen=True)
 class GraphStep:
-    """A loaded graph as a step (verify.Step), with FP32 states whatever its own."""
+    """A loaded graph in FP32 as a step (verify.Step)."""
 
     run: Run
 
-    def __call__(self, codes: Array, state: Array, history: Array) -> tuple[Array, Array]:
-        outputs = self.run({CODES: codes, STATE: state, HISTORY: history})
-        return outputs[WAVEFORM], outputs[STATE_OUT].astype(np.float32)
+    def __call__(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = {CODES: codes, STATE: state, HISTORY: history}
+        outputs = self.run({name: tensor.cpu().numpy() for name, tensor in inputs.items()})
+        return torch.from_numpy(outputs[WAVEFORM]), torch.from_numpy(outputs[STATE_OUT])
 
 
 def graph_form(runtime: Runtime, **options: Any) -> Form:
@@ -55,14 +68,14 @@ def graph(step: CodecStep) -> Graph:
         example={name: np.zeros(shape, dtypes[name]) for name, shape in shapes.items()},
         outputs=[WAVEFORM, STATE_OUT],
         dynamic={CODES: {0: rows, 1: frames}, STATE: {0: rows}, HISTORY: {0: rows}},
-        profile=plan_profile(step.state_size),
+        profiles=plan_profiles(step.state_size),
     )
 
 
-def plan_profile(state_size: int) -> dict[str, list[list[int]]]:
-    """The smallest, the commonest and the largest shape of each input."""
-    sizes = ((1, 1), (COMMON_BATCH, COMMON_FRAMES), (MAX_BATCH, MAX_FRAMES))
-    return profile(*(input_shapes(rows, frames, state_size) for rows, frames in sizes))
+def plan_profiles(state_size: int) -> list[Profile]:
+    """One for each chunk length that is verified: a plan refuses all others."""
+    batches = (1, COMMON_BATCH, MAX_BATCH)
+    return [profile(*(input_shapes(rows, frames, state_size) for rows in batches)) for frames in CHUNK_FRAMES]
 
 
 def _build(runtime: Runtime, step: CodecStep, path: Path) -> EngineFacts | None:

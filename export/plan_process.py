@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export.profiles import Profile, Shapes
+
 ROOT = Path(__file__).parents[1]
 # The environment variable that names the Python which has TensorRT, where it is not this one.
 TENSORRT_PYTHON = "QWEN3_TTS_TENSORRT_PYTHON"
 Arrays = dict[str, NDArray[Any]]
-Shapes = dict[str, list[int]]
 
 
 class PlanError(RuntimeError):
@@ -40,13 +41,13 @@ DEFAULTS = TensorRtSettings()
 class SharedTensors:
     """A piece of device memory by its CUDA IPC handle, its size in bytes, and where in it each tensor begins.
 
-    `largest` are the largest shapes of the inputs.
+    `profiles` are the shapes that the plan takes.
     """
 
     handle: bytes
     size: int
     offsets: dict[str, int]
-    largest: Shapes
+    profiles: list[Profile]
 
 
 class PlanProcess:

@@ -1,5 +1,6 @@
 """code2wav as folded weights, which Triton's Python backend runs with the package code2wav_step."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -10,11 +11,12 @@ from torch import Tensor
 
 from code2wav_step import startup
 from code2wav_step.config import StepConfig
+from export.agreement import Agreement
 from export.codec import CodecStep
 from export.codec_layers import CausalConv, ConvNeXt, DecoderBlock, Linear, ResidualUnit, SnakeBeta, Upsample
 from export.codec_transformer import Layer, RmsNorm
 from export.form import Form
-from export.verify import Agreement, Array, Step
+from export.verify import Step
 from qwen3_tts_engine.checkpoint import CodecDecoderConfig
 from qwen3_tts_engine.code2wav import max_history, state_layout
 
@@ -142,12 +144,20 @@ def build(step: CodecStep, path: Path) -> None:
 def load(path: Path) -> Step:
     """The file as it is served: kernels and graphs on a GPU, FP32 arithmetic where there is none."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    runner = startup.make_runner(startup.load_weights(path, device), device)
+    return as_step(startup.make_runner(startup.load_weights(path, device), device))
 
-    def run(codes: Array, state: Array, history: Array) -> tuple[Array, Array]:
-        given = torch.from_numpy(state).to(torch.float16 if device.type == "cuda" else torch.float32)
-        waveform, state_out = runner(torch.from_numpy(codes), given, torch.from_numpy(history))
-        return waveform.cpu().numpy(), state_out.float().cpu().numpy()
+
+def as_step(runner: startup.Runner) -> Step:
+    """The runner as it is called for a request, with FP32 states whatever its own."""
+    dtype = runner.step.weights.codebooks.dtype
+
+    @torch.inference_mode()
+    def run(codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        lent = runner.lend(codes.cpu(), state.to(dtype), history.cpu())
+        waveform, state_out = (tensor.to(torch.float32, copy=True) for tensor in lent)
+        for tensor in lent:
+            tensor.fill_(math.nan)  # what the next run leaves unwritten must not pass for its answer
+        return waveform, state_out
 
     return run
 

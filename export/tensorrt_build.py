@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from export.cuda import find_device
+from export.profiles import Profile
 from export.tensorrt_api import (
     TensorRtError,
     configure,
@@ -24,12 +25,9 @@ from export.tensorrt_api import (
     use_timing_cache,
 )
 
-# The smallest, the commonest and the largest shape of each input.
-Profile = dict[str, list[list[int]]]
 
-
-def build(onnx: Path, plan: Path, profile: Profile, level: int, cache: Path) -> dict[str, Any]:
-    """Build `plan` for any shape of the profile; returns facts about it. Raises TensorRtError."""
+def build(onnx: Path, plan: Path, profiles: list[Profile], level: int, cache: Path) -> dict[str, Any]:
+    """Build `plan` for any shape of the profiles; returns facts about it. Raises TensorRtError."""
     trt, device = import_tensorrt(), find_device()
     if device is None and not is_ahead_of_time(trt):
         raise TensorRtError(f"{trt.__name__} {trt.__version__} builds on a GPU; TensorRT for RTX builds without one")
@@ -38,7 +36,8 @@ def build(onnx: Path, plan: Path, profile: Profile, level: int, cache: Path) -> 
     network = create_network(trt, builder)
     _parse(trt, network, logger, onnx)
     config = configure(trt, builder, network, level, _report)
-    config.add_optimization_profile(_optimization_profile(builder, profile))
+    for profile in profiles:
+        config.add_optimization_profile(_optimization_profile(builder, profile))
     timings = cache / f"{trt.__name__}-{trt.__version__}-{device.name.replace(' ', '-') if device else 'any'}.timings"
     use_timing_cache(trt, config, timings)
     started = time.monotonic()
@@ -82,7 +81,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("onnx", type=Path)
     parser.add_argument("plan", type=Path)
-    parser.add_argument("--profile", type=json.loads, required=True, help='{"input": [smallest, commonest, largest]}')
+    shapes = '[{"input": [smallest, commonest, largest]}]'
+    parser.add_argument("--profiles", type=json.loads, required=True, help=shapes)
     parser.add_argument("--level", type=int, default=3, choices=range(6), help="optimisation level")
     parser.add_argument("--cache", type=Path, required=True, help="folder of timings that shorten the next build")
     arguments, output = parser.parse_args(), take_standard_output()

@@ -17,9 +17,12 @@ from export.onnx_opset import OPSET, to_opset_17
 from export.plan_process import PlanError, PlanProcess, TensorRtSettings, command
 from qwen3_tts_engine.manifest import PLAN, EngineFacts
 
+# Before what TensorRT says of a plan that it does not run.
+UNVERIFIED = "cannot be verified, so it is not kept: "
+
 
 def tensorrt(settings: TensorRtSettings) -> Runtime:
-    load = partial(PlanProcess, settings, failure="cannot be verified, so it is not kept: ")
+    load = partial(PlanProcess, settings, failure=UNVERIFIED)
     return Runtime("tensorrt", PLAN, OPSET, make=partial(build, settings), load=load)
 
 
@@ -29,10 +32,10 @@ def build(settings: TensorRtSettings, graph: Graph, path: Path) -> EngineFacts:
         onnx = Path(folder) / "graph.onnx"
         graph.write(onnx)
         to_opset_17(onnx)
-        profile = json.dumps(graph.profile)
-        options = ["--profile", profile, "--level", str(settings.level), "--cache", str(settings.cache)]
+        profiles = json.dumps(graph.profiles)
+        options = ["--profiles", profiles, "--level", str(settings.level), "--cache", str(settings.cache)]
         result = _say(command(settings, "export.tensorrt_build", onnx, path, *options))
-    return EngineFacts.model_validate({**json.loads(result), "profile": graph.profile})
+    return EngineFacts.model_validate({**json.loads(result), "profiles": graph.profiles})
 
 
 def _say(popen: dict[str, Any]) -> str:

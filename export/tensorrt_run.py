@@ -7,7 +7,7 @@ A request on standard input is a line of JSON, and so is the answer on standard 
     {"time": {input: shape}, "repeats": N}
                                           {"microseconds": M}
     {"share": true}                       {"handle": hex, "size": bytes, "offsets": {tensor: bytes},
-                                           "largest": {input: shape}}
+                                           "profiles": [{input: [smallest, commonest, largest shape]}]}
     {"capture": {input: shape}}           {"shapes": {output: shape}}
     {"run": {input: shape}}               {"shapes": {output: shape}}
 
@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from export.cuda import Buffer, CudaError, Device, Stream
+from export.profiles import Shapes
 from export.tensorrt_api import TensorRtError, import_tensorrt, take_standard_output
+from export.tensorrt_engine import Engine
 
-Shapes = dict[str, list[int]]
 WARM_UP = 3
 # Where tensors may begin.
 ALIGNMENT = 256
-# By TensorRT's names.
-DTYPES = {"FLOAT": "float32", "HALF": "float16", "INT32": "int32"}
 
 
 class Runner(Protocol):
@@ -59,92 +58,84 @@ class Plan:
     """A plan on the first GPU."""
 
     def __init__(self, path: Path) -> None:
-        self._trt, self._device = import_tensorrt(), Device()
-        self._runtime = self._trt.Runtime(self._trt.Logger(self._trt.Logger.WARNING))
-        self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
-        if self._engine is None:
-            made = f"TensorRT {self._trt.__version__} on {self._device.name}"
-            raise TensorRtError(f"{path}: {made} does not load it: it was made by another version or for another GPU")
-        self._context = self._engine.create_execution_context()
+        self._device = Device()
         self._stream = Stream(self._device)
+        self._engine = Engine(import_tensorrt(), path, self._device.name, self._stream.handle)
+        self._stream.synchronize()
+        self.dtypes, self.dims = self._engine.dtypes, self._engine.dims
+        self.output_shapes = self._engine.output_shapes
         self._buffers: dict[str, Buffer] = {}
-        names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
-        self.dtypes = {name: DTYPES[self._engine.get_tensor_dtype(name).name] for name in names}
-        self.dims = {name: list(self._engine.get_tensor_shape(name)) for name in names}
-        self._outputs = [n for n in names if self._engine.get_tensor_mode(n) == self._trt.TensorIOMode.OUTPUT]
         self._addresses: dict[str, int] = {}
         self._graphs: dict[str, tuple[Callable[[], None], Shapes]] = {}
 
-    def output_shapes(self, shapes: Shapes) -> Shapes:
-        for name, shape in shapes.items():
-            if not self._context.set_input_shape(name, shape):
-                raise TensorRtError(f"{name}: the plan does not take the shape {shape}")
-        return {name: list(self._context.get_tensor_shape(name)) for name in self._outputs}
-
     def run(self, inputs: dict[str, bytes], shapes: Shapes) -> dict[str, bytes]:
-        outputs = self._bind(shapes)
+        sizes, launch = self._sizes(shapes), self._bind(shapes)
         for name, data in inputs.items():
             self._buffers[name].write(data)
-        self._launch()
+        launch()
         self._stream.synchronize()
-        return {name: self._buffers[name].read(size) for name, size in outputs.items()}
+        return {name: self._buffers[name].read(sizes[name]) for name in self._engine.outputs}
 
     def microseconds(self, shapes: Shapes, repeats: int) -> float:
-        self._bind(shapes)
+        launch = self._bind(shapes)
         for _ in range(WARM_UP):
-            self._launch()
+            launch()
         self._stream.synchronize()
-        replay = self._stream.capture(self._launch)
+        replay = self._stream.capture(launch)
         replay()
         return self._stream.microseconds(replay, repeats)
 
     def share(self) -> dict[str, Any]:
         """One buffer with room for every tensor at its largest, described as the answer says it."""
-        inputs = [name for name in self.dims if name not in self._outputs]
-        largest = {name: list(self._engine.get_tensor_profile_shape(name, 0)[-1]) for name in inputs}
         offsets, size = {}, 0
-        for name, bytes_ in self._sizes(largest).items():
+        for name, bytes_ in self._largest_sizes().items():
             offsets[name] = size
             size += -(-bytes_ // ALIGNMENT) * ALIGNMENT
         shared = self._buffers["shared"] = Buffer(self._device, size)
         self._addresses = {name: shared.address + offset for name, offset in offsets.items()}
-        return {"handle": shared.handle().hex(), "size": size, "offsets": offsets, "largest": largest}
+        return {"handle": shared.handle().hex(), "size": size, "offsets": offsets, "profiles": self._engine.profiles}
 
     def capture(self, shapes: Shapes) -> Shapes:
-        outputs = self.run_shared(shapes)
-        self._graphs[json.dumps(shapes)] = self._stream.capture(self._launch), outputs
+        outputs, launch = self.output_shapes(shapes), self._launch_at(self._addresses, shapes)
+        launch()
+        self._graphs[json.dumps(shapes)] = self._stream.capture(launch), outputs
         return outputs
 
     def run_shared(self, shapes: Shapes) -> Shapes:
         if recorded := self._graphs.get(json.dumps(shapes)):
-            replay, outputs = recorded
-            replay()
+            launch, outputs = recorded
         else:
-            outputs = self._bind_shared(shapes)
-            self._launch()
+            outputs, launch = self.output_shapes(shapes), self._launch_at(self._addresses, shapes)
+        launch()
         self._stream.synchronize()
         return outputs
 
-    def _bind_shared(self, shapes: Shapes) -> Shapes:
-        outputs = self.output_shapes(shapes)
-        for name, address in self._addresses.items():
-            self._context.set_tensor_address(name, address)
-        return outputs
-
-    def _bind(self, shapes: Shapes) -> dict[str, int]:
-        """Give every tensor its memory; returns how many bytes each output has."""
+    def _bind(self, shapes: Shapes) -> Callable[[], None]:
+        """Give every tensor memory of its own; the result launches the plan on it."""
         sizes = self._sizes(shapes)
-        for name, size in sizes.items():
-            self._context.set_tensor_address(name, self._buffer(name, size).address)
-        return {name: sizes[name] for name in self._outputs}
+        return self._launch_at({name: self._buffer(name, size).address for name, size in sizes.items()}, shapes)
+
+    def _launch_at(self, addresses: dict[str, int], shapes: Shapes) -> Callable[[], None]:
+        context = self._engine.context(shapes)
+        for name, address in addresses.items():
+            context.set_tensor_address(name, address)
+
+        def launch() -> None:
+            if not context.execute_async_v3(self._stream.handle):
+                raise TensorRtError("the plan could not be launched")
+
+        return launch
 
     def _sizes(self, shapes: Shapes) -> dict[str, int]:
         """Bytes of every tensor when the inputs have these shapes."""
         every = {**shapes, **self.output_shapes(shapes)}
-        return {name: math.prod(shape) * self._item_size(name) for name, shape in every.items()}
+        return {name: math.prod(shape) * self._engine.item_size(name) for name, shape in every.items()}
 
-    def _item_size(self, name: str) -> int:
-        return int(self._engine.get_tensor_dtype(name).itemsize)
+    def _largest_sizes(self) -> dict[str, int]:
+        """Bytes of every tensor at its largest of all profiles."""
+        profiles = self._engine.profiles
+        sizes = [self._sizes({name: shapes[-1] for name, shapes in profile.items()}) for profile in profiles]
+        return {name: max(each[name] for each in sizes) for name in sizes[0]}
 
     def _buffer(self, name: str, size: int) -> Buffer:
         known = self._buffers.get(name)
@@ -153,10 +144,6 @@ class Plan:
                 known.free()
             self._buffers[name] = Buffer(self._device, size)
         return self._buffers[name]
-
-    def _launch(self) -> None:
-        if not self._context.execute_async_v3(self._stream.handle):
-            raise TensorRtError("the plan could not be launched")
 
 
 def serve(plan: Runner, requests: BinaryIO, replies: BinaryIO) -> None:

@@ -1,173 +1,170 @@
-"""Holds an exported codec against the PyTorch step before anyone is served by it."""
+"""Holds an exported codec against the PyTorch step, in every shape that can be served, before anyone is."""
 
-import copy
-import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import cycle, pairwise
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import cycle
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
+from export.agreement import DISAGREEMENT, Agreement, compare_step, compare_utterance
 from export.codec import CodecStep
-from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES, max_history
+from export.reference import Reference, RowPool
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES, FRAME_SECONDS, MAX_BATCH, split_frames
 
-Array = NDArray[Any]
-# (codes int32 [B, T, 16], state fp32 [B, S], history int32 [B, 1]) -> (waveform fp32 [B, 1920 T], next state [B, S])
-Step = Callable[[Array, Array, Array], tuple[Array, Array]]
+# (codes int32 [B, T, 16], state fp32 [B, S], history int32 [B, 1]) -> (waveform fp32 [B, 1920 T], next state [B, S]) on
+# any devices; the results are the caller's own.
+Step = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
-Cases = tuple[tuple[int, int], ...]
-
-# (batch, frames): every chunk length with two rows, and other batches at the first, a middle and the last length.
-CASES: Cases = tuple((2, frames) for frames in range(1, MAX_FRAMES + 1))
-CASES += tuple((batch, frames) for batch in (1, 7) for frames in (1, 4, MAX_FRAMES))
-CASES += ((MAX_BATCH, 1),)
-# Frames behind a row: cold, the window filling, just full, and long full.
-AGES = (0, 1, 5, 40, 71, 80)
+ALL_BATCHES = tuple(range(1, MAX_BATCH + 1))
+# Where all of them take too long: the smallest, and both sides of powers of two, at which kernels change.
+SOME_BATCHES = (1, 2, 3, 7, 8, 33, MAX_BATCH)
+AFFORDABLE_SECONDS = 10.0
+# Rows and frames of the call that is timed to find out.
+TIMED = (8, 4)
+# Batches of a single row, repeated.
+UNIFORM = (2, 8, MAX_BATCH)
 # Repeated until an utterance is over.
-IRREGULAR_CHUNKS = (1, 1, 2, 3, 5, 8, 13, 21, 32, 4, 7, 31)
-REGULAR_CHUNKS = (MAX_FRAMES,)
-# Frames: 10 s and 60 s.
+IRREGULAR_CHUNKS = (1, 1, 2, 4, 1, 8, 16, 2, 16, 1, 4, 8)
+REGULAR_CHUNKS = (CHUNK_FRAMES[-1],)
+# Frames: 10 s and 61 s.
 SHORT_UTTERANCE, LONG_UTTERANCE = 128, 768
-# Parts of an utterance whose errors are compared: the first and the last.
-PARTS = 4
-MAX_DRIFT_DB = 3.0
-OUT_OF_RANGE = (-1, 5000)
+NAMED_FAILURES = 10
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """The worst of what was compared: error of the waveform (full scale is 1), signal to error of any tensor, and by
-    how much that falls from the first to the last part of an utterance."""
+class Case:
+    """A batch to verify, of which `distinct` rows differ."""
 
-    max_error: float = 0.0
-    snr_db: float = math.inf
-    drift_db: float = 0.0
+    rows: int
+    frames: int
+    distinct: int
 
     def __str__(self) -> str:
-        return f"max error {self.max_error:.1e}, SNR {self.snr_db:.1f} dB, drift {self.drift_db:.1f} dB"
-
-    @property
-    def bounds(self) -> str:
-        """What a limit allows."""
-        drift = self.drift_db or MAX_DRIFT_DB
-        return f"max error up to {self.max_error:.1e}, SNR from {self.snr_db:.1f} dB, drift up to {drift:.1f} dB"
-
-    def within(self, limit: "Agreement") -> bool:
-        """A limit that names no drift allows MAX_DRIFT_DB."""
-        close = self.max_error <= limit.max_error and self.snr_db >= limit.snr_db
-        return close and self.drift_db <= (limit.drift_db or MAX_DRIFT_DB)
-
-    def worst(self, other: "Agreement") -> "Agreement":
-        error, drift = max(self.max_error, other.max_error), max(self.drift_db, other.drift_db)
-        return Agreement(error, min(self.snr_db, other.snr_db), drift)
+        return f"{self.rows} x {self.frames}{' of one row' if self.distinct < min(self.rows, 2) else ''}"
 
 
 @dataclass(frozen=True)
-class Stream:
-    """A stream between two chunks: state fp32 [S], and how many frames of it are valid."""
+class Outcome:
+    """How far what was compared agrees; `name` is rows x frames, or an utterance."""
 
-    state: Array
-    history: int
+    name: str
+    agreement: Agreement
 
 
 class Verification:
-    """Compares a candidate with the reference: `cases` of (batch, frames), and an utterance of so many frames."""
+    """Compares a candidate with the reference: `batches` of every chunk length, and an utterance of so many frames.
+
+    Without `batches` these are all on a GPU; on a CPU some, where all take too long.
+    """
 
     def __init__(
-        self, reference: CodecStep, candidate: Step, cases: Cases = CASES, utterance: int = SHORT_UTTERANCE
+        self,
+        step: CodecStep,
+        candidate: Step,
+        batches: Sequence[int] | None = None,
+        utterance: int = SHORT_UTTERANCE,
+        seed: int = 0,
     ) -> None:
-        self.config = reference.config
-        self.reference, self.candidate = torch_step(reference), candidate
-        self.cases, self.utterance = cases, utterance
-        self.cold = Stream(np.zeros(reference.state_size, np.float32), 0)
-        self.random = np.random.default_rng(0)
+        self.reference, self.candidate, self.utterance = Reference(step), candidate, utterance
+        self.batches = tuple(batches or self._affordable_batches())
+        self.cases = cases(self.batches)
+        self._random = np.random.default_rng(seed)
 
-    def run(self) -> Iterator[Agreement]:
-        """Yields the agreement of each comparison; there are `len(self)`.
+    def run(self) -> Iterator[Outcome]:
+        """Yields the outcome of each comparison; there are `len(self)`.
 
-        Batches mix cold and warm rows, and their last row holds codes out of range, which must not disturb the others.
-        The last comparison is a whole utterance: the candidate's irregular chunks and the reference's regular ones.
+        Batches mix cold and warm rows and come in random order, so that no shape finds what its last run left. The last
+        comparison is a whole utterance: the candidate's irregular chunks and the reference's regular ones.
         """
-        streams = self._streams_of_all_ages()
-        for batch, frames in self.cases:
-            inputs = self._batch([streams[(frames + row) % len(streams)] for row in range(batch)], frames)
-            yield _compare_step(self.reference(*inputs), self.candidate(*inputs))
-        codes = self._codes(self.utterance)
-        expected, _ = self._decode(self.reference, self.cold, codes, REGULAR_CHUNKS)
-        actual, _ = self._decode(self.candidate, self.cold, codes, IRREGULAR_CHUNKS)
-        yield compare_utterance(expected, actual)
+        pool = RowPool(self.reference, max(*self.batches, TIMED[0]), self._random)
+        for i in self._random.permutation(len(self.cases)):
+            yield Outcome(str(self.cases[i]), self._compare(self.cases[i], pool))
+        codes = pool.codes(1, self.utterance)
+        expected = self._decode(self.reference, codes, REGULAR_CHUNKS)
+        actual = self._decode(self.candidate, codes, IRREGULAR_CHUNKS)
+        yield Outcome(f"utterance of {self.utterance} frames", compare_utterance(expected, actual))
 
     def __len__(self) -> int:
         return len(self.cases) + 1
 
-    def _streams_of_all_ages(self) -> list[Stream]:
-        streams = [self.cold]
-        for younger, older in pairwise(AGES):
-            frames = older - younger
-            _, stream = self._decode(self.reference, streams[-1], self._codes(frames), [1])
-            streams.append(stream)
-        return streams
+    def __str__(self) -> str:
+        first, last = self.batches[0], self.batches[-1]
+        every = f"{first} to {last}" if self.batches == tuple(range(first, last + 1)) else _listed(self.batches)
+        shapes = len(self.batches) * len(CHUNK_FRAMES)
+        seconds = self.utterance * FRAME_SECONDS
+        return f"{shapes} shapes (batches {every} x {_listed(CHUNK_FRAMES)} frames) and an utterance of {seconds:.0f} s"
 
-    def _decode(self, step: Step, stream: Stream, codes: Array, chunks: Iterable[int]) -> tuple[Array, Stream]:
-        """Decode codes [frames, 16] in chunks of these lengths in turn; returns waveform and stream after it."""
-        waveforms, start = [], 0
-        for frames in cycle(chunks):
-            chunk = codes[None, start : start + frames]
-            waveform, state = step(chunk, stream.state[None], np.array([[stream.history]], np.int32))
-            waveforms.append(waveform[0])
-            start += chunk.shape[1]
-            stream = Stream(state[0], min(stream.history + chunk.shape[1], max_history(self.config)))
-            if start == len(codes):
+    def _compare(self, case: Case, pool: RowPool) -> Agreement:
+        """Each row with the reference's, and equal rows with each other."""
+        indices = pool.draw(case.rows, case.distinct)
+        batch = pool.batch(case.frames, indices)
+        actual = self._candidate(*batch.inputs)
+        agreement = compare_step(batch.answers, actual)
+        _, first, inverse = np.unique(indices, return_index=True, return_inverse=True)
+        repeated = np.flatnonzero(first[inverse] != np.arange(case.rows))
+        if agreement == DISAGREEMENT or not len(repeated):
+            return agreement
+        pairs = ((tensor[first[inverse][repeated]], tensor[repeated]) for tensor in actual)
+        one, other = zip(*pairs, strict=True)
+        return agreement.worst(compare_step(one, other))
+
+    def _candidate(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        waveform, state = self.candidate(*inputs)
+        return waveform.to(self.reference.device), state.to(self.reference.device)
+
+    def _decode(self, step: Step, codes: Tensor, chunks: Sequence[int]) -> Tensor:
+        """The waveform [1, samples] of codes [1, frames, 16] from a cold start, in chunks of these lengths in turn."""
+        waveforms, start, state = [], 0, self.reference.cold(1)
+        for longest in cycle(chunks):
+            _, frames = next(split_frames(codes.shape[1] - start, longest))
+            inputs = codes[:, start : start + frames], state, self.reference.history(1, start)
+            waveform, state = step(*inputs)
+            waveforms.append(waveform.to(codes.device))
+            start += frames
+            if start == codes.shape[1]:
                 break
-        return np.concatenate(waveforms), stream
+        return torch.cat(waveforms, dim=1)
 
-    def _batch(self, streams: list[Stream], frames: int) -> tuple[Array, Array, Array]:
-        codes = np.stack([self._codes(frames) for _ in streams])
-        codes[-1, -1, : len(OUT_OF_RANGE)] = OUT_OF_RANGE
-        states = np.stack([stream.state for stream in streams])
-        return codes, states, np.array([[stream.history] for stream in streams], np.int32)
-
-    def _codes(self, frames: int) -> Array:
-        return self.random.integers(0, self.config.codebook_size, (frames, self.config.num_quantizers), np.int32)
-
-
-def torch_step(step: CodecStep) -> Step:
-    """The PyTorch step on NumPy arrays, in FP32 and nothing less, on a GPU where there is one."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    step = copy.deepcopy(step).to(device) if device.type == "cuda" else step
-    torch.backends.cudnn.allow_tf32 = False
-
-    def run(codes: Array, state: Array, history: Array) -> tuple[Array, Array]:
-        with torch.inference_mode():
-            waveform, state_out = step(*(torch.from_numpy(array).to(device) for array in (codes, state, history)))
-        return waveform.cpu().numpy(), state_out.cpu().numpy()
-
-    return run
+    def _affordable_batches(self) -> tuple[int, ...]:
+        (rows, frames), device = TIMED, self.reference.device
+        codes = torch.zeros(rows, frames, self.reference.config.num_quantizers, dtype=torch.int32, device=device)
+        times = []
+        for _ in range(3):
+            started = time.perf_counter()
+            waveform, _ = self.candidate(codes, self.reference.cold(rows), self.reference.history(rows, 0))
+            waveform.sum().item()  # waits for the device
+            times.append(time.perf_counter() - started)
+        return ALL_BATCHES if waveform.is_cuda else affordable_batches(min(times) / (rows * frames))
 
 
-def compare(expected: Array, actual: Array) -> Agreement:
-    """Any difference of shape, and anything not finite, is no agreement at all."""
-    if expected.shape != actual.shape or not np.isfinite(actual).all():
-        return Agreement(math.inf, -math.inf)
-    error = expected.astype(np.float64) - actual
-    signal, noise = (float(np.square(x, dtype=np.float64).sum()) for x in (expected, error))
-    return Agreement(float(np.abs(error).max()), 10 * math.log10(signal / noise) if noise else math.inf)
+def affordable_batches(seconds_per_frame: float) -> tuple[int, ...]:
+    """All, unless that takes too long at so many seconds for a frame of a row."""
+    seconds = seconds_per_frame * sum(ALL_BATCHES) * sum(CHUNK_FRAMES)
+    return ALL_BATCHES if seconds <= AFFORDABLE_SECONDS else SOME_BATCHES
 
 
-def compare_utterance(expected: Array, actual: Array) -> Agreement:
-    """The whole, and whether the last part is worse than the first."""
-    whole = compare(expected, actual)
-    if not math.isfinite(whole.snr_db):
-        return whole
-    size = len(expected) // PARTS
-    first, last = compare(expected[:size], actual[:size]), compare(expected[-size:], actual[-size:])
-    return replace(whole, drift_db=first.snr_db - last.snr_db)
+def cases(batches: Sequence[int]) -> list[Case]:
+    """Every chunk length at each of these batches, from four rows on with equal ones, and batches of one row alone."""
+    distinct = [(rows, rows - rows // 4) for rows in batches] + [(rows, 1) for rows in UNIFORM if rows in batches]
+    return [Case(rows, frames, count) for frames in CHUNK_FRAMES for rows, count in distinct]
 
 
-def _compare_step(expected: tuple[Array, Array], actual: tuple[Array, Array]) -> Agreement:
-    waveform, state = (compare(right, found) for right, found in zip(expected, actual, strict=True))
-    # The state is no sound: its error says something only relative to its size.
-    return waveform.worst(Agreement(snr_db=state.snr_db))
+def worst(outcomes: Sequence[Outcome]) -> Agreement:
+    return reduce(Agreement.worst, (outcome.agreement for outcome in outcomes))
+
+
+def failures(outcomes: Sequence[Outcome], limit: Agreement) -> str:
+    """The comparisons that miss a limit, the worst first; empty when none does."""
+    failed = [outcome for outcome in outcomes if not outcome.agreement.within(limit)]
+    failed.sort(key=lambda outcome: outcome.agreement.snr_db)
+    named = [f"{outcome.name}: {outcome.agreement.snr_db:.1f} dB" for outcome in failed[:NAMED_FAILURES]]
+    more = f" and {len(failed) - NAMED_FAILURES} more" if len(failed) > NAMED_FAILURES else ""
+    return ", ".join(named) + more
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.code2wav import state_size
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES, state_size
 from qwen3_tts_engine.manifest import CodecManifest, EngineFacts
 from scripts.embedded.server import ServerError
 from tests.e2e.serving import copy_repository, serve
@@ -63,11 +63,26 @@ def no_codec(checkpoint: Path, codec: Path) -> str:
     return f"{codec / 'model.json'}: missing"
 
 
+def export_of_before(checkpoint: Path, codec: Path) -> str:
+    path = codec / "model.json"
+    manifest = json.loads(path.read_text())
+    del manifest["chunk_frames"]
+    path.write_text(json.dumps(manifest))
+    return f"{path}: chunk_frames: Field required; run `python -m export` again"
+
+
+def other_chunk_lengths(checkpoint: Path, codec: Path) -> str:
+    CodecManifest.read(codec).model_copy(update={"chunk_frames": [1, 2, 4, 8]}).write(codec)
+    return (
+        f"{codec / 'model.json'}: chunk_frames is [1, 2, 4, 8], max_chunk_frames 16 asks for [1, 2, 4, 8, 16]: run "
+        "`python -m export` again, or lower max_chunk_frames"
+    )
+
+
 def plan_without_a_gpu(checkpoint: Path, codec: Path) -> str:
-    shapes = {"codes": [[1, 1, 16], [32, 4, 16], [64, 32, 16]]}
     engine = EngineFacts(
         library="tensorrt", version="10.14.1.48", gpu="NVIDIA H200", compute_capability="9.0", strongly_typed=True,
-        level=3, layers=1, size=1, build_seconds=1, profile=shapes,
+        level=3, layers=1, size=1, build_seconds=1, profiles=[{}],
     )  # fmt: skip
     CodecManifest.read(codec).model_copy(update={"form": "tensorrt", "engine": engine}).write(codec)
     (codec / "model.plan").touch()
@@ -84,6 +99,8 @@ def plan_without_a_gpu(checkpoint: Path, codec: Path) -> str:
         other_codec,
         other_weights,
         no_codec,
+        export_of_before,
+        other_chunk_lengths,
         plan_without_a_gpu,
     ],
     ids=lambda spoil: spoil.__name__,
@@ -124,5 +141,6 @@ def write_manifest(checkpoint: Path, folder: Path) -> None:
     opened = Checkpoint.open(str(checkpoint))
     CodecManifest(
         form="onnx", state_size=state_size(opened.speech_tokenizer.decoder_config), state_dtype="FP32",
-        codec_digest=opened.codec_digest, max_frames=32, sample_rate=24000, opset=18, torch="", onnx="", commit=None,
+        codec_digest=opened.codec_digest, chunk_frames=[*CHUNK_FRAMES], sample_rate=24000, opset=18, torch="", onnx="",
+        commit=None,
     ).write(folder)  # fmt: skip

@@ -2,7 +2,8 @@
 
 Its plan is the ONNX file itself with the profile beside the graph, which ONNX Runtime runs on the CPU.
 QWEN3_TTS_FAKE_PLAN spoils it: "batch" gives the second row of a batch the first row's sound, "wrong" adds one to every
-output, "crash" ends the process at the first request.
+output, "shape:8x4" is too loud for 8 rows of 4 frames, "rows" makes equal rows differ, "stale" leaves the shared memory
+as it was from the second request on, "crash" ends the process at the first request.
 """
 
 import argparse
@@ -11,34 +12,39 @@ import math
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
+from numpy.typing import NDArray
 
+from export.profiles import Shapes, describe, find
 from export.tensorrt_api import TensorRtError, take_standard_output
-from export.tensorrt_run import Shapes, serve
+from export.tensorrt_run import serve
 
 DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int32)": "int32"}
 FACTS = {
     "library": "tensorrt", "version": "10.14.1.48", "gpu": "NVIDIA H200", "compute_capability": "9.0",
     "strongly_typed": True, "layers": 1, "build_seconds": 0.1,
 }  # fmt: skip
-PROFILE = "profile"
+PROFILES = "profiles"
+# Bytes of the shared memory for each tensor: the waveform of 64 x 16 frames has the most.
+ROOM = 1 << 23
 
 
 class OnnxPlan:
     def __init__(self, path: Path, spoil: str) -> None:
         self._session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        self._profile = json.loads(self._session.get_modelmeta().custom_metadata_map[PROFILE])
+        self._profiles = json.loads(self._session.get_modelmeta().custom_metadata_map[PROFILES])
         self._outputs = [tensor.name for tensor in self._session.get_outputs()]
         tensors = [*self._session.get_inputs(), *self._session.get_outputs()]
         self.dtypes = {tensor.name: DTYPES[tensor.type] for tensor in tensors}
         self.dims = {tensor.name: [size if type(size) is int else -1 for size in tensor.shape] for tensor in tensors}
         self._shapes: Shapes = {}
-        self._spoil = spoil
+        self._spoil, self._calls = spoil, 0
 
     def output_shapes(self, shapes: Shapes) -> Shapes:
         """Of the last run."""
@@ -47,28 +53,41 @@ class OnnxPlan:
     def run(self, inputs: dict[str, bytes], shapes: Shapes) -> dict[str, bytes]:
         if self._spoil == "crash":
             sys.exit(3)
-        for name, shape in shapes.items():
-            smallest, _, largest = self._profile[name]
-            if not all(low <= size <= high for low, size, high in zip(smallest, shape, largest, strict=True)):
-                raise TensorRtError(f"{name}: the plan does not take the shape {shape}")
+        if find(self._profiles, shapes) is None:
+            raise TensorRtError(f"the plan does not take {describe(shapes)}")
         feeds = {name: np.frombuffer(data, self.dtypes[name]).reshape(shapes[name]) for name, data in inputs.items()}
         outputs = dict(zip(self._outputs, self._session.run(self._outputs, feeds), strict=True))
-        if self._spoil == "batch" and len(outputs["waveform"]) > 1:
-            outputs["waveform"][1] = outputs["waveform"][0]
         if self._spoil == "wrong":
             outputs = {name: array + array.dtype.type(1) for name, array in outputs.items()}
+        if "waveform" in outputs:
+            self._spoil_waveform(outputs["waveform"], feeds)
         self._shapes = {name: list(array.shape) for name, array in outputs.items()}
         return {name: array.tobytes() for name, array in outputs.items()}
 
+    def _spoil_waveform(self, waveform: NDArray[Any], feeds: dict[str, NDArray[Any]]) -> None:
+        rows, frames = feeds["codes"].shape[:2]
+        if self._spoil == "batch" and rows > 1:
+            waveform[1] = waveform[0]
+        if self._spoil == f"shape:{rows}x{frames}":
+            waveform *= 1.4
+        if self._spoil == "rows":
+            for first, second in _equal_rows(feeds):
+                # Each is close enough to what is right, and they are too far from each other.
+                waveform[first] *= 1.025
+                waveform[second] *= 0.975
+
     def share(self) -> dict[str, Any]:
         """A file in place of device memory: `handle` is its path."""
-        room = 1 << 20
-        offsets = {name: i * room for i, name in enumerate(self.dims)}
+        offsets = {name: i * ROOM for i, name in enumerate(self.dims)}
         file, path = tempfile.mkstemp()
         os.close(file)
-        self._offsets, self._shared = offsets, np.memmap(path, np.uint8, "w+", shape=(room * len(offsets),))
-        largest = {name: shapes[-1] for name, shapes in self._profile.items()}
-        return {"handle": path.encode().hex(), "size": self._shared.size, "offsets": offsets, "largest": largest}
+        self._offsets, self._shared = offsets, np.memmap(path, np.uint8, "w+", shape=(ROOM * len(offsets),))
+        return {
+            "handle": path.encode().hex(),
+            "size": self._shared.size,
+            "offsets": offsets,
+            "profiles": self._profiles,
+        }
 
     def capture(self, shapes: Shapes) -> Shapes:
         return self.run_shared(shapes)
@@ -76,7 +95,9 @@ class OnnxPlan:
     def run_shared(self, shapes: Shapes) -> Shapes:
         sizes = {name: math.prod(shape) * np.dtype(self.dtypes[name]).itemsize for name, shape in shapes.items()}
         inputs = {name: self._shared[self._offsets[name] :][:size].tobytes() for name, size in sizes.items()}
-        for name, data in self.run(inputs, shapes).items():
+        outputs = self.run(inputs, shapes)
+        self._calls += 1
+        for name, data in outputs.items() if self._calls == 1 or self._spoil != "stale" else ():
             self._shared[self._offsets[name] :][: len(data)] = np.frombuffer(data, np.uint8)
         return self._shapes
 
@@ -85,16 +106,24 @@ class OnnxPlan:
         return float(100 * rows * frames)
 
 
+def _equal_rows(feeds: dict[str, NDArray[Any]]) -> Iterator[tuple[int, int]]:
+    """For each row that comes more than once, its first two places."""
+    places: dict[bytes, list[int]] = {}
+    for row in range(len(feeds["codes"])):
+        places.setdefault(b"".join(array[row].tobytes() for array in feeds.values()), []).append(row)
+    return ((rows[0], rows[1]) for rows in places.values() if len(rows) > 1)
+
+
 def build(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("onnx", type=Path)
     parser.add_argument("plan", type=Path)
-    parser.add_argument("--profile")
+    parser.add_argument("--profiles")
     parser.add_argument("--level", type=int)
     parser.add_argument("--cache")
     options = parser.parse_args(arguments)
     model = onnx.load(options.onnx)
-    model.metadata_props.add(key=PROFILE, value=options.profile)
+    model.metadata_props.add(key=PROFILES, value=options.profiles)
     onnx.save(model, options.plan)
     print("built by a stand-in", file=sys.stderr)
     print(json.dumps(FACTS | {"level": options.level, "size": options.plan.stat().st_size}))

@@ -37,8 +37,6 @@ ENUMS = {
     "LayerType": "CONVOLUTION ACTIVATION ELEMENTWISE NORMALIZATION REDUCE SOFTMAX UNARY",
     "TensorIOMode": "NONE INPUT OUTPUT",
 }
-LARGEST = 8
-"""Of the first axis of `x` and `y`."""
 
 
 class Strict:
@@ -128,7 +126,7 @@ class IBuilderConfig(Strict):
     _flags: frozenset[str] = frozenset({"TF32"})
     _tactics: Any = None
     _cache: Any = None
-    _profile: Any = None
+    _profiles: tuple[Any, ...] = ()
 
     def set_flag(self, flag: Any) -> None:
         self._flags |= {flag.name}
@@ -156,8 +154,8 @@ class IBuilderConfig(Strict):
         return self._cache
 
     def add_optimization_profile(self, profile: Any) -> int:
-        self._profile = profile
-        return 0
+        self._profiles += (profile,)
+        return len(self._profiles) - 1
 
 
 class Builder(Strict):
@@ -185,7 +183,7 @@ class Builder(Strict):
             "level": config.builder_optimization_level,
             "tactics": config._tactics,
             "precisions": [layer.precision.name for layer in network._layers if hasattr(layer, "precision")],
-            "profile": dict(config._profile._shapes),
+            "profiles": [dict(profile._shapes) for profile in config._profiles],
             "dtype": network.get_input(0).dtype.name,
         }
         return json.dumps(facts).encode()
@@ -220,13 +218,24 @@ class OnnxParser(Strict):
 
 
 class IExecutionContext(Strict):
+    """Has a profile that no other context of its engine has, the first one from the start."""
+
     _engine: Any = None
+    _profile: int | None = None
     _shape: tuple[int, ...] = ()
     _addresses: tuple[tuple[str, int], ...] = ()
 
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        if profile_index in (context._profile for context in self._engine._contexts):
+            return False
+        self._profile = profile_index
+        return True
+
     def set_input_shape(self, name: str, shape: list[int]) -> bool:
+        assert self._profile is not None, "a context without a profile crashes"
         self._shape = tuple(shape)
-        return shape[0] <= LARGEST
+        smallest, _, largest = self._engine.get_tensor_profile_shape(name, self._profile)
+        return all(low <= size <= high for low, size, high in zip(smallest, shape, largest, strict=True))
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         return self._shape
@@ -244,11 +253,14 @@ class IExecutionContext(Strict):
 
 class ICudaEngine(Strict):
     num_io_tensors = 2
+    num_optimization_profiles = 0
     _facts: Any = None
+    _contexts: tuple[Any, ...] = ()
 
     def create_execution_context(self) -> Any:
         context = self.trt.IExecutionContext()
-        context._engine = self
+        context._engine, context._profile = self, None if self._contexts else 0
+        self._contexts += (context,)
         return context
 
     def get_tensor_name(self, index: int) -> str:
@@ -264,7 +276,7 @@ class ICudaEngine(Strict):
         return self.trt.TensorIOMode.INPUT if name == "x" else self.trt.TensorIOMode.OUTPUT
 
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, ...]]:
-        return [(1, 4), (2, 4), (LARGEST, 4)]
+        return [tuple(shape) for shape in self._facts["profiles"][profile_index][name]]
 
 
 class Runtime(Strict):
@@ -275,7 +287,7 @@ class Runtime(Strict):
         if facts["version"] != self.trt.__version__:
             return None
         engine = self.trt.ICudaEngine()
-        engine._facts = facts
+        engine._facts, engine.num_optimization_profiles = facts, len(facts["profiles"])
         return engine
 
 

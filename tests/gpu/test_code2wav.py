@@ -15,8 +15,9 @@ from code2wav_step.requests import STATE_DTYPE
 from code2wav_step.runner import GraphRunner
 from code2wav_step.torch_ops import TorchOps
 from export import python_form
+from export.agreement import Agreement
 from export.codec import CodecStep
-from export.verify import Agreement, Array, Verification
+from export.verify import ALL_BATCHES, Verification, failures
 from qwen3_tts_engine.checkpoint import Checkpoint, CodecDecoderConfig
 from qwen3_tts_engine.weights import codec_decoder_shapes
 from scripts.synthetic_configs import CODEC_DECODER
@@ -63,13 +64,9 @@ def test_kernel_is_the_operation(name: str, device: torch.device) -> None:
 
 
 def test_served_step_is_the_exporters(runner: GraphRunner, reference: CodecStep) -> None:
-    def candidate(*arrays: Array) -> tuple[Array, Array]:
-        codes, state, history = map(torch.from_numpy, arrays)
-        waveform, state_out = runner(codes, state.half(), history)
-        return waveform.cpu().numpy(), state_out.float().cpu().numpy()
-
-    for agreement in Verification(reference, candidate).run():
-        assert agreement.within(LIMIT), agreement
+    verification = Verification(reference, python_form.as_step(runner))
+    assert verification.batches == ALL_BATCHES
+    assert failures(list(verification.run()), LIMIT) == ""
 
 
 def inputs(config: StepConfig, rows: int, frames: int) -> tuple[Tensor, Tensor, Tensor]:

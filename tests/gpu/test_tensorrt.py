@@ -19,13 +19,12 @@ from export.code2wav import Exported, export, is_current
 from export.encoders import CODEC_ENCODER, COMMON_FRAMES, MOST_FRAMES, SPEAKER_ENCODER, Encoder, export_encoder
 from export.encoders import is_current as is_encoder_current
 from export.form import Form
-from export.onnx_form import GraphStep
 from export.plan_process import TENSORRT_PYTHON, PlanError, PlanProcess, TensorRtSettings
 from export.tensorrt_form import tensorrt_form
 from export.tensorrt_plan import tensorrt
 from qwen3_tts_engine import encoders
 from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES, input_shapes
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MAX_BATCH, MAX_FRAMES, served_shapes
 from qwen3_tts_engine.manifest import CodecManifest, EncoderManifest
 from qwen3_tts_engine.plan import check_plan
 from tests.conftest import CheckpointOf
@@ -59,15 +58,15 @@ def exported(checkpoint: Checkpoint, repository: Path, form: Form) -> Exported:
 
 def test_plan_agrees_and_is_timed(exported: Exported, settings: TensorRtSettings) -> None:
     assert exported.agreement.snr_db > 35
-    assert len(exported.lines) == 5
+    assert exported.lines[1].startswith("verified 320 shapes (batches 1 to 64 x 1, 2, 4, 8, 16 frames)")
+    assert len(exported.lines) == 6
     assert any(settings.cache.iterdir())
 
 
 def test_plan_fits_this_machine(exported: Exported, repository: Path, checkpoint: Checkpoint, form: Form) -> None:
     folder = repository / "code2wav" / "1"
     manifest = CodecManifest.read(folder)
-    largest = input_shapes(MAX_BATCH, MAX_FRAMES, manifest.state_size)
-    check_plan(folder, manifest, torch.device("cuda", 0), largest)
+    check_plan(folder, manifest, torch.device("cuda", 0), served_shapes(CHUNK_FRAMES, manifest.state_size))
     assert is_current(checkpoint, repository, form)
 
 
@@ -89,26 +88,26 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_stand_in_gives_what_the_verified_plan_gives_with_and_without_graphs(
-    exported: Exported, repository: Path, settings: TensorRtSettings, stand_in: ModuleType
+    exported: Exported, repository: Path, form: Form, stand_in: ModuleType
 ) -> None:
     path = repository / "code2wav" / "1" / "model.plan"
-    plan, verified = stand_in.open_plan(path, torch.device("cuda", 0)), GraphStep(PlanProcess(settings, path))
+    plan, verified = stand_in.open_plan(path, torch.device("cuda", 0)), form.load(path)
     size = CodecManifest.read(path.parent).state_size
     plan.capture({"codes": (4, 2, 16), "state": (4, size), "history": (4, 1)}, 3)
     random = np.random.default_rng(0)
-    for rows, frames in ((1, 1), (3, 2), (4, 2), (7, 5), (MAX_BATCH, 4)):
-        codes = random.integers(0, 2048, (rows, frames, 16), np.int32)
-        state = random.standard_normal((rows, size)).astype(np.float16)
-        history = random.integers(0, 72, (rows, 1), np.int32)
+    for rows, frames in ((1, 1), (3, 2), (4, 2), (7, 8), (MAX_BATCH, 4)):
+        codes = torch.from_numpy(random.integers(0, 2048, (rows, frames, 16), np.int32))
+        state = torch.from_numpy(random.standard_normal((rows, size)).astype(np.float16))
+        history = torch.from_numpy(random.integers(0, 72, (rows, 1), np.int32))
         tensors = {"codes": codes, "state": state, "history": history}
-        outputs = plan.run({name: torch.from_numpy(array) for name, array in tensors.items()})
-        waveform, state_out = verified(codes, state.astype(np.float32), history)
-        np.testing.assert_allclose(outputs["waveform"].cpu().numpy(), waveform, atol=1e-3)
-        np.testing.assert_allclose(outputs["state_out"].float().cpu().numpy(), state_out, atol=1e-2)
-    too_long = {name: torch.from_numpy(array) for name, array in tensors.items()}
-    too_long["codes"] = torch.zeros(MAX_BATCH, MAX_FRAMES + 1, 16, dtype=torch.int32)
-    with pytest.raises(stand_in.InvalidInputError, match="codes: the plan was not built for the shape"):
-        plan.run(too_long)
+        outputs = plan.run(tensors)
+        waveform, state_out = verified(codes, state.float(), history)
+        torch.testing.assert_close(outputs["waveform"], waveform, atol=1e-3, rtol=1e-7)
+        torch.testing.assert_close(outputs["state_out"].float(), state_out, atol=1e-2, rtol=1e-7)
+    for frames in (3, MAX_FRAMES):
+        unverified = tensors | {"codes": torch.zeros(MAX_BATCH, frames, 16, dtype=torch.int32)}
+        with pytest.raises(stand_in.InvalidInputError, match=rf"the plan does not take codes \[64, {frames}, 16\]"):
+            plan.run(unverified)
 
 
 @pytest.fixture(scope="module", params=[SPEAKER_ENCODER, CODEC_ENCODER], ids=lambda encoder: encoder.name)
@@ -126,8 +125,8 @@ def encoder_plan(
 
 def test_encoder_plan_fits_this_machine(encoder_plan: tuple[Encoder, Path]) -> None:
     _, folder = encoder_plan
-    largest = encoders.input_shapes(MOST_FRAMES)
-    check_plan(folder, EncoderManifest.read(folder), torch.device("cuda", 0), largest)
+    needed = [encoders.input_shapes(MOST_FRAMES)]
+    check_plan(folder, EncoderManifest.read(folder), torch.device("cuda", 0), needed)
 
 
 def test_stand_in_gives_what_the_verified_encoder_plan_gives(
@@ -141,5 +140,5 @@ def test_stand_in_gives_what_the_verified_encoder_plan_gives(
         found = plan.run({name: torch.from_numpy(array) for name, array in inputs.items()})
         np.testing.assert_allclose(found[encoder.output].cpu().numpy(), verified(inputs)[encoder.output], atol=1e-5)
     too_long = {name: torch.from_numpy(array) for name, array in encoder.inputs(MOST_FRAMES + 1).items()}
-    with pytest.raises(stand_in.InvalidInputError, match="the plan was not built for the shape"):
+    with pytest.raises(stand_in.InvalidInputError, match="the plan does not take"):
         plan.run(too_long)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from qwen3_tts_engine.capacity import urgent_lead
 from qwen3_tts_engine.chunker import MAX_CALL_FRAMES, Chunker, Need
-from qwen3_tts_engine.code2wav import FRAME_SECONDS
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES, FRAME_SECONDS, MAX_BATCH
 from qwen3_tts_engine.slots import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
@@ -59,6 +59,27 @@ def test_a_slower_talker_climbs_as_the_lead_grows() -> None:
 @given(st.integers(1, 60), st.floats(0.001, FRAME_SECONDS))
 def test_no_listener_runs_dry_while_a_chunk_is_made(frames: int, frame_seconds: float) -> None:
     assert speak(frames, frame_seconds)[1] < 1e-9
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.integers(0, 24), st.floats(-1, 2), st.booleans()), min_size=1, max_size=6
+    ),
+    st.sampled_from(CHUNK_FRAMES),
+    st.floats(0.001, 0.2),
+)
+def test_the_codec_is_asked_for_verified_lengths_only(
+    streams: list[tuple[int, int, float, bool]], longest: int, frame_seconds: float
+) -> None:
+    pending, sent, lead, talking = zip(*streams, strict=True)
+    table = table_with(list(pending), list(sent))
+    table.deadline[:], table.talking[:] = lead, talking
+    chunker = Chunker(table, longest, lambda: frame_seconds)
+    while chunks := chunker.next_chunks(0.0):
+        assert chunks.codes.shape[1] in CHUNK_FRAMES
+        assert chunks.codes.shape[1] <= longest
+        assert len(chunks) <= MAX_BATCH
+        chunker.done(chunks, 0.0)
 
 
 @given(st.integers(1, 60), st.floats(FRAME_SECONDS, 0.2))

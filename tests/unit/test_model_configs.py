@@ -9,12 +9,12 @@ from tritonclient.grpc import model_config_pb2
 
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, configured
 from export.graph import Runtime
-from export.onnx_form import ONNX, plan_profile
+from export.onnx_form import ONNX, plan_profiles
 from export.plan_process import TensorRtSettings
+from export.profiles import find
 from export.tensorrt_form import tensorrt_form
 from qwen3_tts_engine import code2wav, encoders
 from qwen3_tts_engine.checkpoint import CodecDecoderConfig, SpeechTokenizerConfig
-from qwen3_tts_engine.config import EngineConfig
 from scripts.embedded.backends.shared.merged_runs import limits
 from scripts.synthetic_configs import speech_tokenizer_config
 
@@ -137,22 +137,25 @@ def test_ranges_of_values_are_those_of_the_codec(path: Path) -> None:
     assert limits(config, code2wav.HISTORY) == (0, code2wav.max_history(codec))
 
 
+def test_every_profile_of_the_plan_is_served() -> None:
+    [group] = parse(TENSORRT).instance_group
+    assert list(group.profile) == [str(i) for i in range(len(plan_profiles(1)))]
+
+
 def test_cuda_graphs_are_within_the_plan_and_cover_the_chunk_ramp() -> None:
     specs = parse(TENSORRT).optimization.cuda.graph_spec
-    shapes = plan_profile(code2wav.state_size(released_codec()))
+    profiles = plan_profiles(code2wav.state_size(released_codec()))
     covered: dict[int, set[int]] = {}
     for spec in specs:
-        for name, (smallest, _, largest) in shapes.items():
-            shape = [spec.batch_size, *spec.input[name].dim]
-            assert all(low <= size <= high for low, size, high in zip(smallest, shape, largest, strict=True)), name
-            if spec.HasField("graph_lower_bound"):
-                assert spec.graph_lower_bound.input[name] == spec.input[name]
+        shapes = {name: [spec.batch_size, *spec.input[name].dim] for name in profiles[0]}
+        assert find(profiles, shapes) is not None, shapes
+        if spec.HasField("graph_lower_bound"):
+            assert all(spec.graph_lower_bound.input[name] == spec.input[name] for name in profiles[0])
         rows = range(spec.graph_lower_bound.batch_size or spec.batch_size, spec.batch_size + 1)
         frames = spec.input[code2wav.CODES].dim[0]
         assert not covered.setdefault(frames, set()) & set(rows)
         covered[frames] |= set(rows)
-    ramp = {1 << i for i in range(EngineConfig(checkpoint="any").max_chunk_frames.bit_length())}
-    assert covered == {frames: set(range(1, 9)) for frames in ramp}
+    assert covered == {frames: set(range(1, 9)) for frames in code2wav.CHUNK_FRAMES}
 
 
 def test_requests_wait_for_no_others() -> None:

@@ -5,21 +5,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from export.onnx_form import plan_profiles
 from qwen3_tts_engine import plan
 from qwen3_tts_engine.checkpoint import CheckpointError
-from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES, input_shapes
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES, served_shapes
 from qwen3_tts_engine.manifest import CodecManifest, EngineFacts
 
 ENGINE = EngineFacts(
     library="tensorrt", version="10.14.1.48", gpu="NVIDIA H200", compute_capability="9.0", strongly_typed=True, level=3,
-    layers=1, size=1, build_seconds=1, profile={"codes": [[1, 1, 16], [32, 4, 16], [64, 32, 16]]},
+    layers=1, size=1, build_seconds=1, profiles=plan_profiles(1),
 )  # fmt: skip
 MANIFEST = CodecManifest(
-    form="tensorrt", state_size=1, state_dtype="FP16", codec_digest="", max_frames=32, sample_rate=24000, opset=17,
-    torch="", onnx="", commit=None, engine=ENGINE,
+    form="tensorrt", state_size=1, state_dtype="FP16", codec_digest="", chunk_frames=[*CHUNK_FRAMES],
+    sample_rate=24000, opset=17, torch="", onnx="", commit=None, engine=ENGINE,
 )  # fmt: skip
 CUDA = torch.device("cuda", 0)
-LARGEST = input_shapes(MAX_BATCH, MAX_FRAMES, 1)
+NEEDED = served_shapes(CHUNK_FRAMES, 1)
 
 
 @pytest.fixture
@@ -31,27 +32,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_plan_made_here_is_taken(folder: Path) -> None:
-    plan.check_plan(folder, MANIFEST, CUDA, LARGEST)
+    plan.check_plan(folder, MANIFEST, CUDA, NEEDED)
 
 
 def test_other_forms_need_no_machine(tmp_path: Path) -> None:
-    plan.check_plan(tmp_path, MANIFEST.model_copy(update={"form": "onnx"}), torch.device("cpu"), LARGEST)
+    plan.check_plan(tmp_path, MANIFEST.model_copy(update={"form": "onnx"}), torch.device("cpu"), NEEDED)
 
 
 def test_missing_plan_says_how_to_get_one(folder: Path) -> None:
     (folder / "model.plan").unlink()
     with pytest.raises(CheckpointError, match=r"model\.plan: missing; `python -m export --form tensorrt`"):
-        plan.check_plan(folder, MANIFEST, CUDA, LARGEST)
+        plan.check_plan(folder, MANIFEST, CUDA, NEEDED)
 
 
 def test_plan_on_the_cpu(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="needs a CUDA device, this model runs on cpu"):
-        plan.check_plan(folder, MANIFEST, torch.device("cpu"), LARGEST)
+        plan.check_plan(folder, MANIFEST, torch.device("cpu"), NEEDED)
 
 
 def test_facts_are_required(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"model\.json: engine: missing"):
-        plan.check_plan(folder, MANIFEST.model_copy(update={"engine": None}), CUDA, LARGEST)
+        plan.check_plan(folder, MANIFEST.model_copy(update={"engine": None}), CUDA, NEEDED)
 
 
 @pytest.mark.parametrize(
@@ -61,20 +62,24 @@ def test_facts_are_required(folder: Path) -> None:
         ({"gpu": None}, "engine.gpu is None, this machine has NVIDIA H200"),
         ({"version": "10.15.1.29"}, "engine.version is 10.15.1.29, TensorRT here is 10.14.1"),
         (
-            {"profile": {"codes": [[1, 1, 16], [4, 4, 16], [16, 8, 16]]}},
-            r"has codes up to \[16, 8, 16\], \[64, 32, 16\] is needed",
+            {"profiles": plan_profiles(1)[:-1]},
+            r"engine.profiles: none takes codes \[64, 16, 16\], state \[64, 1\], history \[64, 1\]",
+        ),
+        (
+            {"profiles": [{"codes": [[1, 1, 16], [4, 4, 16], [32, 32, 16]]}]},
+            r"engine.profiles: none takes codes \[64, 1, 16\]",
         ),
     ],
 )
 def test_every_difference_is_named(folder: Path, change: dict[str, object], message: str) -> None:
     manifest = MANIFEST.model_copy(update={"engine": ENGINE.model_copy(update=change)})
     with pytest.raises(CheckpointError, match=message) as refused:
-        plan.check_plan(folder, manifest, CUDA, LARGEST)
+        plan.check_plan(folder, manifest, CUDA, NEEDED)
     assert str(folder / "model.json") in str(refused.value)
 
 
 def test_what_is_not_known_is_not_held_against_a_plan() -> None:
-    assert plan.differences(ENGINE, None, None, LARGEST) == []
+    assert plan.differences(ENGINE, None, None, NEEDED) == []
 
 
 @pytest.mark.parametrize(("number", "version"), [(101401, "10.14.1"), (110000, "11.0.0"), (8600, "8.6.0")])
@@ -92,6 +97,6 @@ def test_no_library_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_summary_reads_at_a_glance() -> None:
     assert str(ENGINE) == (
-        "tensorrt 10.14.1.48 for NVIDIA H200, level 3: codes [1, 1, 16] to [64, 32, 16], strongly typed, 0 MB, "
-        "1 layers, 1 s"
+        "tensorrt 10.14.1.48 for NVIDIA H200, level 3: codes [1, 1, 16] to [64, 16, 16] in 5 profiles, strongly typed, "
+        "0 MB, 1 layers, 1 s"
     )

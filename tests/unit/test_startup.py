@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 from qwen3_tts_engine.config import ConfigError, EngineConfig
-from qwen3_tts_engine.startup import check_instances, choose_device, load_runner
+from qwen3_tts_engine.manifest import CodecManifest
+from qwen3_tts_engine.startup import check_instances, choose_device, load_runner, open_codec
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
@@ -53,3 +54,24 @@ def test_batch_invariance_without_kernels(tiny_checkpoint: Path) -> None:
     config = config_of(tiny_checkpoint, batch_invariant=True, kernels="off")
     with pytest.raises(ConfigError, match="batch_invariant"):
         load_runner(Checkpoint.open(config.checkpoint), config, CUDA)
+
+
+@pytest.mark.parametrize("frames", [0, 3, 12, 32])
+def test_a_chunk_length_that_no_codec_is_verified_for(frames: int) -> None:
+    with pytest.raises(ConfigError, match=f"max_chunk_frames: '{frames}': Value error, must be one of 1, 2, 4, 8, 16"):
+        EngineConfig.from_parameters({"checkpoint": "any", "max_chunk_frames": str(frames)}, {})
+
+
+def test_a_codec_that_is_not_verified_for_the_longest_chunk(
+    tiny_checkpoint: Path, tiny_code2wav: Path, tmp_path: Path
+) -> None:
+    folder, checkpoint = tmp_path / "code2wav" / "1", Checkpoint.open(str(tiny_checkpoint))
+    folder.mkdir(parents=True)
+    manifest = CodecManifest.read(tiny_code2wav / "code2wav" / "1")
+    manifest.model_copy(update={"chunk_frames": [1, 2, 4, 8]}).write(folder)
+    message = (
+        f"{folder / 'model.json'}: chunk_frames is [1, 2, 4, 8], max_chunk_frames 16 asks for [1, 2, 4, 8, 16]: run"
+    )
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        open_codec(checkpoint, config_of(tiny_checkpoint), tmp_path, CPU, "talker")
+    open_codec(checkpoint, config_of(tiny_checkpoint, max_chunk_frames=8), tmp_path, CPU, "talker")

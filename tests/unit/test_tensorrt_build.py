@@ -16,7 +16,7 @@ from export.tensorrt_api import configure, create_network, import_tensorrt
 from export.tensorrt_form import tensorrt_form
 from export.tensorrt_plan import build
 from qwen3_tts_engine.checkpoint import SpeechTokenizerConfig
-from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MAX_BATCH
 from qwen3_tts_engine.weights import codec_decoder_shapes
 from scripts.synthetic_configs import Size, speech_tokenizer_config
 from scripts.synthetic_weights import initial
@@ -38,15 +38,14 @@ def test_builds_a_strongly_typed_plan(size: Size, tmp_path: Path, capfd: pytest.
     engine = build(TensorRtSettings(cache=tmp_path), graph(step), plan)
     assert engine.library.startswith("tensorrt_rtx")
     assert engine.strongly_typed
-    assert engine.profile["codes"][0] == [1, 1, 16]
-    assert engine.profile["codes"][-1] == [MAX_BATCH, MAX_FRAMES, 16]
+    assert [profile["codes"][-1] for profile in engine.profiles] == [[MAX_BATCH, n, 16] for n in CHUNK_FRAMES]
     assert engine.size == plan.stat().st_size > sum(buffer.nbytes for buffer in step.buffers())
     assert "steps)" in capfd.readouterr().err
 
 
 def test_graph_that_tensorrt_does_not_know_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no graph")
-    options = ["--profile", "{}", "--cache", str(tmp_path)]
+    options = ["--profiles", "[]", "--cache", str(tmp_path)]
     files = [str(tmp_path / "model.onnx"), str(tmp_path / "model.plan")]
     command = [sys.executable, "-m", "export.tensorrt_build", *files]
     failed = subprocess.run([*command, *options], capture_output=True, text=True, cwd=Path(__file__).parents[2])

@@ -1,5 +1,7 @@
 """`--form tensorrt` with a stand-in for the Python that has TensorRT: what is verified, kept, recorded and refused."""
 
+import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +16,23 @@ from rich.progress import Progress
 from typer.testing import CliRunner
 
 import export.__main__ as cli
-from export import onnx_form
+from export import onnx_form, shared_plan
 from export.code2wav import Exported, export, is_current
 from export.codec import CodecStep
 from export.form import Form
 from export.graph import Graph
 from export.model_folder import ExportError
-from export.onnx_form import ONNX
+from export.onnx_form import ONNX, plan_profiles
 from export.onnx_opset import to_opset_17
-from export.plan_process import PlanError, TensorRtSettings
+from export.plan_process import PlanError, SharedTensors, TensorRtSettings
 from export.tensorrt_form import tensorrt_form
-from export.verify import Agreement, compare_utterance
 from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MAX_BATCH, MAX_FRAMES
 from qwen3_tts_engine.manifest import CodecManifest
+from tests.fakes import plan_python
+
+# Elements of the tiny codec's.
+STATE = 21868
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +56,17 @@ def _export_once(half_graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def form(fake_tensorrt: TensorRtSettings) -> Form:
     """Fewer and smaller batches than the real one's."""
-    return replace(tensorrt_form(fake_tensorrt), cases=((1, 1), (2, 3)), utterance=40)
+    return replace(tensorrt_form(fake_tensorrt), batches=(1, 2, 8), utterance=40)
+
+
+@pytest.fixture(autouse=True)
+def _shared_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of device memory."""
+
+    def mapped(shared: SharedTensors, device: torch.device) -> torch.Tensor:
+        return torch.from_file(shared.handle.decode(), shared=True, size=shared.size, dtype=torch.uint8)
+
+    monkeypatch.setattr(shared_plan, "mapped", mapped)
 
 
 @pytest.fixture
@@ -75,20 +90,46 @@ def test_verified_plan_is_put_in_place_with_its_facts(checkpoint: Checkpoint, tm
     assert engine is not None
     assert (engine.version, engine.gpu, engine.level) == ("10.14.1.48", "NVIDIA H200", 1)
     assert engine.size == (folder / "model.plan").stat().st_size
-    assert engine.profile["codes"] == [[1, 1, 16], [32, 4, 16], [MAX_BATCH, MAX_FRAMES, 16]]
+    assert manifest.chunk_frames == [*CHUNK_FRAMES]
+    codes = [profile["codes"] for profile in engine.profiles]
+    assert codes == [[[1, frames, 16], [32, frames, 16], [MAX_BATCH, frames, 16]] for frames in CHUNK_FRAMES]
     assert exported.agreement.snr_db > 35
     assert exported.lines[0] == str(engine)
+    summary = r"verified 15 shapes \(batches 1, 2, 8 x 1, 2, 4, 8, 16 frames\) and an utterance of 3 s in \d+\.\d s"
+    assert re.fullmatch(summary, exported.lines[1])
     assert "batch 64 x 4 frames: 25.60 ms, 100 us per frame" in exported.lines
     assert is_current(checkpoint, tmp_path, form)
 
 
-def test_plan_that_mixes_rows_is_deleted(
-    checkpoint: Checkpoint, tmp_path: Path, form: Form, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        ("batch", r"(2|8) x \d+: -?\d+\.\d dB, .*"),
+        ("shape:8x4", r"8 x 4( of one row)?: [78]\.\d dB, 8 x 4( of one row)?: [78]\.\d dB"),
+        ("shape:1x16", r"1 x 16: [78]\.\d dB, utterance of 40 frames: \d+\.\d dB"),
+        ("rows", r"(8 x \d+|2 x \d+ of one row|8 x \d+ of one row): 2\d\.\d dB, .*"),
+        ("stale", r"\d x \d+( of one row)?: -inf dB, .* and \d+ more"),
+    ],
+)
+def test_wrong_plan_is_deleted_and_its_shapes_are_named(
+    spoil: str, named: str, checkpoint: Checkpoint, tmp_path: Path, form: Form, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QWEN3_TTS_FAKE_PLAN", "batch")
-    with pytest.raises(ExportError, match=r"SNR .* dB.*limits: .*SNR from 30\.0 dB, drift up to 3\.0 dB.*deleted"):
+    monkeypatch.setenv("QWEN3_TTS_FAKE_PLAN", spoil)
+    limits = r"SNR -?\S+ dB, .*limits: .*SNR from 30\.0 dB, drift up to 3\.0 dB\)"
+    with pytest.raises(ExportError, match=rf"{limits}; by rows x frames: {named}; deleted\. Build with another"):
         export_plan(checkpoint, tmp_path, form)
     assert not any((tmp_path / "code2wav" / "1").iterdir())
+
+
+def test_answer_that_the_plan_does_not_write_is_not_that_of_before(
+    fake_tensorrt: TensorRtSettings, half_graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_python.build([str(half_graph), str(tmp_path / "model.plan"), "--profiles", json.dumps(plan_profiles(STATE))])
+    monkeypatch.setenv("QWEN3_TTS_FAKE_PLAN", "stale")
+    plan = tensorrt_form(fake_tensorrt).load(tmp_path / "model.plan")
+    inputs = torch.zeros(1, 1, 16), torch.zeros(1, STATE), torch.zeros(1, 1)
+    assert all(tensor.isfinite().all() for tensor in plan(*inputs))
+    assert all(tensor.isnan().all() for tensor in plan(*inputs))
 
 
 def test_crash_of_tensorrt_is_an_error_and_no_plan(
@@ -105,25 +146,16 @@ def test_shape_outside_the_profile_is_refused_and_the_next_one_served(
 ) -> None:
     export_plan(checkpoint, tmp_path, form)
     plan = form.load(tmp_path / "code2wav" / "1" / "model.plan")
-    state = np.zeros((1, CodecManifest.read(tmp_path / "code2wav" / "1").state_size), np.float32)
-    with pytest.raises(PlanError, match=r"codes: the plan does not take the shape \[1, 33, 16\]"):
-        plan(np.zeros((1, MAX_FRAMES + 1, 16)), state, np.zeros((1, 1)))
-    waveform, _ = plan(np.zeros((1, 2, 16)), state, np.zeros((1, 1)))
+    state, history = torch.zeros(1, CodecManifest.read(tmp_path / "code2wav" / "1").state_size), torch.zeros(1, 1)
+    for frames in (3, MAX_FRAMES):
+        with pytest.raises(PlanError, match=rf"the plan does not take codes \[1, {frames}, 16\], state"):
+            plan(torch.zeros(1, frames, 16), state, history)
+    waveform, _ = plan(torch.zeros(1, 2, 16), state, history)
     assert waveform.shape == (1, 3840)
 
 
-def test_cases_are_those_that_found_wrong_plans_before() -> None:
-    cases = tensorrt_form(TensorRtSettings()).cases
-    assert {batch for batch, _ in cases} == {1, 2, 7, MAX_BATCH}
-    assert {frames for batch, frames in cases if batch == 2} == set(range(1, MAX_FRAMES + 1))
-
-
-def test_drift_within_an_utterance_is_seen() -> None:
-    sound = np.random.default_rng(0).standard_normal(4000)
-    error = np.concatenate([np.full(2000, 1e-3), np.full(2000, 1e-2)])
-    agreement = compare_utterance(sound, sound + error)
-    assert agreement.drift_db == pytest.approx(20, abs=1)
-    assert not agreement.within(Agreement(max_error=1, snr_db=0))
+def test_every_batch_is_verified() -> None:
+    assert tensorrt_form(TensorRtSettings()).batches == tuple(range(1, MAX_BATCH + 1))
 
 
 def test_build_only_leaves_the_repository_alone_and_says_so(
@@ -152,7 +184,7 @@ def test_opset_17_says_the_same(tiny_code2wav: Path, tmp_path: Path) -> None:
     assert not any(node.attribute for node in shapes)
     state = np.zeros((3, CodecManifest.read(exported.parent).state_size), np.float32)
     codes = np.random.default_rng(0).integers(-5, 3000, (3, 5, 16), np.int32)
-    inputs = codes, state, np.array([[0], [3], [71]], np.int32)
+    inputs = torch.from_numpy(codes), torch.from_numpy(state), torch.tensor([[0], [3], [71]], dtype=torch.int32)
     for right, found in zip(ONNX.load(exported)(*inputs), ONNX.load(portable)(*inputs), strict=True):
         np.testing.assert_allclose(found, right, atol=1e-5)
 

@@ -17,9 +17,12 @@ from google.protobuf import json_format, text_format
 from onnx import TensorProto, helper
 from tritonclient.grpc import model_config_pb2
 
+from export import shared_plan
 from export.encoders import CODEC_ENCODER, configured
 from export.plan_process import PlanError, PlanProcess, SharedTensors, TensorRtSettings
+from export.profiles import profile
 from export.tensorrt_plan import tensorrt
+from qwen3_tts_engine.code2wav import input_shapes
 
 ROOT = Path(__file__).parents[2]
 BACKENDS = ROOT / "scripts" / "embedded" / "backends"
@@ -223,9 +226,8 @@ def write_plan(path: Path) -> None:
     ]
     made = helper.make_graph(nodes, "step", [codes, state, history], [waveform, state_out])
     model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
-    shapes = {"codes": [[1, 1, 16], [8, 32, 16]], "state": [[1, 8], [8, 8]], "history": [[1, 1], [8, 1]]}
-    profile = {name: [smallest, largest, largest] for name, (smallest, largest) in shapes.items()}
-    model.metadata_props.add(key="profile", value=json.dumps(profile))
+    profiles = [profile(*(input_shapes(rows, frames, 8) for rows in (1, 4, 8))) for frames in (1, 2, 4)]
+    model.metadata_props.add(key="profiles", value=json.dumps(profiles))
     onnx.save(model, path)
 
 
@@ -242,7 +244,7 @@ def test_plan_in_another_python_works_on_memory_that_both_map(
     def mapped(shared: SharedTensors, device: torch.device) -> torch.Tensor:
         return torch.from_file(shared.handle.decode(), shared=True, size=shared.size, dtype=torch.uint8)
 
-    monkeypatch.setattr(other, "mapped", mapped)
+    monkeypatch.setattr(shared_plan, "mapped", mapped)
     plan = other.OtherPlan(tmp_path / "model.plan", torch.device("cpu"), fake_tensorrt.python)
     expected = PlanProcess(fake_tensorrt, tmp_path / "model.plan")
     assert plan.dims["codes"] == (-1, -1, 16)
@@ -250,7 +252,7 @@ def test_plan_in_another_python_works_on_memory_that_both_map(
     plan.capture({"codes": (4, 2, 16), "state": (4, 8), "history": (4, 1)}, 3)
     random = np.random.default_rng(0)
     heard = []
-    for rows, frames in ((1, 1), (3, 2), (4, 2), (2, 5)):
+    for rows, frames in ((1, 1), (3, 2), (4, 2), (2, 4)):
         inputs = {
             "codes": random.integers(0, 2048, (rows, frames, 16), np.int32),
             "state": random.standard_normal((rows, 8)).astype(np.float16),
@@ -263,10 +265,11 @@ def test_plan_in_another_python_works_on_memory_that_both_map(
         assert outputs.keys() == wanted.keys()
         for name, array in wanted.items():
             np.testing.assert_array_equal(outputs[name].numpy(), array)
-    too_long = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    too_long["codes"] = torch.zeros(2, 33, 16, dtype=torch.int32)
-    with pytest.raises(other.InvalidInputError, match=r"codes: the plan was not built for the shape \[2, 33, 16\]"):
-        plan.run(too_long)
+    refused = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    for frames in (3, 8):
+        refused["codes"] = torch.zeros(2, frames, 16, dtype=torch.int32)
+        with pytest.raises(other.InvalidInputError, match=rf"the plan does not take codes \[2, {frames}, 16\], state"):
+            plan.run(refused)
 
 
 def test_plan_that_another_python_does_not_load_is_named(

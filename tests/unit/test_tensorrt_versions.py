@@ -11,10 +11,11 @@ import pytest
 from export import tensorrt_build, tensorrt_run
 from export.tensorrt_api import TensorRtError, configure, create_network, is_strongly_typed
 from tests.fakes import host_cuda
-from tests.fakes.tensorrt_module import ENUMS, LACKS, LARGEST, STRICT, tensorrt_module
+from tests.fakes.tensorrt_module import ENUMS, LACKS, STRICT, tensorrt_module
 
 VERSIONS = tuple(LACKS)
-PROFILE = {"x": [[1, 4], [2, 4], [LARGEST, 4]]}
+# Rows of the first and of the second one.
+PROFILES = [{"x": [[1, 4], [2, 4], [4, 4]]}, {"x": [[6, 4], [8, 4], [8, 4]]}]
 
 
 @pytest.fixture(params=VERSIONS)
@@ -34,7 +35,7 @@ def install(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def build(folder: Path, dtype: str = "HALF", level: int = 2) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the exporter and what the stand-in says of a plan."""
     (folder / "graph.onnx").write_text(dtype)
-    facts = tensorrt_build.build(folder / "graph.onnx", folder / "x.plan", PROFILE, level, folder / "cache")
+    facts = tensorrt_build.build(folder / "graph.onnx", folder / "x.plan", PROFILES, level, folder / "cache")
     return facts, json.loads((folder / "x.plan").read_text())
 
 
@@ -42,7 +43,7 @@ def test_every_version_builds(version: str, tmp_path: Path) -> None:
     facts, plan = build(tmp_path)
     assert (facts["library"], facts["version"], facts["level"]) == ("tensorrt", version, 2)
     assert facts["strongly_typed"] == (version != "8.6")
-    assert (plan["level"], plan["profile"]) == (2, PROFILE)
+    assert (plan["level"], plan["profiles"]) == (2, PROFILES)
     assert "TF32" not in plan["builder"]
 
 
@@ -96,17 +97,27 @@ def test_every_version_runs(version: str, tmp_path: Path) -> None:
     data = bytes(range(24))
     assert plan.run({"x": data}, {"x": [3, 4]}) == {"y": data}
     assert plan.microseconds({"x": [3, 4]}, 2) == 1.0
-    with pytest.raises(TensorRtError, match=r"x: the plan does not take the shape \[9, 4\]"):
-        plan.output_shapes({"x": [LARGEST + 1, 4]})
+    for rows in (5, 9):
+        with pytest.raises(TensorRtError, match=rf"the plan does not take x \[{rows}, 4\]"):
+            plan.output_shapes({"x": [rows, 4]})
+
+
+def test_every_profile_has_a_context_of_its_own(version: str, tmp_path: Path) -> None:
+    build(tmp_path)
+    plan = tensorrt_run.Plan(tmp_path / "x.plan")
+    for rows in (3, 7, 4, 8):
+        data = bytes(range(rows * 8))
+        assert plan.run({"x": data}, {"x": [rows, 4]}) == {"y": data}
 
 
 def test_every_version_shares_memory(version: str, tmp_path: Path) -> None:
     build(tmp_path, "FLOAT")
     plan = tensorrt_run.Plan(tmp_path / "x.plan")
     assert plan.share() == {
-        "handle": b"handle".hex(), "size": 512, "offsets": {"x": 0, "y": 256}, "largest": {"x": [LARGEST, 4]},
+        "handle": b"handle".hex(), "size": 512, "offsets": {"x": 0, "y": 256}, "profiles": PROFILES,
     }  # fmt: skip
     assert plan.capture({"x": [2, 4]}) == plan.run_shared({"x": [2, 4]}) == {"y": [2, 4]}
+    assert plan.run_shared({"x": [8, 4]}) == {"y": [8, 4]}
 
 
 def test_plan_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

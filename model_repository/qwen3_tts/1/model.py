@@ -70,7 +70,7 @@ class TritonPythonModel:
         if checkpoint.config.tts_model_type != "base":
             return None
         startup.check_encoders(checkpoint, config, self._repository, codec.states.device)
-        return startup.open_voices(checkpoint, config, prompts, BlsEncoder(config.speaker_encoder, codec.states))
+        return startup.open_voices(checkpoint, config, prompts, BlsEncoder(config, codec.states))
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:

@@ -10,6 +10,7 @@ import torch
 
 from qwen3_tts_engine import code2wav, encoders
 from qwen3_tts_engine.codec import CodecStates
+from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.request import Cancelled, InvalidRequest, RequestError, SynthesisRequest
@@ -136,8 +137,8 @@ class Desk:
 class BlsEncoder:
     """The models that read a reference (voices.Encoder), called through Triton."""
 
-    def __init__(self, speaker_encoder: str, states: CodecStates) -> None:
-        self._speaker_encoder = speaker_encoder
+    def __init__(self, config: EngineConfig, states: CodecStates) -> None:
+        self._speaker_encoder, self._max_chunk_frames = config.speaker_encoder, config.max_chunk_frames
         self._states = states
 
     def encode(self, audio: np.ndarray, mel: np.ndarray, num_samples: int, in_context: bool) -> Voice:
@@ -161,9 +162,9 @@ class BlsEncoder:
     def _warm(self, codes: torch.Tensor) -> torch.Tensor:
         """The codec's state behind codes int32 [1, frames, codebooks], whose sound nobody hears."""
         state = torch.zeros(1, self._states.state_size, dtype=self._states.dtype)
-        for start in range(0, codes.shape[1], code2wav.MAX_FRAMES):
+        for start, stop in code2wav.split_frames(codes.shape[1], self._max_chunk_frames):
             history = torch.tensor([[min(start, self._states.max_history)]], dtype=torch.int32)
-            chunk = codes[:, start : start + code2wav.MAX_FRAMES].contiguous()
+            chunk = codes[:, start:stop].contiguous()
             inputs = {code2wav.CODES: chunk, code2wav.STATE: state, code2wav.HISTORY: history}
             [state] = _call(code2wav.MODEL_NAME, inputs, [code2wav.STATE_OUT])
         return state[0].to(self._states.device, copy=True)

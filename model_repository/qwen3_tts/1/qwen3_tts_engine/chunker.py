@@ -7,13 +7,14 @@ from enum import Enum
 import numpy as np
 
 from qwen3_tts_engine.capacity import urgent_lead
-from qwen3_tts_engine.code2wav import FRAME_SECONDS, MAX_BATCH
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES, FRAME_SECONDS, MAX_BATCH
 from qwen3_tts_engine.slots import SlotTable
 from qwen3_tts_engine.stream import Stream
 
 # How much of the listener's lead the wait for more frames may take; the rest is for the codec and for accidents. With
 # half of it eight streams on two CPU cores stalled now and then, with this they did not, and had their audio sooner.
 LEAD_SHARE = 0.3
+LENGTHS = np.array(CHUNK_FRAMES)
 # Where nothing was measured yet.
 SHORTEST_FRAME = 1e-6
 # In all chunks of a call together: whoever becomes urgent meanwhile waits for at most ten milliseconds.
@@ -56,7 +57,7 @@ class Chunks:
 
 
 class Chunker:
-    """Chunks of 1, 2, 4, ... frames: one for the first audio, then as long as the listener's lead allows.
+    """Chunks of CHUNK_FRAMES: one frame for the first audio, then as long as the listener's lead allows.
 
     This is the one place where a chunk's length is decided. Long chunks cost the codec less; but while one is made, its
     listener lives on what was sent before.
@@ -132,14 +133,13 @@ class Chunker:
     def _chunk_frames(self, pending: np.ndarray, lead: np.ndarray, frame_seconds: float) -> np.ndarray:
         """How long each slot's next chunk is to be, int [slots]: what is there, and what can be made in good time."""
         frames = pending + np.maximum(lead, 0.0) * LEAD_SHARE / max(frame_seconds, SHORTEST_FRAME)
-        return _power_below(np.clip(frames, 1, self._max_chunk_frames))
+        return _longest_within(np.clip(frames, 1, self._max_chunk_frames))
 
     def _lengths(self, slots: np.ndarray) -> np.ndarray:
-        """All that is pending, as a power of two: the last chunk is filled up to one, others leave a rest behind."""
+        """All that is pending, as a chunk length: the last chunk is filled up to one, others leave a rest behind."""
         table = self._table.in_use
         pending = np.minimum(table.pending[slots], self._max_chunk_frames)
-        below = _power_below(pending)
-        return np.where(~table.talking[slots] & (below < pending), 2 * below, below)
+        return np.where(table.talking[slots], _longest_within(pending), _shortest_around(pending))
 
     def _gather(self, slots: np.ndarray, length: int) -> Chunks:
         table = self._table
@@ -153,6 +153,11 @@ class Chunker:
         return Chunks(streams, slots, codes, table.preset[slots] + sent, counts, ready_at, sent == 0)
 
 
-def _power_below(frames: np.ndarray) -> np.ndarray:
-    powers: np.ndarray = 1 << np.floor(np.log2(frames)).astype(np.int64)
-    return powers
+def _longest_within(frames: np.ndarray) -> np.ndarray:
+    lengths: np.ndarray = LENGTHS[np.searchsorted(LENGTHS, frames, side="right") - 1]
+    return lengths
+
+
+def _shortest_around(frames: np.ndarray) -> np.ndarray:
+    lengths: np.ndarray = LENGTHS[np.searchsorted(LENGTHS, frames)]
+    return lengths

@@ -4,6 +4,7 @@ Export, the Triton configurations, the talker's codec client and the tests all t
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from qwen3_tts_engine.checkpoint import CodecDecoderConfig
@@ -20,7 +21,10 @@ OVERFLOW = -32768
 SAMPLE_RATE = 24000
 SAMPLES_PER_FRAME = 1920
 FRAME_SECONDS = SAMPLES_PER_FRAME / SAMPLE_RATE
+# What the graph takes at once.
 MAX_FRAMES = 32
+# The chunk lengths that a talker asks for. The exporter verifies these, and a TensorRT plan takes no others.
+CHUNK_FRAMES = (1, 2, 4, 8, 16)
 CODEBOOK_SIZE = 2048
 NUM_CODEBOOKS = 16
 MAX_BATCH = 64
@@ -46,6 +50,20 @@ class StatePiece:
 def input_shapes(rows: int, frames: int, state_size: int) -> dict[str, list[int]]:
     """Of each input, for a batch of `rows` streams with `frames` new frames each."""
     return {CODES: [rows, frames, NUM_CODEBOOKS], STATE: [rows, state_size], HISTORY: [rows, 1]}
+
+
+def served_shapes(chunk_frames: Sequence[int], state_size: int) -> list[dict[str, list[int]]]:
+    """input_shapes of the smallest and the largest batch of each chunk length."""
+    return [input_shapes(rows, frames, state_size) for frames in chunk_frames for rows in (1, MAX_BATCH)]
+
+
+def split_frames(frames: int, longest: int = CHUNK_FRAMES[-1]) -> Iterator[tuple[int, int]]:
+    """(start, stop) of the chunks that `frames` frames are decoded in, each as long as CHUNK_FRAMES allows."""
+    start = 0
+    while start < frames:
+        length = max(length for length in CHUNK_FRAMES if length <= min(longest, frames - start))
+        yield start, start + length
+        start += length
 
 
 def max_history(config: CodecDecoderConfig) -> int:

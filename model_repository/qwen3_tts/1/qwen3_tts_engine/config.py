@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from qwen3_tts_engine.code2wav import FRAME_SECONDS
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES, FRAME_SECONDS
 
 ENVIRONMENT_PREFIX = "QWEN3_TTS_"
 MAIN_MODEL = "qwen3_tts"
@@ -67,8 +67,8 @@ class EngineConfig(BaseModel):
     frames_per_text_token: int = Field(default=12, ge=1)
     """Cap of a request that names none: base_frames + this for each text token (vllm-omni's cap has the same slope)."""
     base_frames: int = Field(default=75, ge=2)
-    max_chunk_frames: int = Field(default=16, ge=1, le=32)
-    """The longest chunk; how long each one is, chunker.py decides by the listener's lead."""
+    max_chunk_frames: int = CHUNK_FRAMES[-1]
+    """The longest chunk, one of code2wav.CHUNK_FRAMES; chunker.py chooses each length by the listener's lead."""
     part_text_tokens: int = Field(default=150, ge=0)
     """A part of a long text ends with the first sentence behind so many tokens; the next one is spoken on its own, in
     the same voice and without a seam. 0 speaks every text at once."""
@@ -96,9 +96,9 @@ class EngineConfig(BaseModel):
 
     @field_validator("max_chunk_frames")
     @classmethod
-    def _is_on_the_ramp(cls, frames: int) -> int:
-        if frames & (frames - 1):
-            raise ValueError("must be a power of two")
+    def _is_verified(cls, frames: int) -> int:
+        if frames not in CHUNK_FRAMES:
+            raise ValueError(f"must be one of {', '.join(map(str, CHUNK_FRAMES))}")
         return frames
 
     @classmethod

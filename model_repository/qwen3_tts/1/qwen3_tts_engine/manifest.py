@@ -26,13 +26,15 @@ class EngineFacts(BaseModel):
     layers: int
     size: int  # bytes
     build_seconds: float
-    profile: dict[str, list[list[int]]]  # smallest, commonest and largest shape of each input
+    profiles: list[dict[str, list[list[int]]]]  # of each: smallest, commonest and largest shape of each input
 
     def __str__(self) -> str:
-        name, (smallest, _, largest) = next(iter(self.profile.items()))
+        name, (smallest, *_) = next(iter(self.profiles[0].items()))
+        largest = self.profiles[-1][name][-1]
+        count = f" in {len(self.profiles)} profiles" if len(self.profiles) > 1 else ""
         typed = "strongly typed" if self.strongly_typed else "weakly typed"
         made = f"{self.library} {self.version} for {self.gpu or 'any GPU'}, level {self.level}"
-        shapes = f"{name} {smallest} to {largest}"
+        shapes = f"{name} {smallest} to {largest}{count}"
         return f"{made}: {shapes}, {typed}, {self.size / 1e6:.0f} MB, {self.layers} layers, {self.build_seconds:.0f} s"
 
 
@@ -54,7 +56,10 @@ class Manifest(BaseModel):
         path = folder / MANIFEST
         if not path.is_file():
             raise CheckpointError(f"{path}: missing; `python -m export` of the checkpoint writes it beside the model")
-        return read_config(path, cls)
+        try:
+            return read_config(path, cls)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; run `python -m export` again") from None
 
     def write(self, folder: Path) -> None:
         (folder / MANIFEST).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -66,7 +71,7 @@ class CodecManifest(Manifest):
     state_size: int = Field(gt=0)
     state_dtype: Literal["FP32", "FP16"]
     codec_digest: str  # Checkpoint.codec_digest
-    max_frames: int = Field(gt=0)
+    chunk_frames: list[int]  # the chunk lengths that the file was verified for
     sample_rate: int = Field(gt=0)
 
 

@@ -175,7 +175,7 @@ def check_encoders(checkpoint: Checkpoint, config: EngineConfig, repository: Pat
     for name, digest in models:
         folder = repository / name / "1"
         manifest = encoders.read_encoder(folder, digest, checkpoint.folder)
-        check_plan(folder, manifest, device, encoders.input_shapes(config.max_reference_frames))
+        check_plan(folder, manifest, device, [encoders.input_shapes(config.max_reference_frames)])
 
 
 def open_voices(checkpoint: Checkpoint, config: EngineConfig, prompts: PromptBuilder, encoder: Encoder) -> Voices:
@@ -207,8 +207,8 @@ def open_codec(
         if (found := getattr(manifest, name)) != value:
             wrong = f"{name} is {found}, {checkpoint.folder} has {value}"
             raise CheckpointError(f"{folder / MANIFEST}: {wrong}: export this checkpoint's codec")
-    largest = code2wav.input_shapes(code2wav.MAX_BATCH, code2wav.MAX_FRAMES, manifest.state_size)
-    check_plan(folder, manifest, device, largest)
+    asked = _chunk_frames(config, manifest, folder / MANIFEST)
+    check_plan(folder, manifest, device, code2wav.served_shapes(asked, manifest.state_size))
     shape, dtype = (config.max_streams + 1, manifest.state_size), STATE_DTYPES[manifest.state_dtype]
     history = code2wav.max_history(decoder)
     is_shared = _shares_states(config, manifest)
@@ -217,6 +217,17 @@ def open_codec(
         return CodecStates(torch.zeros(shape, dtype=dtype, device=device), history)
     states, address = shared_zeros(owner, shape, dtype, device)
     return CodecStates(states, history, address)
+
+
+def _chunk_frames(config: EngineConfig, manifest: CodecManifest, path: Path) -> list[int]:
+    """The chunk lengths that the talker asks for; raises CheckpointError when some are not verified."""
+    asked = [frames for frames in code2wav.CHUNK_FRAMES if frames <= config.max_chunk_frames]
+    if not set(asked) <= set(manifest.chunk_frames):
+        raise CheckpointError(
+            f"{path}: chunk_frames is {manifest.chunk_frames}, max_chunk_frames {config.max_chunk_frames} asks for "
+            f"{asked}: run `python -m export` again, or lower max_chunk_frames"
+        )
+    return asked
 
 
 def _shares_states(config: EngineConfig, manifest: CodecManifest) -> bool:
