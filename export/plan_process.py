@@ -75,7 +75,7 @@ class PlanProcess:
         }
 
     def microseconds(self, shapes: Shapes, repeats: int) -> float:
-        """GPU time of one replay of the plan's CUDA graph, by CUDA events."""
+        """What one call takes on the GPU, by CUDA events around calls that follow each other."""
         answer, _ = self._ask({"time": shapes, "repeats": repeats})
         return float(answer["microseconds"])
 
@@ -83,11 +83,6 @@ class PlanProcess:
         """From now on inputs and outputs lie in device memory that this process can map, and `run` is how it runs."""
         answer, _ = self._ask({"share": True})
         return SharedTensors(bytes.fromhex(answer.pop("handle")), **answer)
-
-    def capture(self, shapes: Shapes) -> Shapes:
-        """Record a CUDA graph for these shapes of the inputs; returns those of the outputs."""
-        outputs: Shapes = self._ask({"capture": shapes})[0]["shapes"]
-        return outputs
 
     def run(self, shapes: Shapes) -> Shapes:
         """Run on the shared inputs, which have these shapes; returns those of the outputs, which are there."""

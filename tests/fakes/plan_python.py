@@ -89,9 +89,6 @@ class OnnxPlan:
             "profiles": self._profiles,
         }
 
-    def capture(self, shapes: Shapes) -> Shapes:
-        return self.run_shared(shapes)
-
     def run_shared(self, shapes: Shapes) -> Shapes:
         sizes = {name: math.prod(shape) * np.dtype(self.dtypes[name]).itemsize for name, shape in shapes.items()}
         inputs = {name: self._shared[self._offsets[name] :][:size].tobytes() for name, size in sizes.items()}
