@@ -26,7 +26,8 @@ def is_current(checkpoint: Checkpoint, repository: Path, form: Form) -> bool:
     needed = served_shapes(CHUNK_FRAMES, manifest.state_size)
     is_verified = set(CHUNK_FRAMES) <= set(manifest.chunk_frames)
     is_same = manifest.codec_digest == checkpoint.codec_digest
-    return is_same and is_verified and is_served(folder, manifest, form, needed)
+    has_plugin = manifest.engine is not None and manifest.engine.plugin
+    return is_same and is_verified and has_plugin == form.plugin and is_served(folder, manifest, form, needed)
 
 
 @dataclass(frozen=True)

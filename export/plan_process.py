@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.profiles import Profile, Shapes
+from export.tensorrt_api import PLUGIN_LIBRARY
 
 ROOT = Path(__file__).parents[1]
 # The environment variable that names the Python which has TensorRT, where it is not this one.
@@ -27,11 +28,12 @@ class PlanError(RuntimeError):
 
 @dataclass(frozen=True)
 class TensorRtSettings:
-    """Which TensorRT builds, and how long it may search."""
+    """Which TensorRT builds, how long it may search, and the compiled plugin (plugin/) where the step is to be one."""
 
     python: Path = Path(sys.executable)
     level: int = 3
     cache: Path = Path.home() / ".cache" / "qwen3-tts-triton"
+    plugin: Path | None = None
 
 
 DEFAULTS = TensorRtSettings()
@@ -115,7 +117,8 @@ class PlanProcess:
 def command(settings: TensorRtSettings, module: str, *arguments: Any) -> dict[str, Any]:
     """Arguments of Popen for a module of ours in the Python that has TensorRT."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    plugin = {PLUGIN_LIBRARY: str(settings.plugin)} if settings.plugin else {}
     return {
         "args": [str(settings.python), "-m", module, *map(str, arguments)],
-        "env": {**os.environ, "PYTHONPATH": path},
+        "env": {**os.environ, "PYTHONPATH": path, **plugin},
     }

@@ -55,7 +55,10 @@ def compile_all(launches: Sequence[Launch]) -> list[Compiled]:
 def write_program(
     weights: StepWeights, shapes: Iterable[tuple[int, int]], path: Path, compile_: Compile = compile_all
 ) -> None:
-    """For these (rows, frames); `weights` are FP16 on the CPU."""
+    """For these (rows, frames); `weights` are FP16 on the CPU.
+
+    Raises kernel_ops.KernelError when the kernels cannot serve this codec.
+    """
     constants = Constants()
     recordings = [record(weights, constants, *shape) for shape in shapes]
     compiled = compile_([launch for recording in recordings for launch in recording.launches])

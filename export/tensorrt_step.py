@@ -15,6 +15,7 @@ PATH = "path"
 INPUTS = {"codes": "int32", "state": "float16", "history": "int32"}
 OUTPUTS = {"waveform": "float32", "state_out": "float16"}
 ANY = -1
+PROGRAM_SUFFIX = ".program"
 
 
 def add_step(trt: Any, network: Any, program: Path, profiles: list[Profile]) -> None:
