@@ -111,7 +111,7 @@ class IPluginCreator(Strict):
 
 
 class IPluginRegistry(Strict):
-    plugins: tuple[str, ...] = ("Code2Wav",)
+    _plugins: tuple[str, ...] = ("Code2Wav",)
 
     def get_plugin_creator(self, type: str, version: str, plugin_namespace: str = "") -> Any:
         return self._creator(type)
@@ -120,7 +120,7 @@ class IPluginRegistry(Strict):
         return self._creator(type)
 
     def _creator(self, type: str) -> Any:
-        return self.trt.IPluginCreator() if type in self.plugins else None
+        return self.trt.IPluginCreator() if type in self._plugins else None
 
 
 class INetworkDefinition(Strict):
@@ -356,7 +356,8 @@ class Runtime(Strict):
 
 
 STRICT = (
-    Logger, ITensor, ILayer, PluginField, IPluginCreator, IPluginRegistry, INetworkDefinition, ITimingCache, IOptimizationProfile, IBuilderConfig, Builder,
+    Logger, ITensor, ILayer, PluginField, IPluginCreator, IPluginRegistry, INetworkDefinition, ITimingCache,
+    IOptimizationProfile, IBuilderConfig, Builder,
     OnnxParser, IExecutionContext, ICudaEngine, Runtime,
 )  # fmt: skip
 

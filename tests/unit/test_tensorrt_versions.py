@@ -148,7 +148,7 @@ def test_plugin_that_is_missing_or_takes_no_program_is_named(
 ) -> None:
     with pytest.raises(TensorRtError, match=r"the plugin Code2Wav does not take .*spoiled\.program"):
         build_step(tmp_path, "spoiled.program")
-    monkeypatch.setattr(sys.modules["tensorrt"].IPluginRegistry, "plugins", ())
+    monkeypatch.setattr(sys.modules["tensorrt"].IPluginRegistry, "_plugins", ())
     with pytest.raises(TensorRtError, match="Code2Wav is not loaded: QWEN3_TTS_TENSORRT_PLUGIN names its library"):
         build_step(tmp_path)
 
