@@ -45,7 +45,7 @@ def test_manifest_says_what_the_file_was_made_from(version: Path, tiny_checkpoin
     assert (manifest.form, manifest.state_dtype, manifest.sample_rate) == ("onnx", "FP32", 24000)
     assert manifest.codec_digest == checkpoint.codec_digest
     assert manifest.state_size == CodecStep.from_checkpoint(checkpoint).state_size
-    assert sorted(path.name for path in version.iterdir()) == ["model.json", "model.onnx"]
+    assert sorted(path.name for path in version.iterdir()) == ["golden.safetensors", "model.json", "model.onnx"]
 
 
 def test_runtime_sees_open_sizes_where_the_configuration_leaves_them_open(version: Path) -> None:
