@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -21,8 +22,9 @@ from export.model_folder import ExportError
 from export.onnx_form import ONNX
 from export.verify import CASES, Agreement, Verification, torch_step
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
-from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES
+from qwen3_tts_engine.code2wav import MAX_BATCH, MAX_FRAMES, SAMPLES_PER_FRAME
 from qwen3_tts_engine.encoders import read_encoder
+from qwen3_tts_engine.golden import GOLDEN, Golden
 from qwen3_tts_engine.manifest import CodecManifest
 from tests.conftest import CheckpointOf
 
@@ -88,6 +90,29 @@ def test_exports_again_when_forced(copies: list[Path], tiny_checkpoint: Path, tm
     assert len(copies) == 1
 
 
+def test_exports_again_without_golden_cases(
+    copies: list[Path], tiny_checkpoint: Path, tmp_path: Path, version: Path
+) -> None:
+    folder = shutil.copytree(version, tmp_path / "code2wav" / "1")
+    (folder / GOLDEN).unlink()
+    assert run(tiny_checkpoint, tmp_path)[0] == 0
+    assert len(copies) == 1
+    assert (folder / GOLDEN).is_file()
+
+
+def test_golden_cases_are_what_the_step_says(version: Path, tiny_checkpoint: Path) -> None:
+    checkpoint = Checkpoint.open(str(tiny_checkpoint))
+    golden, step = Golden.read(version, checkpoint.codec_digest), CodecStep.from_checkpoint(checkpoint)
+    assert golden.snr_db == ONNX.limit.snr_db
+    assert (version / GOLDEN).stat().st_size < 1e6
+    state, run_step = np.zeros((len(golden.codes), step.state_size), np.float32), torch_step(step)
+    for start, frames in ((0, 1), (1, 2), (3, 4)):
+        codes, history = golden.codes[:, start : start + frames], np.full((len(golden.codes), 1), start, np.int32)
+        waveform, state = run_step(codes, state, history)
+        found = golden.pcm[:, start * SAMPLES_PER_FRAME : (start + frames) * SAMPLES_PER_FRAME]
+        np.testing.assert_allclose(found, waveform.clip(-1, 1) * 32767, atol=1)
+
+
 def test_exports_again_when_made_from_another_codec(
     copies: list[Path], tiny_checkpoint: Path, tmp_path: Path, version: Path
 ) -> None:
@@ -113,6 +138,16 @@ def test_wrong_file_is_refused_and_deleted(
     assert code == 1
     assert "differs from the PyTorch step" in output.replace("\n", " ")
     assert not any((tmp_path / "code2wav" / "1").iterdir())
+
+
+def test_a_refused_file_leaves_what_was_there(
+    monkeypatch: pytest.MonkeyPatch, version: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(version, tmp_path / "code2wav" / "1")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setitem(cli.FORMS, "onnx", replace(ONNX, limit=Agreement(max_error=0.0, snr_db=500.0)))
+    assert run(tiny_checkpoint, tmp_path, "--force")[0] == 1
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_unusable_checkpoint_is_an_error_and_no_traceback(tmp_path: Path) -> None:

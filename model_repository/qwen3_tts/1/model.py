@@ -62,8 +62,7 @@ class TritonPythonModel:
         if golden is None:
             self._opening.at_once()
         else:
-            utterance = warm_up.utterance(checkpoint.config, config)
-            self._opening.begin(codec, golden, triton_io.codec_is_ready, utterance)
+            self._opening.begin(codec, golden, warm_up.utterance(checkpoint.config, config))
 
     def make_runner(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> Runner:
         return startup.load_runner(checkpoint, config, device)

@@ -18,7 +18,7 @@ from qwen3_tts_engine.chunker import Chunks
 from qwen3_tts_engine.codec import CodecStates, invalid_codes, overflowed, to_pcm
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.gate import Gate
-from qwen3_tts_engine.request import InvalidRequest, Outcome, RequestError, Unavailable
+from qwen3_tts_engine.request import InvalidRequest, Outcome, RequestError, ServerStarting, Unavailable
 from qwen3_tts_engine.sequences import SEQUENCE_ID, SequencePiece
 
 log = logging.getLogger("qwen3_tts")
@@ -37,7 +37,7 @@ STATUS = {
 SEQUENCE_START, SEQUENCE_END = 1, 2
 CPU = torch.device("cpu")
 SERVER_STARTS = "Server not ready"
-MODEL_IS_GONE = (SERVER_STARTS, "no available versions", "is not ready")
+MODEL_IS_GONE = ("no available versions", "is not ready")
 # At most this many cancel checks (a message to Triton and back, 0.1 ms) in each period.
 CANCEL_CHECKS = 16
 CANCEL_PERIOD = 0.004
@@ -307,14 +307,6 @@ def _triton_error(error: RequestError) -> Any:
     return pb_utils.TritonError(f"{code}: {error}", getattr(pb_utils.TritonError, code))
 
 
-def codec_is_ready() -> bool | None:
-    """None while Triton starts (opening.IsReady)."""
-    try:
-        return bool(pb_utils.is_model_ready(code2wav.MODEL_NAME))
-    except pb_utils.TritonModelException as error:
-        return None if SERVER_STARTS in str(error) else False
-
-
 def call_model(
     model: str,
     inputs: dict[str, torch.Tensor],
@@ -338,6 +330,8 @@ def call_model(
 
 
 def _model_error(model: str, error: Any) -> RequestError:
+    if SERVER_STARTS in error.message():
+        return ServerStarting(f"{model}: {error.message()}")
     # A server that is going down takes no more calls from its own models. Triton reports some of that as INTERNAL.
     gone = error.code() == pb_utils.TritonError.UNAVAILABLE or any(sign in error.message() for sign in MODEL_IS_GONE)
     return (Unavailable if gone else RequestError)(f"{model}: {error.message()}")

@@ -71,6 +71,11 @@ def _batches(sizes: Iterable[int], lengths: Sequence[int], num_slots: int) -> It
     return dict.fromkeys(call for call in calls if call.rows > 1)
 
 
+def first_chunk(golden: Golden) -> Chunks:
+    """The first frame of an utterance, in the first slot."""
+    return Utterances(golden, 1).chunks(np.zeros(1, np.int64), 1)
+
+
 class Utterances:
     """The golden utterance of each slot, and how far the codec is in it."""
 
@@ -108,10 +113,16 @@ class Utterances:
         return loudness
 
     def twins(self, slots: np.ndarray) -> np.ndarray:
-        """For each row the first one that holds the same frames."""
-        keys = np.stack([self._utterance[slots], self._position[slots]])
-        _, first, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-        same: np.ndarray = first[group.reshape(-1)]
+        """For each row that begins an utterance the first one that begins the same, for others the row itself.
+
+        Only those are computed from the same numbers: how others came to their state may have differed.
+        """
+        rows = np.arange(len(slots))
+        begun = rows[self._position[slots] == 0]
+        same = rows.copy()
+        first: dict[int, int] = {}
+        for row in begun:
+            same[row] = first.setdefault(int(self._utterance[slots[row]]), int(row))
         return same
 
     def advance(self, slots: np.ndarray, frames: int) -> None:

@@ -36,7 +36,7 @@ class Findings:
     def add(self, shape: str, snr_db: float, error: object = None) -> None:
         self.snr_db[shape] = min(snr_db, self.snr_db.get(shape, math.inf))
         if error is not None:
-            self.errors[shape] = _shorten(str(error))
+            self.errors[shape] = _shorten(str(error).removeprefix(f"{MODEL_NAME}: "))
 
     @property
     def worst(self) -> float:
@@ -103,7 +103,7 @@ class CodecProof:
         utterances.restart(slots[~(snr_db >= self._golden.snr_db)])
 
     def _compare(self, slots: np.ndarray, call: Call, pcm: np.ndarray, utterances: Utterances) -> np.ndarray:
-        """The SNR of each row against its golden samples and against the first row with the same frames, dB."""
+        """The SNR of each row against its golden samples, and against its twin, dB."""
         expected = utterances.expected(slots, call.frames)
         if pcm.shape != expected.shape:
             return np.full(call.rows, -math.inf)

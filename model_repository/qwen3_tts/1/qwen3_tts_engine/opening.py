@@ -5,23 +5,22 @@ import threading
 import time
 from collections.abc import Callable
 
+from qwen3_tts_engine.chunker import Chunks
 from qwen3_tts_engine.code2wav import MODEL_NAME
-from qwen3_tts_engine.codec_calls import chunk_lengths
+from qwen3_tts_engine.codec_calls import chunk_lengths, first_chunk
 from qwen3_tts_engine.codec_proof import CodecProof, CodecProofError
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.contracts import CodecClient
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.gate import Gate
 from qwen3_tts_engine.golden import Golden
-from qwen3_tts_engine.request import RequestError, SynthesisRequest, Unavailable
+from qwen3_tts_engine.request import RequestError, ServerStarting, SynthesisRequest, Unavailable
 from qwen3_tts_engine.warm_up import speak
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
 CLOSE_SECONDS = 10.0
-# None while Triton itself starts: until all models are loaded it takes no calls from one of them to another.
-IsReady = Callable[[], bool | None]
 
 
 class Opening:
@@ -37,11 +36,11 @@ class Opening:
         self._engine.start()
         self._gate.open()
 
-    def begin(self, codec: CodecClient, golden: Golden, is_ready: IsReady, utterance: SynthesisRequest | None) -> None:
+    def begin(self, codec: CodecClient, golden: Golden, utterance: SynthesisRequest | None) -> None:
         """Open on a thread of its own, once code2wav is ready and does what it did when it was exported."""
 
         def run() -> None:
-            self.wait_for_codec(is_ready)
+            self._wait_for_codec(codec, first_chunk(golden))
             self._prove(codec, golden)
             self._engine.start()
             speak(self._engine, utterance, self._config)
@@ -54,16 +53,19 @@ class Opening:
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
 
-    def wait_for_codec(self, is_ready: IsReady) -> None:
-        """Raises CodecProofError when Triton has started and code2wav does not become ready."""
-        since, seconds = None, self._config.codec_wait_seconds
-        while not (ready := is_ready()):
+    def _wait_for_codec(self, codec: CodecClient, chunk: Chunks) -> None:
+        """Until code2wav takes a call: asking Triton whether it is ready can crash Triton 2.51 while it starts.
+
+        Raises CodecProofError when Triton has started and code2wav is still unavailable after codec_wait_seconds.
+        """
+        since: float | None = None
+        while (error := _unavailable(codec, chunk)) is not None:
             now = time.monotonic()
-            since = None if ready is None else since or now
-            if since and now - since > seconds:
+            since = None if isinstance(error, ServerStarting) else since or now
+            if since and now - since > self._config.codec_wait_seconds:
                 raise CodecProofError(
-                    f"{MODEL_NAME} is not ready after {seconds:g} s (codec_wait_seconds): load it before this model, "
-                    "or see in the log why its load failed"
+                    f"{MODEL_NAME} is unavailable after {self._config.codec_wait_seconds:g} s (codec_wait_seconds): "
+                    f"load it before this model, or see in the log why its load failed: {error}"
                 )
             if self._closed.wait(POLL_SECONDS):
                 raise Unavailable("the server is shutting down")
@@ -83,3 +85,14 @@ class Opening:
                 self._engine.die(error)
         finally:
             self._gate.open()
+
+
+def _unavailable(codec: CodecClient, chunk: Chunks) -> Unavailable | None:
+    """Why the codec cannot be called; what else may be wrong with it is for the proof to find."""
+    try:
+        codec.decode(chunk)
+    except Unavailable as error:
+        return error
+    except Exception:
+        pass
+    return None
