@@ -102,6 +102,19 @@ def test_the_proof_waits_for_as_long_as_triton_starts(opened: Opened) -> None:
     assert listener.error is None
 
 
+@pytest.mark.parametrize("error", [RuntimeError("not within initialize"), Unavailable("not loaded")])
+def test_a_codec_that_becomes_available_is_proven(opened: Opened, error: Exception) -> None:
+    opened.config = EngineConfig(checkpoint="any", max_streams=4)
+    opened.opening = Opening(opened.harness.engine, opened.gate, opened.config)
+    opened.harness.codec.fail = error
+    opened.begin()
+    listener = opened.ask()
+    assert not listener.ended.wait(0.3)
+    opened.harness.codec.fail = None
+    assert listener.ended.wait(WAIT)
+    assert listener.error is None
+
+
 def test_a_codec_that_is_not_loaded_is_named(opened: Opened) -> None:
     opened.harness.codec.fail = Unavailable("code2wav: no available versions")
     opened.begin()

@@ -19,7 +19,7 @@ from qwen3_tts_engine.warm_up import speak
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.1
 CLOSE_SECONDS = 10.0
 
 
@@ -93,6 +93,9 @@ def _unavailable(codec: CodecClient, chunk: Chunks) -> Unavailable | None:
         codec.decode(chunk)
     except Unavailable as error:
         return error
-    except Exception:
-        pass
+    except RequestError:
+        return None
+    except Exception as error:
+        # Among them Triton's refusal of calls that come before `initialize` has returned.
+        return Unavailable(str(error))
     return None
