@@ -5,4 +5,4 @@ out=${1:?where libcode2wav_plugin.so is to be written}
 shift
 folder=$(dirname "$(realpath "$0")")
 exec g++ -std=c++17 -O2 -Wall -Wextra -Wno-deprecated-declarations -fPIC -shared -fvisibility=hidden "$folder"/*.cpp \
-    -o "$out" "$@" -lnvinfer -ldl
+    -o "$out" "$@" -lnvinfer -ldl -Wl,--no-undefined

@@ -5,13 +5,16 @@
 #include <cstdint>
 #include <string>
 
+// As CUDA names it, in the global namespace: in ours it would be another type wherever CUDA is not included.
+struct CUstream_st;
+
 namespace code2wav {
 
 // As cuda.h declares them.
 using CudaResult = int;
 using CudaModule = struct CudaModuleObject*;
 using CudaFunction = struct CudaFunctionObject*;
-using CudaStream = struct CUstream_st*;
+using CudaStream = CUstream_st*;
 using DeviceAddress = unsigned long long;
 constexpr int kMaxDynamicSharedMemory = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
