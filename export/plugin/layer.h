@@ -49,7 +49,7 @@ inline std::vector<uint8_t> read_field(const PluginFieldCollection& fields) {
 template <typename Plugin, typename Read>
 Plugin* make(const Read& read) noexcept {
   Plugin* plugin = nullptr;
-  status([&] { plugin = new Plugin(std::make_shared<Step>(read())); });
+  status([&] { plugin = new Plugin(shared_step(read())); });
   return plugin;
 }
 

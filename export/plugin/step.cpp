@@ -1,9 +1,13 @@
 #include "step.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace code2wav {
 namespace {
+
+std::mutex steps_mutex;
+std::vector<std::weak_ptr<Step>> steps;
 
 // More than a launch may have without being asked for.
 constexpr uint32_t kCommonShared = 48 * 1024;
@@ -30,6 +34,16 @@ void Step::load() {
 Step::~Step() {
   for (auto module : modules_) driver().unload(module);
   if (constants_ != 0) driver().free(constants_);
+}
+
+std::shared_ptr<Step> shared_step(std::vector<uint8_t> file) {
+  const std::lock_guard<std::mutex> lock(steps_mutex);
+  steps.erase(std::remove_if(steps.begin(), steps.end(), [](const auto& step) { return step.expired(); }), steps.end());
+  for (const auto& known : steps)
+    if (auto step = known.lock(); step && step->programs.file == file) return step;
+  auto step = std::make_shared<Step>(std::move(file));
+  steps.push_back(step);
+  return step;
 }
 
 void Step::run(int64_t rows, int64_t frames, const void* const* inputs, void* const* outputs, void* workspace,

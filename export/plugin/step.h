@@ -1,6 +1,7 @@
-// The step on the GPU. One is shared by all execution contexts of a plan.
+// The step on the GPU. One is shared by all layers and execution contexts of a plan.
 #pragma once
 
+#include <memory>
 #include <mutex>
 
 #include "driver.h"
@@ -33,6 +34,10 @@ class Step {
   std::vector<CudaFunction> functions_;
   DeviceAddress constants_ = 0;
 };
+
+// The step of a program: an equal one that lives already, so that its constants are on the GPU once. A plan holds the
+// program for each optimization profile. Raises std::runtime_error.
+std::shared_ptr<Step> shared_step(std::vector<uint8_t> file);
 
 // Runs `work` and returns 0, or reports what it raised and returns 1, as TensorRT's interfaces ask for it.
 template <typename Work>

@@ -203,6 +203,19 @@ def test_workspace_is_that_of_the_largest_shape_up_to_one(plugin: Any, program: 
     plugin.close_step(step)
 
 
+def test_equal_programs_share_their_constants(plugin: Any, program: bytes) -> None:
+    plugin.take_launches()
+    first, second = opened(plugin, program), opened(plugin, program)
+    assert len(lines(plugin, "constants")) == 1
+    plugin.close_step(first)
+    inputs, outputs = (ctypes.c_void_p * 3)(), (ctypes.c_void_p * 2)()
+    assert plugin.run_step(second, ctypes.c_int64(1), ctypes.c_int64(1), inputs, outputs, None) == 0, "still there"
+    plugin.close_step(second)
+    plugin.take_launches()
+    plugin.close_step(opened(plugin, program))
+    assert len(lines(plugin, "constants")) == 1, "nobody had it"
+
+
 def test_shape_that_was_not_recorded_is_refused(plugin: Any, program: bytes, capfd: Any) -> None:
     step = opened(plugin, program)
     nothing = (ctypes.c_void_p * 3)()
