@@ -2,7 +2,7 @@
 # Serves what build_codec.sh laid out, with the codec in the form CODEC_FORM; arguments go to tritonserver.
 set -euo pipefail
 case ${CODEC_FORM:?tensorrt or python} in
-    tensorrt) options=() ;;
+    tensorrt) options=(${QWEN3_TTS_TENSORRT_PLUGIN:+"--backend-config=tensorrt,plugins=$QWEN3_TTS_TENSORRT_PLUGIN"}) ;;
     python) options=(--model-config-name=python) ;;
     *) echo "CODEC_FORM is '$CODEC_FORM': it must be tensorrt or python" >&2 && exit 2 ;;
 esac

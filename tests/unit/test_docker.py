@@ -15,6 +15,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from export.tensorrt_api import PLUGIN_LIBRARY
 from qwen3_tts_engine.checkpoint import SpeechTokenizerConfig
 from qwen3_tts_engine.code2wav import MAX_BATCH, state_size
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, EngineConfig
@@ -30,8 +31,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TOOLS = Path(sys.executable).parent
 SERVED = Path("/var/lib/qwen3-tts")
 BUILD, SERVE = (DOCKER / name for name in ("build_codec.sh", "serve.sh"))
-FORMS = {"tensorrt": [], "python": ["--model-config-name=python"]}
+PLUGIN = "/opt/qwen3-tts/libcode2wav_plugin.so"
+FORMS = {"tensorrt": [f"--backend-config=tensorrt,plugins={PLUGIN}"], "python": ["--model-config-name=python"]}
 """By CODEC_FORM, the options of tritonserver."""
+# Images of one release have one TensorRT.
+NVIDIA = ("tensorrt", "tritonserver")
 HALF = 2  # bytes
 
 
@@ -57,7 +61,8 @@ def test_dockerfile_is_linted() -> None:
 
 
 def test_scripts_are_linted() -> None:
-    linted = tool("shellcheck", *DOCKER.glob("*.sh"), *(ROOT / "scripts").glob("*.sh"), ROOT / ".ci" / "run")
+    folders = (DOCKER, ROOT / "scripts", ROOT / "export" / "plugin")
+    linted = tool("shellcheck", *(file for folder in folders for file in folder.glob("*.sh")), ROOT / ".ci" / "run")
     assert (linted.returncode, linted.stdout) == (0, "")
 
 
@@ -86,7 +91,10 @@ def test_pins_are_those_of_the_tests_and_complete(file: str, extras: list[str]) 
 
 def test_images_are_pinned() -> None:
     bases = [line.split()[0] for line in instructions("FROM")]
-    assert bases == ["python:3.12.12-slim-bookworm", "nvcr.io/nvidia/tritonserver:${TRITON_RELEASE}-py3"]
+    assert bases == [
+        "python:3.12.12-slim-bookworm",
+        *(f"nvcr.io/nvidia/{name}:${{TRITON_RELEASE}}-py3" for name in NVIDIA),
+    ]
     for image in (service["image"] for service in SERVICES.values()):
         assert re.search(r":v?\d+\.\d+\.\d+(-\$\{TRITON_RELEASE:-[\d.]+\})?$", image), image
 
@@ -155,7 +163,8 @@ def test_tensorrt_is_installed_as_required() -> None:
 
 def test_what_is_copied_is_there() -> None:
     for arguments in instructions("COPY"):
-        for source in [part for part in shlex.split(arguments) if not part.startswith("--")][:-1]:
+        from_stage = arguments.startswith("--from=")
+        for source in [part for part in shlex.split(arguments) if not part.startswith("--") and not from_stage][:-1]:
             assert (ROOT / source).exists(), source
 
 
@@ -172,7 +181,7 @@ def run_script(
     (tmp_path / "model_repository" / "config.pbtxt").touch()
     text = script.read_text().replace(str(SERVED), str(tmp_path / "served"))
     environment = {"PATH": f"{tools}:{os.environ['PATH']}", "QWEN3_TTS_CHECKPOINT": "/checkpoint"}
-    environment |= {} if form is None else {"CODEC_FORM": form}
+    environment |= {PLUGIN_LIBRARY: PLUGIN} | ({} if form is None else {"CODEC_FORM": form})
     command = ["bash", "-c", text, script.name, *arguments]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     return done, record.read_text().splitlines() if record.exists() else []
@@ -201,9 +210,25 @@ def test_the_form_that_is_served_is_exported(form: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert command[:5] == ["python3", "-m", "export", "--form", form]
     assert (tmp_path / "served" / "model_repository" / "config.pbtxt").is_file()
-    selected = FORMS[form][0].removeprefix("--model-config-name=") if FORMS[form] else None
     configs = ROOT / "model_repository" / "code2wav" / "configs"
-    assert selected is None or (configs / f"{selected}.pbtxt").is_file()
+    selected = [option.split("=")[1] for option in FORMS[form] if option.startswith("--model-config-name=")]
+    assert all((configs / f"{name}.pbtxt").is_file() for name in selected)
+
+
+def test_plugin_is_built_exported_with_and_served() -> None:
+    assert "COPY --from=plugin /libcode2wav_plugin.so ./" in DOCKERFILE
+    assert f"{PLUGIN_LIBRARY}={PLUGIN} " in instructions("ENV")[-1]
+    assert f"{instructions('WORKDIR')[-1]}/libcode2wav_plugin.so" == PLUGIN
+    [build] = [line for line in instructions("RUN") if "plugin" in line]
+    assert build.split()[:2] == ["/plugin/build.sh", "/libcode2wav_plugin.so"]
+    assert os.access(ROOT / "export/plugin/build.sh", os.X_OK)
+
+
+def test_plan_without_the_plugin_is_served_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "PLUGIN", "")
+    done, command = run_script(SERVE, tmp_path, "tensorrt")
+    assert done.returncode == 0, done.stderr
+    assert not any("plugins" in option for option in command)
 
 
 @pytest.mark.parametrize("script", [BUILD, SERVE], ids=lambda script: script.name)
@@ -262,7 +287,7 @@ def test_settings_in_the_environment_exist() -> None:
     names = {name for service in SERVICES.values() for name in service.get("environment", {})}
     names |= set(re.findall(r"\b(QWEN3_TTS_\w+)=", DOCKERFILE))
     settings = {ENVIRONMENT_PREFIX + name.upper() for name in EngineConfig.model_fields}
-    assert {name for name in names if name.startswith(ENVIRONMENT_PREFIX)} <= settings
+    assert {name for name in names if name.startswith(ENVIRONMENT_PREFIX)} <= settings | {PLUGIN_LIBRARY}
 
 
 def test_mounted_files_are_there() -> None:
