@@ -15,6 +15,7 @@ from export.model_folder import ExportError
 from export.onnx_form import ONNX
 from export.plan_process import DEFAULTS, TENSORRT_PYTHON, PlanError, TensorRtSettings
 from export.python_form import PYTHON
+from export.tensorrt_api import PLUGIN_LIBRARY
 from export.tensorrt_form import tensorrt_form
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 
@@ -37,9 +38,14 @@ def main(
     ] = DEFAULTS.python,
     tensorrt_level: Annotated[int, typer.Option(min=0, max=5, help="how long it searches, 0 to 5")] = DEFAULTS.level,
     tensorrt_cache: Annotated[Path, typer.Option(help="timings that shorten the next build")] = DEFAULTS.cache,
+    tensorrt_plugin: Annotated[
+        Path | None,
+        typer.Option(exists=True, envvar=PLUGIN_LIBRARY, help="the compiled export/plugin: much faster than without"),
+    ] = DEFAULTS.plugin,
 ) -> None:
     """Export the codec into MODEL_REPOSITORY/code2wav/1, a Base checkpoint's encoders beside it, and verify them."""
-    chosen = FORMS.get(form) or tensorrt_form(TensorRtSettings(tensorrt_python, tensorrt_level, tensorrt_cache))
+    settings = TensorRtSettings(tensorrt_python, tensorrt_level, tensorrt_cache, tensorrt_plugin)
+    chosen = FORMS.get(form) or tensorrt_form(settings)
     try:
         opened = Checkpoint.open(checkpoint)
         if build_only:

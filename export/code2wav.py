@@ -1,4 +1,5 @@
-"""From a checkpoint to a verified model file of code2wav, and the manifest that says what it was made from."""
+"""From a checkpoint to a verified model file of code2wav, its golden cases, and the manifest that says what it was made
+from."""
 
 import time
 from dataclasses import dataclass, replace
@@ -9,10 +10,12 @@ from rich.progress import Progress
 from export.agreement import Agreement
 from export.codec import CodecStep
 from export.form import Form
+from export.golden import make_golden
 from export.model_folder import VERSION, ExportError, facts, is_served, verified
 from export.verify import Verification, failures, worst
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
 from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MODEL_NAME, SAMPLE_RATE, served_shapes
+from qwen3_tts_engine.golden import GOLDEN, Golden
 from qwen3_tts_engine.manifest import CodecManifest, EngineFacts
 
 
@@ -21,12 +24,14 @@ def is_current(checkpoint: Checkpoint, repository: Path, form: Form) -> bool:
     folder = version_folder(repository)
     try:
         manifest = CodecManifest.read(folder)
+        Golden.read(folder, checkpoint.codec_digest)
     except CheckpointError:
         return False
     needed = served_shapes(CHUNK_FRAMES, manifest.state_size)
     is_verified = set(CHUNK_FRAMES) <= set(manifest.chunk_frames)
     is_same = manifest.codec_digest == checkpoint.codec_digest
-    return is_same and is_verified and is_served(folder, manifest, form, needed)
+    has_plugin = manifest.engine is not None and manifest.engine.plugin
+    return is_same and is_verified and has_plugin == form.plugin and is_served(folder, manifest, form, needed)
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,11 @@ def export(checkpoint: Checkpoint, repository: Path, form: Form, progress: Progr
     Raises CheckpointError, and ExportError when the file does not agree: what was there before stays.
     """
     folder = version_folder(repository)
-    with verified(folder / form.filename) as path:
+    with verified(folder / GOLDEN) as golden, verified(folder / form.filename) as path:
         engine = build(checkpoint, path, form, progress)
         step = CodecStep.from_checkpoint(checkpoint)
         exported = _verify(step, path, form, progress)
+        make_golden(step, checkpoint.codec_digest, form.limit.snr_db).write(golden)
     _manifest(checkpoint, step, form, engine).write(folder)
     return replace(exported, lines=[str(engine), *exported.lines]) if engine else exported
 

@@ -7,7 +7,6 @@ from typing import Any
 
 LIBRARY = "libcuda.so.1"
 COMPUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
-CAPTURE_THREAD_LOCAL = 1
 IPC_LAZY_ENABLE_PEER_ACCESS = 1
 
 
@@ -112,17 +111,6 @@ class Stream:
 
     def synchronize(self) -> None:
         self._call("cuStreamSynchronize", c_void_p(self.handle))
-
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record what `work` launches on this stream; the result launches it again."""
-        graph, executable = c_void_p(), c_void_p()
-        self._call("cuStreamBeginCapture_v2", c_void_p(self.handle), c_int(CAPTURE_THREAD_LOCAL))
-        try:
-            work()
-        finally:
-            self._call("cuStreamEndCapture", c_void_p(self.handle), byref(graph))
-        self._call("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
-        return lambda: self._call("cuGraphLaunch", executable, c_void_p(self.handle))
 
     def microseconds(self, work: Callable[[], None], repeats: int) -> float:
         """What one call of `work` takes on the device, by events around `repeats` calls."""

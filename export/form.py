@@ -35,5 +35,7 @@ class Form:
     """Frames of the whole utterance to verify."""
     remedy: str = "Export another --form, or with the versions of scripts/constraints.txt."
     """What to do about a file that does not agree."""
+    plugin: bool = False
+    """Whether a plan's layer is the project's plugin."""
     timings: Callable[[Any, int], list[str]] | None = None
     """Lines of the summary, from what `load` returned and the state's size."""

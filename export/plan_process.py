@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.profiles import Profile, Shapes
+from export.tensorrt_api import PLUGIN_LIBRARY
 
 ROOT = Path(__file__).parents[1]
 # The environment variable that names the Python which has TensorRT, where it is not this one.
@@ -27,11 +28,12 @@ class PlanError(RuntimeError):
 
 @dataclass(frozen=True)
 class TensorRtSettings:
-    """Which TensorRT builds, and how long it may search."""
+    """Which TensorRT builds, how long it may search, and the compiled plugin (plugin/) where the step is to be one."""
 
     python: Path = Path(sys.executable)
     level: int = 3
     cache: Path = Path.home() / ".cache" / "qwen3-tts-triton"
+    plugin: Path | None = None
 
 
 DEFAULTS = TensorRtSettings()
@@ -75,7 +77,7 @@ class PlanProcess:
         }
 
     def microseconds(self, shapes: Shapes, repeats: int) -> float:
-        """GPU time of one replay of the plan's CUDA graph, by CUDA events."""
+        """What one call takes on the GPU, by CUDA events around calls that follow each other."""
         answer, _ = self._ask({"time": shapes, "repeats": repeats})
         return float(answer["microseconds"])
 
@@ -83,11 +85,6 @@ class PlanProcess:
         """From now on inputs and outputs lie in device memory that this process can map, and `run` is how it runs."""
         answer, _ = self._ask({"share": True})
         return SharedTensors(bytes.fromhex(answer.pop("handle")), **answer)
-
-    def capture(self, shapes: Shapes) -> Shapes:
-        """Record a CUDA graph for these shapes of the inputs; returns those of the outputs."""
-        outputs: Shapes = self._ask({"capture": shapes})[0]["shapes"]
-        return outputs
 
     def run(self, shapes: Shapes) -> Shapes:
         """Run on the shared inputs, which have these shapes; returns those of the outputs, which are there."""
@@ -120,7 +117,8 @@ class PlanProcess:
 def command(settings: TensorRtSettings, module: str, *arguments: Any) -> dict[str, Any]:
     """Arguments of Popen for a module of ours in the Python that has TensorRT."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    plugin = {PLUGIN_LIBRARY: str(settings.plugin)} if settings.plugin else {}
     return {
         "args": [str(settings.python), "-m", module, *map(str, arguments)],
-        "env": {**os.environ, "PYTHONPATH": path},
+        "env": {**os.environ, "PYTHONPATH": path, **plugin},
     }

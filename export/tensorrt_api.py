@@ -1,5 +1,6 @@
 """The one place that knows how TensorRT 8.6, 10, 11 and TensorRT for RTX differ; needs nothing but one of them."""
 
+import ctypes
 import importlib
 import os
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from typing import Any, BinaryIO
 
 # The package of an NGC container or of NVIDIA's index, and TensorRT for RTX as PyPI names it.
 MODULES = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
+# The environment variable that names a library of plugins to load (plugin/).
+PLUGIN_LIBRARY = "QWEN3_TTS_TENSORRT_PLUGIN"
 # Layers of 8.6 that would compute in FP16 what the graph says in FP32.
 PINNED_LAYERS = ("ELEMENTWISE", "UNARY", "REDUCE", "NORMALIZATION", "SOFTMAX", "ACTIVATION")
 Report = Callable[[str], None]
@@ -18,14 +21,26 @@ class TensorRtError(RuntimeError):
 
 
 def import_tensorrt() -> Any:
-    """The first TensorRT that is installed; raises TensorRtError without one."""
+    """The first TensorRT that is installed, with its plugins; raises TensorRtError without one."""
     for name in MODULES:
         try:
-            return importlib.import_module(name)
+            trt = importlib.import_module(name)
         except ImportError as error:
             if error.name != name:
                 raise TensorRtError(f"{name} is installed but does not load: {error}") from None
+        else:
+            load_plugins()
+            return trt
     raise TensorRtError(f"no TensorRT: install one of {', '.join(MODULES)}")
+
+
+def load_plugins() -> None:
+    """Those of the library that PLUGIN_LIBRARY names register themselves; raises TensorRtError."""
+    if library := os.environ.get(PLUGIN_LIBRARY):
+        try:
+            ctypes.CDLL(library)
+        except OSError as error:
+            raise TensorRtError(f"{PLUGIN_LIBRARY}: {error}") from None
 
 
 def take_standard_output() -> BinaryIO:

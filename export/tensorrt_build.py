@@ -1,4 +1,6 @@
-"""python -m export.tensorrt_build ONNX PLAN: build a plan, in any Python 3.10 or later that has a TensorRT.
+"""python -m export.tensorrt_build SOURCE PLAN: build a plan, in any Python 3.10 or later that has a TensorRT.
+
+SOURCE is an ONNX file, or with the ending .program one that step_program has written, which the plugin replays.
 
 Stands alone, since TensorRT may live in another Python than PyTorch. Progress goes to standard error; standard output
 is what the plan is, as JSON.
@@ -24,9 +26,10 @@ from export.tensorrt_api import (
     take_standard_output,
     use_timing_cache,
 )
+from export.tensorrt_step import PROGRAM_SUFFIX, add_step
 
 
-def build(onnx: Path, plan: Path, profiles: list[Profile], level: int, cache: Path) -> dict[str, Any]:
+def build(source: Path, plan: Path, profiles: list[Profile], level: int, cache: Path) -> dict[str, Any]:
     """Build `plan` for any shape of the profiles; returns facts about it. Raises TensorRtError."""
     trt, device = import_tensorrt(), find_device()
     if device is None and not is_ahead_of_time(trt):
@@ -34,7 +37,11 @@ def build(onnx: Path, plan: Path, profiles: list[Profile], level: int, cache: Pa
     logger = trt.Logger(trt.Logger.WARNING)
     builder = trt.Builder(logger)
     network = create_network(trt, builder)
-    _parse(trt, network, logger, onnx)
+    with_plugin = source.suffix == PROGRAM_SUFFIX
+    if with_plugin:
+        add_step(trt, network, source, profiles)
+    else:
+        _parse(trt, network, logger, source)
     config = configure(trt, builder, network, level, _report)
     for profile in profiles:
         config.add_optimization_profile(_optimization_profile(builder, profile))
@@ -43,7 +50,7 @@ def build(onnx: Path, plan: Path, profiles: list[Profile], level: int, cache: Pa
     started = time.monotonic()
     serialized = builder.build_serialized_network(network, config)
     if serialized is None:
-        raise TensorRtError(f"{trt.__name__} {trt.__version__} could not build {onnx}; its messages are above")
+        raise TensorRtError(f"{trt.__name__} {trt.__version__} could not build {source}; its messages are above")
     plan.write_bytes(memoryview(serialized))
     save_timing_cache(trt, config, timings)
     return {
@@ -52,6 +59,7 @@ def build(onnx: Path, plan: Path, profiles: list[Profile], level: int, cache: Pa
         "gpu": device.name if device else None,
         "compute_capability": device.compute_capability if device else None,
         "strongly_typed": is_strongly_typed(trt),
+        "plugin": with_plugin,
         "level": level,
         "layers": network.num_layers,
         "size": plan.stat().st_size,
@@ -79,7 +87,7 @@ def _report(line: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("onnx", type=Path)
+    parser.add_argument("source", type=Path)
     parser.add_argument("plan", type=Path)
     shapes = '[{"input": [smallest, commonest, largest]}]'
     parser.add_argument("--profiles", type=json.loads, required=True, help=shapes)

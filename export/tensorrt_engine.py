@@ -17,7 +17,7 @@ class ShapeError(TensorRtError):
 class Engine:
     """A loaded plan with an execution context for each optimisation profile.
 
-    Contexts share no profile: TensorRT 8.6 refuses that, and CUDA graphs stay valid while a context keeps its profile.
+    Contexts share no profile, which TensorRT 8.6 refuses.
     """
 
     def __init__(self, trt: Any, path: Path, gpu: str, stream: int) -> None:

@@ -1,5 +1,6 @@
 """code2wav as a TensorRT plan."""
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,15 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from code2wav_step.weights import assemble
 from export.agreement import Agreement
+from export.codec import CodecStep
 from export.form import Form
-from export.onnx_form import graph_form
-from export.plan_process import TensorRtSettings
+from export.onnx_form import graph_form, plan_profiles
+from export.plan_process import PlanError, TensorRtSettings
 from export.profiles import Shapes
+from export.python_form import folded, step_config
 from export.shared_plan import SharedPlan
-from export.tensorrt_plan import UNVERIFIED, tensorrt
+from export.tensorrt_api import PLUGIN_LIBRARY
+from export.tensorrt_plan import UNVERIFIED, build_from, tensorrt
+from export.tensorrt_step import PROGRAM_SUFFIX
 from export.verify import ALL_BATCHES, LONG_UTTERANCE
-from qwen3_tts_engine.code2wav import CODES, HISTORY, STATE, STATE_OUT, WAVEFORM, input_shapes
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES, CODES, HISTORY, STATE, STATE_OUT, WAVEFORM, input_shapes
+from qwen3_tts_engine.manifest import EngineFacts
 
 # (batch, frames) of the summary.
 TIMED = ((1, 1), (1, 4), (8, 4), (64, 4))
@@ -41,6 +48,7 @@ class PlanStep:
 
 
 def tensorrt_form(settings: TensorRtSettings) -> Form:
+    """With a plugin its step is the project's fused kernels, without one TensorRT's own."""
     runtime = tensorrt(settings)
     form = graph_form(
         runtime,
@@ -53,7 +61,28 @@ def tensorrt_form(settings: TensorRtSettings) -> Form:
         remedy=REMEDY,
         timings=timings,
     )
-    return replace(form, load=partial(load, settings))
+    form = replace(form, load=partial(load, settings))
+    if settings.plugin is None:
+        return form
+    made = partial(build_with_plugin, settings)
+    return replace(form, build=made, weights_dtype=torch.float32, plugin=True, opset=None)
+
+
+def build_with_plugin(settings: TensorRtSettings, step: CodecStep, path: Path) -> EngineFacts:
+    """From a step in FP32. Raises PlanError."""
+    # Triton, which compiles the kernels, is there only where it is needed.
+    from code2wav_step.kernel_ops import KernelError
+    from export.step_program import write_program
+
+    weights = assemble(step_config(step.config), folded(step), torch.float16)
+    shapes = [(rows, frames) for frames in CHUNK_FRAMES for rows in ALL_BATCHES]
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / f"step{PROGRAM_SUFFIX}"
+        try:
+            write_program(weights, shapes, program)
+        except KernelError as error:
+            raise PlanError(f"the plugin's kernels cannot serve this codec: {error}; unset {PLUGIN_LIBRARY}") from None
+        return build_from(settings, program, plan_profiles(step.state_size), path)
 
 
 def load(settings: TensorRtSettings, path: Path) -> PlanStep:

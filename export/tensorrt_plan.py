@@ -1,4 +1,4 @@
-"""A graph as a TensorRT plan, for Triton's TensorRT backend.
+"""A graph, or a program of the codec step, as a TensorRT plan for Triton's TensorRT backend.
 
 TensorRT works in processes of its own (tensorrt_build, tensorrt_run): it may live in another Python than PyTorch, and
 when it crashes, the message names the plan.
@@ -15,6 +15,7 @@ from typing import Any
 from export.graph import Graph, Runtime
 from export.onnx_opset import OPSET, to_opset_17
 from export.plan_process import PlanError, PlanProcess, TensorRtSettings, command
+from export.profiles import Profile
 from qwen3_tts_engine.manifest import PLAN, EngineFacts
 
 # Before what TensorRT says of a plan that it does not run.
@@ -32,10 +33,14 @@ def build(settings: TensorRtSettings, graph: Graph, path: Path) -> EngineFacts:
         onnx = Path(folder) / "graph.onnx"
         graph.write(onnx)
         to_opset_17(onnx)
-        profiles = json.dumps(graph.profiles)
-        options = ["--profiles", profiles, "--level", str(settings.level), "--cache", str(settings.cache)]
-        result = _say(command(settings, "export.tensorrt_build", onnx, path, *options))
-    return EngineFacts.model_validate({**json.loads(result), "profiles": graph.profiles})
+        return build_from(settings, onnx, graph.profiles, path)
+
+
+def build_from(settings: TensorRtSettings, source: Path, profiles: list[Profile], path: Path) -> EngineFacts:
+    """Build the plan of an ONNX file or of a program (tensorrt_build). Raises PlanError."""
+    options = ["--profiles", json.dumps(profiles), "--level", str(settings.level), "--cache", str(settings.cache)]
+    result = _say(command(settings, "export.tensorrt_build", source, path, *options))
+    return EngineFacts.model_validate({**json.loads(result), "profiles": profiles})
 
 
 def _say(popen: dict[str, Any]) -> str:

@@ -8,10 +8,9 @@ A request on standard input is a line of JSON, and so is the answer on standard 
                                           {"microseconds": M}
     {"share": true}                       {"handle": hex, "size": bytes, "offsets": {tensor: bytes},
                                            "profiles": [{input: [smallest, commonest, largest shape]}]}
-    {"capture": {input: shape}}           {"shapes": {output: shape}}
     {"run": {input: shape}}               {"shapes": {output: shape}}
 
-The last two are on the shared memory, where the client writes inputs and reads outputs. Any answer may be
+The last is on the shared memory, where the client writes inputs and reads outputs. Any answer may be
 {"error": message}. A first one, {"dtypes": {tensor: NumPy's name}, "dims": {tensor: shape}} or an error, says whether
 the plan is loaded.
 """
@@ -49,8 +48,6 @@ class Runner(Protocol):
 
     def share(self) -> dict[str, Any]: ...
 
-    def capture(self, shapes: Shapes) -> Shapes: ...
-
     def run_shared(self, shapes: Shapes) -> Shapes: ...
 
 
@@ -66,7 +63,6 @@ class Plan:
         self.output_shapes = self._engine.output_shapes
         self._buffers: dict[str, Buffer] = {}
         self._addresses: dict[str, int] = {}
-        self._graphs: dict[str, tuple[Callable[[], None], Shapes]] = {}
 
     def run(self, inputs: dict[str, bytes], shapes: Shapes) -> dict[str, bytes]:
         sizes, launch = self._sizes(shapes), self._bind(shapes)
@@ -80,10 +76,7 @@ class Plan:
         launch = self._bind(shapes)
         for _ in range(WARM_UP):
             launch()
-        self._stream.synchronize()
-        replay = self._stream.capture(launch)
-        replay()
-        return self._stream.microseconds(replay, repeats)
+        return self._stream.microseconds(launch, repeats)
 
     def share(self) -> dict[str, Any]:
         """One buffer with room for every tensor at its largest, described as the answer says it."""
@@ -95,17 +88,8 @@ class Plan:
         self._addresses = {name: shared.address + offset for name, offset in offsets.items()}
         return {"handle": shared.handle().hex(), "size": size, "offsets": offsets, "profiles": self._engine.profiles}
 
-    def capture(self, shapes: Shapes) -> Shapes:
-        outputs, launch = self.output_shapes(shapes), self._launch_at(self._addresses, shapes)
-        launch()
-        self._graphs[json.dumps(shapes)] = self._stream.capture(launch), outputs
-        return outputs
-
     def run_shared(self, shapes: Shapes) -> Shapes:
-        if recorded := self._graphs.get(json.dumps(shapes)):
-            launch, outputs = recorded
-        else:
-            outputs, launch = self.output_shapes(shapes), self._launch_at(self._addresses, shapes)
+        outputs, launch = self.output_shapes(shapes), self._launch_at(self._addresses, shapes)
         launch()
         self._stream.synchronize()
         return outputs
@@ -164,8 +148,6 @@ def _answer(plan: Runner, request: dict[str, Any], data: list[bytes]) -> tuple[d
         return {"microseconds": plan.microseconds(request["time"], request["repeats"])}, []
     if "share" in request:
         return plan.share(), []
-    if "capture" in request:
-        return {"shapes": plan.capture(request["capture"])}, []
     if "run" in request:
         return {"shapes": plan.run_shared(request["run"])}, []
     shapes = request["shapes"]

@@ -43,6 +43,9 @@ def main(
     speaker: Annotated[str, typer.Option(help="of the checkpoint")] = "vivian",
     max_frames: Annotated[int, typer.Option(help="of a request; random weights seldom end by themselves")] = 71,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
+    real_backend: Annotated[
+        list[Path] | None, typer.Option(exists=True, file_okay=False, help="folder of a compiled backend")
+    ] = None,
 ) -> None:
     artifact_dir.mkdir(parents=True, exist_ok=True)
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", form)
@@ -53,7 +56,7 @@ def main(
         log = running.enter_context((artifact_dir / "server.log").open("wb"))
         settings = {"CHECKPOINT": checkpoint, "MAX_STREAMS": str(max_streams), "MAX_WAITING": "1024"}
         environment = EXPLICIT_ENVIRONMENT | {f"QWEN3_TTS_{name}": value for name, value in settings.items()}
-        options = [*EXPLICIT, *EXIT, *configuration(form), *backend_options(ROOT / "build")]
+        options = [*EXPLICIT, *EXIT, *configuration(form), *backend_options(ROOT / "build", real_backend or [])]
         server = TritonServer(REPOSITORY, options=options, environment=environment, log=log, ready_timeout=600)
         with console.status(f"Starting tritonserver (log: {log.name})"):
             running.enter_context(server)

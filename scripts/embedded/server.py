@@ -24,6 +24,8 @@ from typing import IO, Annotated
 
 import typer
 
+from export.tensorrt_api import PLUGIN_LIBRARY
+
 BACKENDS = Path(__file__).parent / "backends"
 # What several stand-ins need; each one's folder is all that the server puts on its path.
 SHARED = BACKENDS / "shared"
@@ -182,10 +184,12 @@ def backend_directory(target: Path, real: Sequence[Path] = ()) -> Path:
 
 
 def backend_options(build_folder: Path, real: Sequence[Path] = ()) -> list[str]:
-    """What makes the server find its backends: nothing where one is installed with its own."""
+    """What makes the server find its backends, unless one is installed with its own, and their plugins."""
+    library = os.environ.get(PLUGIN_LIBRARY)
+    plugins = [f"--backend-config=tensorrt,plugins={library}"] if library else []
     if shutil.which("tritonserver"):
-        return []
-    return [f"--backend-directory={backend_directory(build_folder.resolve() / 'backends', real)}"]
+        return plugins
+    return [*plugins, f"--backend-directory={backend_directory(build_folder.resolve() / 'backends', real)}"]
 
 
 def _real_files(folder: Path) -> dict[str, Path]:

@@ -23,7 +23,9 @@ def scripted_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def scripted_environment(tiny_checkpoint: Path) -> dict[str, str]:
-    return {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint), "SCRIPTED_TICK_SECONDS": "0.01"}
+    # The scripted codec has no golden cases.
+    off = {"QWEN3_TTS_CODEC_PROOF_SECONDS": "0"}
+    return {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint), "SCRIPTED_TICK_SECONDS": "0.01", **off}
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, Ports, Trito
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
 # What a developer may have built there.
-BUILT = ("__pycache__", "model.onnx*", "model.safetensors", "model.json", "*_encoder*")
+BUILT = ("__pycache__", "model.onnx*", "model.safetensors", "golden.safetensors", "model.json", "*_encoder*")
 FAKES = ROOT / "tests" / "fakes" / "repository"
 # Names a folder that holds Triton's own backends, onnxruntime/libtriton_onnxruntime.so for example.
 TRITON_BACKENDS = "QWEN3_TTS_TRITON_BACKENDS"

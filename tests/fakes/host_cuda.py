@@ -32,8 +32,5 @@ class Stream:
 
     def synchronize(self) -> None: ...
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        return work
-
     def microseconds(self, work: Callable[[], None], repeats: int) -> float:
         return 1.0

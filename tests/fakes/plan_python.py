@@ -28,7 +28,7 @@ from export.tensorrt_run import serve
 DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int32)": "int32"}
 FACTS = {
     "library": "tensorrt", "version": "10.14.1.48", "gpu": "NVIDIA H200", "compute_capability": "9.0",
-    "strongly_typed": True, "layers": 1, "build_seconds": 0.1,
+    "strongly_typed": True, "plugin": False, "layers": 1, "build_seconds": 0.1,
 }  # fmt: skip
 PROFILES = "profiles"
 # Bytes of the shared memory for each tensor: the waveform of 64 x 16 frames has the most.
@@ -88,9 +88,6 @@ class OnnxPlan:
             "offsets": offsets,
             "profiles": self._profiles,
         }
-
-    def capture(self, shapes: Shapes) -> Shapes:
-        return self.run_shared(shapes)
 
     def run_shared(self, shapes: Shapes) -> Shapes:
         sizes = {name: math.prod(shape) * np.dtype(self.dtypes[name]).itemsize for name, shape in shapes.items()}

@@ -18,7 +18,9 @@ from typing import Any, ClassVar
 WEAK_TYPING = {"FP16", "OBEY_PRECISION_CONSTRAINTS", "PREFER_PRECISION_CONSTRAINTS"}
 LACKS: dict[str, dict[str, set[str]]] = {
     "8.6": {
-        "tensorrt": {"IProgressMonitor"},
+        "tensorrt": {"IProgressMonitor", "TensorRTPhase"},
+        "INetworkDefinition": {"add_plugin_v3"},
+        "IPluginRegistry": {"get_creator"},
         "NetworkDefinitionCreationFlag": {"STRONGLY_TYPED"},
         "IBuilderConfig": {"progress_monitor"},
     },
@@ -28,6 +30,8 @@ LACKS: dict[str, dict[str, set[str]]] = {
         "BuilderFlag": WEAK_TYPING,
         "TacticSource": {"CUBLAS", "CUBLAS_LT", "CUDNN"},
         "ILayer": {"precision", "set_output_type"},
+        "INetworkDefinition": {"add_plugin_v2"},
+        "IPluginRegistry": {"get_plugin_creator"},
     },
 }
 ENUMS = {
@@ -36,6 +40,8 @@ ENUMS = {
     "TacticSource": "CUBLAS CUBLAS_LT CUDNN EDGE_MASK_CONVOLUTIONS JIT_CONVOLUTIONS",
     "LayerType": "CONVOLUTION ACTIVATION ELEMENTWISE NORMALIZATION REDUCE SOFTMAX UNARY",
     "TensorIOMode": "NONE INPUT OUTPUT",
+    "TensorRTPhase": "BUILD RUNTIME",
+    "PluginFieldType": "CHAR",
 }
 
 
@@ -72,19 +78,49 @@ class Logger(Strict):
 
 
 class ITensor(Strict):
+    name = ""
     dtype = DataType.FLOAT
+    _shape: tuple[int, ...] = ()
 
 
 class ILayer(Strict):
     type: Any = None
     precision = DataType.FLOAT
-    _output: Any = None
+    _outputs: tuple[Any, ...] = ()
+    _plugin = ""
 
     def get_output(self, index: int) -> Any:
-        return self._output
+        return self._outputs[index]
 
     def set_output_type(self, index: int, dtype: DataType) -> None:
-        self._output.dtype = dtype
+        self._outputs[index].dtype = dtype
+
+
+class PluginField(Strict):
+    _text = ""
+
+    def __init__(self, name: str, data: bytes, type: Any) -> None:
+        self._text = f"{name}={data.decode()} as {type.name}"
+
+
+class IPluginCreator(Strict):
+    def create_plugin(self, name: str, fields: list[Any], *phase: Any) -> Any:
+        assert len(phase) == hasattr(self.trt, "TensorRTPhase")
+        [field] = fields
+        return None if "spoiled" in field._text else f"{name} {field._text}"
+
+
+class IPluginRegistry(Strict):
+    _plugins: tuple[str, ...] = ("Code2Wav",)
+
+    def get_plugin_creator(self, type: str, version: str, plugin_namespace: str = "") -> Any:
+        return self._creator(type)
+
+    def get_creator(self, type: str, version: str, plugin_namespace: str = "") -> Any:
+        return self._creator(type)
+
+    def _creator(self, type: str) -> Any:
+        return self.trt.IPluginCreator() if type in self._plugins else None
 
 
 class INetworkDefinition(Strict):
@@ -92,11 +128,35 @@ class INetworkDefinition(Strict):
 
     num_inputs = num_layers = 0
     _layers: tuple[Any, ...] = ()
-    _input: Any = None
+    _inputs: tuple[Any, ...] = ()
+    _outputs: tuple[Any, ...] = ()
     _flags: frozenset[str] = frozenset()
 
+    def add_input(self, name: str, dtype: DataType, shape: tuple[int, ...]) -> Any:
+        tensor = self.trt.ITensor()
+        tensor.name, tensor.dtype, tensor._shape = name, dtype, shape
+        self._inputs += (tensor,)
+        self.num_inputs = len(self._inputs)
+        return tensor
+
+    def add_plugin_v2(self, inputs: list[Any], plugin: Any) -> Any:
+        return self._add_plugin(inputs, plugin)
+
+    def add_plugin_v3(self, inputs: list[Any], shape_inputs: list[Any], plugin: Any) -> Any:
+        return self._add_plugin(inputs, plugin)
+
+    def _add_plugin(self, inputs: list[Any], plugin: str) -> Any:
+        assert inputs == list(self._inputs)
+        layer = self.trt.ILayer()
+        layer._plugin, layer._outputs = plugin, (self.trt.ITensor(), self.trt.ITensor())
+        self._layers, self.num_layers = (layer,), 1
+        return layer
+
+    def mark_output(self, tensor: Any) -> None:
+        self._outputs += (tensor,)
+
     def get_input(self, index: int) -> Any:
-        return self._input
+        return self._inputs[index]
 
     def get_layer(self, index: int) -> Any:
         return self._layers[index]
@@ -185,6 +245,9 @@ class Builder(Strict):
             "precisions": [layer.precision.name for layer in network._layers if hasattr(layer, "precision")],
             "profiles": [dict(profile._shapes) for profile in config._profiles],
             "dtype": network.get_input(0).dtype.name,
+            "plugins": [layer._plugin for layer in network._layers if layer._plugin],
+            "inputs": [[tensor.name, tensor.dtype.name, tensor._shape] for tensor in network._inputs],
+            "outputs": [[tensor.name, tensor.dtype.name] for tensor in network._outputs],
         }
         return json.dumps(facts).encode()
 
@@ -199,18 +262,19 @@ class OnnxParser(Strict):
     def parse_from_file(self, path: str) -> bool:
         trt, network = self.trt, self._network
         self.num_errors = int(trt.__version__ == "8.6" and "EXPLICIT_BATCH" not in network._flags)
-        network._input = trt.ITensor()
-        network._input.dtype = DataType[Path(path).read_text()]
-        network._layers = tuple(self._layer(*of) for of in (("CONVOLUTION", network._input.dtype), ("SOFTMAX", 0)))
-        network.num_inputs, network.num_layers = 1, len(network._layers)
+        given = network.add_input("x", DataType[Path(path).read_text()], (-1, 4))
+        network._layers = tuple(self._layer(*of) for of in (("CONVOLUTION", given.dtype), ("SOFTMAX", 0)))
+        network.num_layers = len(network._layers)
         return not self.num_errors
 
     def _layer(self, kind: str, dtype: int) -> Any:
         layer = self.trt.ILayer()
-        layer.type, layer._output = self.trt.LayerType[kind], self.trt.ITensor()
-        layer._output.dtype = DataType(dtype)
+        layer.type, layer._outputs = self.trt.LayerType[kind], (self.trt.ITensor(),)
+        layer._outputs[0].dtype = DataType(dtype)
         if hasattr(layer, "precision"):
-            layer.precision = self._network._input.dtype  # as a weakly typed network that may use FP16 would choose
+            layer.precision = self._network.get_input(
+                0
+            ).dtype  # as a weakly typed network that may use FP16 would choose
         return layer
 
     def get_error(self, index: int) -> str:
@@ -292,7 +356,8 @@ class Runtime(Strict):
 
 
 STRICT = (
-    Logger, ITensor, ILayer, INetworkDefinition, ITimingCache, IOptimizationProfile, IBuilderConfig, Builder,
+    Logger, ITensor, ILayer, PluginField, IPluginCreator, IPluginRegistry, INetworkDefinition, ITimingCache,
+    IOptimizationProfile, IBuilderConfig, Builder,
     OnnxParser, IExecutionContext, ICudaEngine, Runtime,
 )  # fmt: skip
 
@@ -304,12 +369,17 @@ def tensorrt_module(version: str) -> Any:
         "DataType": DataType,
         "float32": DataType.FLOAT,
         "float16": DataType.HALF,
+        "int32": DataType.INT32,
+        "PluginFieldCollection": list,
         "IProgressMonitor": IProgressMonitor,
     }
     for enum, members in ENUMS.items():
+        if enum in lacks.get("tensorrt", ()):
+            continue
         known = [name for name in members.split() if name not in lacks.get(enum, ())]
         names[enum] = IntEnum(enum, known, start=0)  # type: ignore[misc]
     for base in STRICT:
         names[base.__name__] = type(base.__name__, (base,), {"trt": module, "lacks": lacks.get(base.__name__, set())})
+    names["get_plugin_registry"] = lambda: module.IPluginRegistry()
     vars(module).update({name: value for name, value in names.items() if name not in lacks.get("tensorrt", ())})
     return module

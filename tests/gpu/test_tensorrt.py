@@ -87,13 +87,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("model")
 
 
-def test_stand_in_gives_what_the_verified_plan_gives_with_and_without_graphs(
+def test_stand_in_gives_what_the_verified_plan_gives(
     exported: Exported, repository: Path, form: Form, stand_in: ModuleType
 ) -> None:
     path = repository / "code2wav" / "1" / "model.plan"
     plan, verified = stand_in.open_plan(path, torch.device("cuda", 0)), form.load(path)
     size = CodecManifest.read(path.parent).state_size
-    plan.capture({"codes": (4, 2, 16), "state": (4, size), "history": (4, 1)}, 3)
     random = np.random.default_rng(0)
     for rows, frames in ((1, 1), (3, 2), (4, 2), (7, 8), (MAX_BATCH, 4)):
         codes = torch.from_numpy(random.integers(0, 2048, (rows, frames, 16), np.int32))

@@ -20,10 +20,9 @@ from export.form import Form
 from export.plan_process import TENSORRT_PYTHON, TensorRtSettings
 from export.tensorrt_form import tensorrt_form
 from export.verify import Outcome, Step, Verification, failures, worst
-from qwen3_tts_engine.checkpoint import Checkpoint, CodecDecoderConfig
-from qwen3_tts_engine.code2wav import CODES, HISTORY, MAX_BATCH, MAX_FRAMES, STATE, STATE_OUT, WAVEFORM, state_size
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.code2wav import CODES, HISTORY, MAX_BATCH, MAX_FRAMES, STATE, STATE_OUT, WAVEFORM
 from scripts.embedded.server import LIBRARIES, ServerError, find_library
-from scripts.synthetic_configs import CODEC_DECODER
 from tests.e2e.codec import Codec, serve_codec
 from tests.e2e.serving import copy_repository, real_backend
 
@@ -32,7 +31,6 @@ HERE = importlib.util.find_spec("tensorrt") is not None
 pytestmark = pytest.mark.skipif(not PYTHON and not HERE, reason="no TensorRT")
 
 CALLERS = 4
-# With and without a CUDA graph, exact and padded.
 BATCHES = (*range(1, 9), 33, MAX_BATCH)
 
 
@@ -61,15 +59,8 @@ def codec(
     repository = copy_repository(folder / "model_repository", fakes=False)
     with Progress(disable=True) as progress:
         export(checkpoint, repository, form, progress)
-    graphs_for(checkpoint.speech_tokenizer.decoder_config, repository / "code2wav" / "config.pbtxt")
     with serve_codec(repository, folder, (), [backend]) as codec:
         yield codec
-
-
-def graphs_for(config: CodecDecoderConfig, path: Path) -> None:
-    """Give the CUDA graphs of the released codec the state of this one."""
-    released = state_size(CodecDecoderConfig.model_validate(CODEC_DECODER))
-    path.write_text(path.read_text().replace(f"dim: [ {released} ]", f"dim: [ {state_size(config)} ]"))
 
 
 def test_calls_of_all_shapes_at_once_agree_with_pytorch(codec: Codec, checkpoint: Checkpoint, form: Form) -> None:

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -16,7 +17,7 @@ from rich.progress import Progress
 from typer.testing import CliRunner
 
 import export.__main__ as cli
-from export.agreement import compare_step
+from export.agreement import Agreement, compare_step
 from export.codec import CodecStep
 from export.encoders import SPEAKER_ENCODER, export_encoder
 from export.graph import ONNX_RUNTIME
@@ -24,8 +25,9 @@ from export.model_folder import ExportError
 from export.onnx_form import ONNX
 from export.reference import Reference
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MAX_FRAMES
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MAX_FRAMES, SAMPLES_PER_FRAME
 from qwen3_tts_engine.encoders import read_encoder
+from qwen3_tts_engine.golden import GOLDEN, Golden
 from qwen3_tts_engine.manifest import CodecManifest
 from tests.conftest import CheckpointOf
 
@@ -49,7 +51,7 @@ def test_manifest_says_what_the_file_was_made_from(version: Path, tiny_checkpoin
     assert manifest.codec_digest == checkpoint.codec_digest
     assert manifest.state_size == CodecStep.from_checkpoint(checkpoint).state_size
     assert manifest.chunk_frames == [*CHUNK_FRAMES]
-    assert sorted(path.name for path in version.iterdir()) == ["model.json", "model.onnx"]
+    assert sorted(path.name for path in version.iterdir()) == ["golden.safetensors", "model.json", "model.onnx"]
 
 
 def test_runtime_sees_open_sizes_where_the_configuration_leaves_them_open(version: Path) -> None:
@@ -101,6 +103,30 @@ def test_exports_again_when_forced(copies: list[Path], tiny_checkpoint: Path, tm
     assert len(copies) == 1
 
 
+def test_exports_again_without_golden_cases(
+    copies: list[Path], tiny_checkpoint: Path, tmp_path: Path, version: Path
+) -> None:
+    folder = shutil.copytree(version, tmp_path / "code2wav" / "1")
+    (folder / GOLDEN).unlink()
+    assert run(tiny_checkpoint, tmp_path)[0] == 0
+    assert len(copies) == 1
+    assert (folder / GOLDEN).is_file()
+
+
+def test_golden_cases_are_what_the_step_says(version: Path, tiny_checkpoint: Path) -> None:
+    checkpoint = Checkpoint.open(str(tiny_checkpoint))
+    golden, step = Golden.read(version, checkpoint.codec_digest), CodecStep.from_checkpoint(checkpoint)
+    assert golden.snr_db == ONNX.limit.snr_db
+    assert (version / GOLDEN).stat().st_size < 1e6
+    reference, rows = Reference(step), len(golden.codes)
+    state = reference.cold(rows)
+    for start, frames in ((0, 1), (1, 2), (3, 4)):
+        codes = torch.from_numpy(golden.codes[:, start : start + frames]).to(state.device)
+        waveform, state = reference(codes, state, reference.history(rows, start))
+        found = golden.pcm[:, start * SAMPLES_PER_FRAME : (start + frames) * SAMPLES_PER_FRAME]
+        np.testing.assert_allclose(found, waveform.cpu().numpy().clip(-1, 1) * 32767, atol=1)
+
+
 def test_exports_again_when_made_from_another_codec(
     copies: list[Path], tiny_checkpoint: Path, tmp_path: Path, version: Path
 ) -> None:
@@ -140,6 +166,16 @@ def test_wrong_file_is_refused_and_deleted(
         r"by rows x frames: (\d+ x \d+( of one row)?: \d+\.\d dB,? ){10}and \d+ more; deleted\. Export", said
     )
     assert not any((tmp_path / "code2wav" / "1").iterdir())
+
+
+def test_a_refused_file_leaves_what_was_there(
+    monkeypatch: pytest.MonkeyPatch, version: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(version, tmp_path / "code2wav" / "1")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setitem(cli.FORMS, "onnx", replace(ONNX, limit=Agreement(max_error=0.0, snr_db=500.0)))
+    assert run(tiny_checkpoint, tmp_path, "--force")[0] == 1
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_unusable_checkpoint_is_an_error_and_no_traceback(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from qwen3_tts_engine.code2wav import CHUNK_FRAMES, served_shapes
 from qwen3_tts_engine.manifest import CodecManifest, EngineFacts
 
 ENGINE = EngineFacts(
-    library="tensorrt", version="10.14.1.48", gpu="NVIDIA H200", compute_capability="9.0", strongly_typed=True, level=3,
-    layers=1, size=1, build_seconds=1, profiles=plan_profiles(1),
+    library="tensorrt", version="10.14.1.48", gpu="NVIDIA H200", compute_capability="9.0", strongly_typed=True,
+    plugin=False, level=3, layers=1, size=1, build_seconds=1, profiles=plan_profiles(1),
 )  # fmt: skip
 MANIFEST = CodecManifest(
     form="tensorrt", state_size=1, state_dtype="FP16", codec_digest="", chunk_frames=[*CHUNK_FRAMES],

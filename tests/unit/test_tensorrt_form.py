@@ -82,7 +82,7 @@ def export_plan(checkpoint: Checkpoint, repository: Path, form: Form) -> Exporte
 def test_verified_plan_is_put_in_place_with_its_facts(checkpoint: Checkpoint, tmp_path: Path, form: Form) -> None:
     exported = export_plan(checkpoint, tmp_path, form)
     folder = tmp_path / "code2wav" / "1"
-    assert sorted(path.name for path in folder.iterdir()) == ["model.json", "model.plan"]
+    assert sorted(path.name for path in folder.iterdir()) == ["golden.safetensors", "model.json", "model.plan"]
     manifest = CodecManifest.read(folder)
     assert (manifest.form, manifest.state_dtype, manifest.opset) == ("tensorrt", "FP16", 17)
     assert manifest.codec_digest == checkpoint.codec_digest

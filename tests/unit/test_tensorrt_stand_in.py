@@ -48,12 +48,9 @@ class ScriptedPlan:
     state_size = STATE
 
     def __init__(self, path: Path, device: torch.device) -> None:
-        self.path, self.captured, self.batches = path, [], []
+        self.path, self.batches = path, []
         self.dtypes = {"codes": torch.int32, "state": torch.float16, "history": torch.int32}
         self.dims = {"codes": (-1, -1, 16), "state": (-1, self.state_size), "history": (-1, 1)}
-
-    def capture(self, shapes: dict[str, tuple[int, ...]], smallest: int) -> None:
-        self.captured.append((shapes["codes"][:2], smallest))
 
     def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         self.batches.append(len(inputs["codes"]))
@@ -145,16 +142,8 @@ def plan_of(model: Any) -> ScriptedPlan:
     return plan
 
 
-def test_loads_the_plan_and_records_the_configured_graphs(backend: SimpleNamespace) -> None:
-    plan = plan_of(initialized(backend))
-    assert plan.path == Path("/models/code2wav/1/model.plan")
-    assert len(plan.captured) == 20
-    assert plan.captured[:4] == [((1, 1), 1), ((2, 1), 2), ((4, 1), 3), ((8, 1), 5)]
-
-
-def test_plan_of_another_state_runs_without_graphs(backend: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ScriptedPlan, "state_size", 21868)
-    assert plan_of(initialized(backend)).captured == []
+def test_loads_the_configured_plan(backend: SimpleNamespace) -> None:
+    assert plan_of(initialized(backend)).path == Path("/models/code2wav/1/model.plan")
 
 
 def test_needs_a_gpu_instance(backend: SimpleNamespace) -> None:
@@ -182,7 +171,6 @@ def test_serves_what_the_exporter_configures_for_an_encoder(
     monkeypatch.setattr(backend.model, "open_plan", ScriptedEncoder)
     runtime = tensorrt(TensorRtSettings())
     model = initialized(backend, configured(CODEC_ENCODER, runtime, "codec_encoder", 16))
-    assert plan_of(model).captured == []
 
     def reference(frames: int, samples: int, size: int = 1920) -> Any:
         count = torch.tensor([[samples]], dtype=torch.int32)
@@ -193,16 +181,6 @@ def test_serves_what_the_exporter_configures_for_an_encoder(
     assert first["codes"].tolist() == [[[3000] * 16] * 2]
     assert second["codes"].shape == (1, 2, 16)
     assert wrong.args == ("audio: torch.float32 [1, 2, 7] given, torch.float32 [1, -1, 1920] expected", "invalid")
-
-
-def test_a_graph_serves_smaller_batches_of_its_shape_only(backend: SimpleNamespace) -> None:
-    def inputs(rows: int, frames: int) -> dict[str, torch.Tensor]:
-        return {"codes": torch.zeros(rows, frames, 16), "history": torch.zeros(rows, 1)}
-
-    four, eight = (backend.plan.Graph(None, inputs(rows, 2), {}, smallest) for rows, smallest in ((4, 3), (8, 5)))
-    chosen = {rows: backend.plan.choose([four, eight], inputs(rows, 2)) for rows in (2, 3, 4, 5, 8, 9)}
-    assert chosen == {2: None, 3: four, 4: four, 5: eight, 8: eight, 9: None}
-    assert backend.plan.choose([four, eight], inputs(4, 1)) is None
 
 
 @pytest.fixture
@@ -249,7 +227,6 @@ def test_plan_in_another_python_works_on_memory_that_both_map(
     expected = PlanProcess(fake_tensorrt, tmp_path / "model.plan")
     assert plan.dims["codes"] == (-1, -1, 16)
     assert plan.dtypes["state"] == torch.float16
-    plan.capture({"codes": (4, 2, 16), "state": (4, 8), "history": (4, 1)}, 3)
     random = np.random.default_rng(0)
     heard = []
     for rows, frames in ((1, 1), (3, 2), (4, 2), (2, 4)):

@@ -11,10 +11,12 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 import triton_io
-from qwen3_tts_engine import startup
+from qwen3_tts_engine import startup, warm_up
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.contracts import Runner
+from qwen3_tts_engine.gate import Gate
+from qwen3_tts_engine.opening import Opening
 from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.sequences import Sequences
 from qwen3_tts_engine.voices import Voices
@@ -40,6 +42,7 @@ class TritonPythonModel:
         device = startup.choose_device(config, _assigned_device(args))
         checkpoint = Checkpoint.open(config.checkpoint, config.revision)
         codec = self.make_codec(checkpoint, config, device)
+        golden = startup.read_golden(checkpoint, config, self._repository)
         prompts = PromptBuilder(checkpoint, config)
         voices = self.make_voices(checkpoint, config, prompts, codec)
         runner = self.make_runner(checkpoint, config, device)
@@ -54,7 +57,12 @@ class TritonPythonModel:
         # What is loaded lives as long as the model: a collection that looked at all of it would stop every stream.
         gc.collect()
         gc.freeze()
-        self._engine.start()
+        self._gate = Gate(config.max_streams + config.max_waiting)
+        self._opening = Opening(self._engine, self._gate, config)
+        if golden is None:
+            self._opening.at_once()
+        else:
+            self._opening.begin(codec, golden, warm_up.utterance(checkpoint.config, config))
 
     def make_runner(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> Runner:
         return startup.load_runner(checkpoint, config, device)
@@ -74,13 +82,14 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            triton_io.accept(request, self._desk, self._watcher)
+            triton_io.accept(request, self._gate, self._desk, self._watcher)
 
     def is_ready(self) -> bool:
         """Asked by Triton releases in which a model may speak for itself (python_backend pull request 430)."""
-        return self._engine.is_alive
+        return self._gate.is_open and self._engine.is_alive
 
     def finalize(self) -> None:
+        self._opening.close()
         self._desk.close()
         self._engine.close()
         self._watcher.close()
@@ -91,7 +100,7 @@ class TritonPythonModel:
         return Path(self._args["model_repository"]).parent
 
     def _unload(self, error: BaseException) -> None:
-        log.error("unloading %s: its engine died: %s", self._name, error)
+        log.error("unloading %s: %s", self._name, error)
         pb_utils.unload_model(self._name)
 
 

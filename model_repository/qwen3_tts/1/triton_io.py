@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +17,8 @@ from qwen3_tts_engine import code2wav, metrics
 from qwen3_tts_engine.chunker import Chunks
 from qwen3_tts_engine.codec import CodecStates, invalid_codes, overflowed, to_pcm
 from qwen3_tts_engine.engine import Engine
-from qwen3_tts_engine.request import InvalidRequest, Outcome, RequestError, Unavailable
+from qwen3_tts_engine.gate import Gate
+from qwen3_tts_engine.request import InvalidRequest, Outcome, RequestError, ServerStarting, Unavailable
 from qwen3_tts_engine.sequences import SEQUENCE_ID, SequencePiece
 
 log = logging.getLogger("qwen3_tts")
@@ -34,7 +36,8 @@ STATUS = {
 # TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END.
 SEQUENCE_START, SEQUENCE_END = 1, 2
 CPU = torch.device("cpu")
-MODEL_IS_GONE = ("Server not ready", "no available versions", "is not ready")
+SERVER_STARTS = "Server not ready"
+MODEL_IS_GONE = ("no available versions", "is not ready")
 # At most this many cancel checks (a message to Triton and back, 0.1 ms) in each period.
 CANCEL_CHECKS = 16
 CANCEL_PERIOD = 0.004
@@ -50,12 +53,21 @@ class Desk(Protocol):
         """Raises RequestError for a request that is refused at once."""
 
 
-def accept(request: Any, desk: "Desk", watcher: "CancelWatcher") -> None:
-    """Hand a Triton request on; one that is refused at once is answered here."""
+def accept(request: Any, gate: Gate, desk: "Desk", watcher: "CancelWatcher") -> None:
+    """Hand a Triton request on, once the gate is open; one that is refused at once is answered here."""
     sink = ResponseSink(request.get_response_sender(), watcher)
-    engine = desk.engine
+
+    def enter() -> None:
+        take = partial(desk.accept, read_fields(request), sink, read_piece(request))
+        gate.enter(partial(_answer, take, sink, desk.engine))
+
+    _answer(enter, sink, desk.engine)
+
+
+def _answer(take: Callable[[], None], sink: "ResponseSink", engine: Engine) -> None:
+    """Refuse the request that `take` raises for."""
     try:
-        desk.accept(read_fields(request), sink, read_piece(request))
+        take()
     except RequestError as error:
         engine.refuse(sink, error)
     except Exception as error:
@@ -318,6 +330,8 @@ def call_model(
 
 
 def _model_error(model: str, error: Any) -> RequestError:
+    if SERVER_STARTS in error.message():
+        return ServerStarting(f"{model}: {error.message()}")
     # A server that is going down takes no more calls from its own models. Triton reports some of that as INTERNAL.
     gone = error.code() == pb_utils.TritonError.UNAVAILABLE or any(sign in error.message() for sign in MODEL_IS_GONE)
     return (Unavailable if gone else RequestError)(f"{model}: {error.message()}")

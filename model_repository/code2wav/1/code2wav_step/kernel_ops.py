@@ -176,7 +176,7 @@ class KernelOps:
     def _move(self, state: Tensor, batch: int, frames: int, *, close: bool) -> None:
         plan = self._plans.get((batch, frames))
         if plan is None:
-            plan = torch.tensor(self._plan(batch, frames), device=state.device)
+            plan = torch.tensor(self._plan(batch, frames), device=self._cosine.device)
             self._plans[batch, frames] = plan
         self._launch(
             rowwise.history_kernel, (len(plan), batch),

@@ -43,6 +43,11 @@ class EngineConfig(BaseModel):
     shared_codec_states: Literal["auto", "on", "off"] = "auto"
     """Whether code2wav maps the codec's states from here, or they travel with each call; auto: where it can, which is
     in the form `python` on the same device."""
+    codec_proof_seconds: float = Field(default=3.0, ge=0)
+    """How long code2wav is compared with its golden cases, by calls of all shapes that the talker makes, before the
+    first request is served; a difference ends the engine. 0 serves without the proof and without warm-up speech."""
+    codec_wait_seconds: float = Field(default=120.0, gt=0)
+    """How long the proof waits for code2wav once Triton has started; requests wait too."""
     cpu_threads: int = Field(default=0, ge=0)
     """Threads of one talker operation on the CPU; 0 takes half of the cores and leaves the rest to the codec."""
     unload_when_dead: bool = False

@@ -131,6 +131,11 @@ class Engine:
         self._outbox.put(None)
         _join(sender, timeout)
 
+    def die(self, error: Exception) -> None:
+        """End every stream with an error and refuse further ones with UNAVAILABLE."""
+        self._shut(error if isinstance(error, RequestError) else RequestError(f"internal error: {error}"))
+        self.on_death(error)
+
     def _talk(self) -> None:
         """The step loop: launch a tick, then read the one before it; if they take turns, call the codec in between."""
         launched: deque[tuple[Batch, Tick, float]] = deque()
@@ -315,8 +320,7 @@ class Engine:
             loop()
         except BaseException as error:
             log.exception("the %s thread died", threading.current_thread().name)
-            self._shut(RequestError(f"the engine died: {error}"))
-            self.on_death(error)
+            self.die(RequestError(f"the engine died: {error}"))
 
     def _shut(self, reason: RequestError) -> None:
         with self._lock:

@@ -22,6 +22,7 @@ class EngineFacts(BaseModel):
     gpu: str | None  # None when built ahead of time, without one
     compute_capability: str | None
     strongly_typed: bool
+    plugin: bool  # whether its layer is the project's plugin
     level: int
     layers: int
     size: int  # bytes
@@ -35,7 +36,8 @@ class EngineFacts(BaseModel):
         typed = "strongly typed" if self.strongly_typed else "weakly typed"
         made = f"{self.library} {self.version} for {self.gpu or 'any GPU'}, level {self.level}"
         shapes = f"{name} {smallest} to {largest}{count}"
-        return f"{made}: {shapes}, {typed}, {self.size / 1e6:.0f} MB, {self.layers} layers, {self.build_seconds:.0f} s"
+        layers = "the plugin" if self.plugin else f"{self.layers} layers"
+        return f"{made}: {shapes}, {typed}, {self.size / 1e6:.0f} MB, {layers}, {self.build_seconds:.0f} s"
 
 
 class Manifest(BaseModel):

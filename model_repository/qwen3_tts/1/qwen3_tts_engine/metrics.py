@@ -2,6 +2,8 @@
 
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -62,18 +64,30 @@ class Recorder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._readings = Readings()
+        self._is_paused = False
 
     def observe(self, metric: Metric, seconds: float) -> None:
         with self._lock:
-            self._readings.observed[metric.name].append(seconds)
+            if not self._is_paused:
+                self._readings.observed[metric.name].append(seconds)
 
     def count(self, metric: Metric, amount: float = 1.0, label: str = "") -> None:
         with self._lock:
-            self._readings.counted[metric.name, label] += amount
+            if not self._is_paused:
+                self._readings.counted[metric.name, label] += amount
 
     def set(self, metric: Metric, value: float) -> None:
         with self._lock:
             self._readings.gauges[metric.name] = value
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Observes and counts nothing within; gauges are set."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def take(self) -> Readings:
         """The readings since the last call."""

@@ -40,6 +40,10 @@ class Unavailable(RequestError):
     outcome = Outcome.UNAVAILABLE
 
 
+class ServerStarting(Unavailable):
+    """Triton loads its models; until all are loaded it takes no call from one to another."""
+
+
 class Cancelled(RequestError):
     outcome = Outcome.CANCELLED
 

@@ -16,6 +16,7 @@ from qwen3_tts_engine.codec import CodecStates
 from qwen3_tts_engine.config import ConfigError, EngineConfig
 from qwen3_tts_engine.contracts import CodecClient, Runner
 from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.golden import Golden
 from qwen3_tts_engine.limits import RunnerLimits
 from qwen3_tts_engine.manifest import MANIFEST, CodecManifest
 from qwen3_tts_engine.matrix import Matrix
@@ -228,6 +229,16 @@ def _chunk_frames(config: EngineConfig, manifest: CodecManifest, path: Path) -> 
             f"{asked}: run `python -m export` again, or lower max_chunk_frames"
         )
     return asked
+
+
+def read_golden(checkpoint: Checkpoint, config: EngineConfig, repository: Path) -> Golden | None:
+    """The golden cases of the code2wav model of `repository`, None where they are not to be compared.
+
+    Raises CheckpointError, naming the file, for missing ones and for another codec's.
+    """
+    if not config.codec_proof_seconds:
+        return None
+    return Golden.read(repository / code2wav.MODEL_NAME / "1", checkpoint.codec_digest)
 
 
 def _shares_states(config: EngineConfig, manifest: CodecManifest) -> bool:

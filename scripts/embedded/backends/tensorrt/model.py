@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 # The server puts this folder, with the modules of ../shared, on the path.
 from merged_runs import Answer, Input, InvalidInputError, MergingModel, limits  # type: ignore[import-not-found]
-from plan import Plan, graph_shapes  # type: ignore[import-not-found]
+from plan import Plan  # type: ignore[import-not-found]
 
 from export.plan_process import TENSORRT_PYTHON
 
@@ -32,9 +32,6 @@ class TritonPythonModel:
         torch.cuda.set_device(device)
         torch.set_num_threads(1)
         plan = open_plan(Path(args["model_repository"]) / args["model_version"] / filename, device)
-        for shapes, smallest in graph_shapes(config):
-            if all(fits(shape, plan.dims[name]) for name, shape in shapes.items()):
-                plan.capture(shapes, smallest)
         names = [declared["name"] for declared in config["input"]]
         inputs = tuple(Input(name, plan.dtypes[name], plan.dims[name], limits(config, name)) for name in names)
         self.model = MergingModel(inputs, config["max_batch_size"] > 0, plan.run, _concatenate)
@@ -54,11 +51,6 @@ def open_plan(path: Path, device: torch.device) -> Plan:
     from own_plan import OwnPlan  # type: ignore[import-not-found]
 
     return OwnPlan(path, device)
-
-
-def fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
-    """Whether a graph's shape is one of the plan's; another checkpoint's state has another size."""
-    return all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))
 
 
 def _concatenate(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -1,13 +1,10 @@
 """A plan that TensorRT runs in another Python (export.tensorrt_run), on device memory that this process maps."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 from merged_runs import InvalidInputError  # type: ignore[import-not-found]
-from plan import Graph, Plan, Shapes, Tensors  # type: ignore[import-not-found]
+from plan import Plan, Tensors  # type: ignore[import-not-found]
 
 from export.plan_process import TensorRtSettings
 from export.profiles import describe
@@ -22,28 +19,12 @@ class OtherPlan(Plan):  # type: ignore[misc]
         self.dtypes = self._shared.dtypes
         self.dims = {name: tuple(dims) for name, dims in self._shared.process.dims.items()}
 
-    def _record(self, shapes: Shapes, smallest: int) -> Graph:
-        asked = {name: list(shape) for name, shape in shapes.items()}
-        outputs = self._shared.process.capture(asked)
-        views = self._shared.views
-        return Graph(Recorded(partial(self._run, asked)), views(shapes), views(outputs), smallest)
-
     def _launch(self, inputs: Tensors) -> Tensors:
         shapes = {name: list(tensor.shape) for name, tensor in inputs.items()}
         if not self._shared.takes(shapes):
             raise InvalidInputError(f"the plan does not take {describe(shapes)}")
         for name, view in self._shared.views(shapes).items():
             view.copy_(inputs[name])
-        return {name: view.clone() for name, view in self._shared.views(self._run(shapes)).items()}
-
-    def _run(self, shapes: dict[str, list[int]]) -> dict[str, list[int]]:
-        """Shapes of the outputs. The other process knows nothing of this one's stream, which brings the inputs."""
+        # The other process knows nothing of this one's stream, which brings the inputs.
         self._stream.synchronize()
-        return self._shared.run(shapes)
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A graph of the other process."""
-
-    replay: Callable[[], object]
+        return {name: view.clone() for name, view in self._shared.views(self._shared.run(shapes)).items()}

@@ -5,8 +5,9 @@ from pathlib import Path
 import tensorrt as trt  # type: ignore[import-not-found]
 import torch
 from merged_runs import InvalidInputError  # type: ignore[import-not-found]
-from plan import Graph, Plan, Shapes, Tensors  # type: ignore[import-not-found]
+from plan import Plan, Tensors  # type: ignore[import-not-found]
 
+from export.tensorrt_api import load_plugins
 from export.tensorrt_engine import Engine, ShapeError
 
 
@@ -14,24 +15,14 @@ class OwnPlan(Plan):  # type: ignore[misc]
     def __init__(self, path: Path, device: torch.device) -> None:
         """Raises TensorRtError when this TensorRT or this GPU is not the plan's."""
         super().__init__(device)
+        load_plugins()
         self._engine = Engine(trt, path, torch.cuda.get_device_name(device), self._stream.cuda_stream)
         self._stream.synchronize()
         self.dtypes = {name: getattr(torch, dtype) for name, dtype in self._engine.dtypes.items()}
         self.dims = {name: tuple(dims) for name, dims in self._engine.dims.items()}
 
-    def _record(self, shapes: Shapes, smallest: int) -> Graph:
-        inputs = {n: torch.zeros(shape, dtype=self.dtypes[n], device=self._device) for n, shape in shapes.items()}
-        self._enqueue(inputs)
-        self._stream.synchronize()
-        recorded = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(recorded, stream=self._stream):
-            outputs = self._enqueue(inputs)
-        return Graph(recorded, inputs, outputs, smallest)
-
     def _launch(self, inputs: Tensors) -> Tensors:
-        return self._enqueue({name: tensor.to(self._device).contiguous() for name, tensor in inputs.items()})
-
-    def _enqueue(self, inputs: Tensors) -> Tensors:
+        inputs = {name: tensor.to(self._device).contiguous() for name, tensor in inputs.items()}
         try:
             context = self._engine.context({name: list(tensor.shape) for name, tensor in inputs.items()})
         except ShapeError as error:

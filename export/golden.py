@@ -1,0 +1,31 @@
+"""Golden cases of the codec, made by the FP32 PyTorch step (qwen3_tts_engine.golden)."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from export.codec import CodecStep
+from export.reference import Reference
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES, CODEBOOK_SIZE, NUM_CODEBOOKS, split_frames
+from qwen3_tts_engine.codec import to_pcm
+from qwen3_tts_engine.golden import Golden
+
+SEED = 0
+UTTERANCES = 3
+# Two chunks of each length.
+FRAMES = 2 * sum(CHUNK_FRAMES)
+
+
+def make_golden(step: CodecStep, codec_digest: str, snr_db: float) -> Golden:
+    """Random codes from a zero state, with the limit that the codec's form promises."""
+    codes = np.random.default_rng(SEED).integers(0, CODEBOOK_SIZE, (UTTERANCES, FRAMES, NUM_CODEBOOKS), np.int32)
+    samples, _ = to_pcm(_waveform(Reference(step), torch.from_numpy(codes)))
+    return Golden(codes, samples, snr_db, codec_digest)
+
+
+def _waveform(reference: Reference, codes: Tensor) -> Tensor:
+    codes, state, parts = codes.to(reference.device), reference.cold(len(codes)), []
+    for start, stop in split_frames(codes.shape[1]):
+        part, state = reference(codes[:, start:stop], state, reference.history(len(codes), start))
+        parts.append(part)
+    return torch.cat(parts, dim=1)

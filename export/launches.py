@@ -1,0 +1,180 @@
+"""The launches of the codec step's fused kernels, recorded shape by shape without running them.
+
+A recorded argument is a number, nothing, or a place: a byte offset into the constants (weights and tables), an input,
+an output, or the workspace, in which each temporary tensor has room while it lives.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from code2wav_step.kernel_ops import KernelOps
+from code2wav_step.step import Step
+from code2wav_step.weights import StepWeights
+from qwen3_tts_engine.code2wav import input_shapes
+
+# Where any tensor begins, in bytes: kernels are compiled for pointers that are multiples of 16.
+ALIGNMENT = 256
+POINTER_ALIGNMENT = 16
+META = torch.device("meta")
+
+
+class Base(IntEnum):
+    """What a place is an offset into."""
+
+    CODES = 0
+    STATE = 1
+    HISTORY = 2
+    WAVEFORM = 3
+    STATE_OUT = 4
+    WORKSPACE = 5
+    CONSTANTS = 6
+
+
+@dataclass(frozen=True)
+class Place:
+    """An address: `offset` bytes into `base`, of elements of `dtype`."""
+
+    base: Base
+    offset: int
+    dtype: torch.dtype
+
+
+Argument = Place | int | float | None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch; `kernel` is Triton's function, `options` are its compile-time arguments and warps.
+
+    Arguments are of the type Argument; while they are recorded, tensors in place of places.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The step for `rows` x `frames`; the workspace has `workspace` bytes."""
+
+    rows: int
+    frames: int
+    workspace: int
+    launches: list[Launch]
+
+
+@dataclass
+class Constants:
+    """Weights and tables, one behind the other, as they are met."""
+
+    parts: list[Tensor] = field(default_factory=list)
+    size: int = 0
+    _offsets: dict[int, int] = field(default_factory=dict)
+
+    def offset(self, tensor: Tensor) -> int:
+        """Where a tensor's storage begins, in bytes."""
+        storage = tensor.untyped_storage()
+        if (key := storage.data_ptr()) not in self._offsets:
+            self._offsets[key] = self.size
+            self.parts.append(torch.empty(0, dtype=torch.uint8).set_(storage))
+            self.size += _aligned(storage.nbytes())
+        return self._offsets[key]
+
+    def blocks(self) -> Iterator[bytes]:
+        """The bytes of all constants, `size` together."""
+        for part in self.parts:
+            yield part.numpy().tobytes().ljust(_aligned(part.numel()), b"\0")
+
+
+@dataclass
+class Temporary:
+    """A tensor of the workspace: bytes, and the first and the last launch that use it."""
+
+    size: int
+    first: int
+    last: int
+
+    def lives_with(self, other: "Temporary") -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+class RecordingOps(KernelOps):
+    """Takes inputs on the meta device and keeps the launches; constants are tensors on the CPU."""
+
+    def __init__(self, weights: StepWeights) -> None:
+        super().__init__(weights.config, torch.device("cpu"))
+        self._fast = True
+        self.launches: list[Launch] = []
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        self.launches.append(Launch(kernel, grid, arguments, options))
+
+
+def record(weights: StepWeights, constants: Constants, rows: int, frames: int) -> Recording:
+    """`weights` in FP16 on the CPU."""
+    ops = RecordingOps(weights)
+    dtypes = (torch.int32, weights.codebooks.dtype, torch.int32)
+    shapes = input_shapes(rows, frames, weights.config.state_size).values()
+    inputs = [torch.empty(shape, dtype=dtype, device=META) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    outputs = Step(weights, ops)(*inputs)
+    named = {_key(tensor): Base(i) for i, tensor in enumerate([*inputs, *outputs])}
+    temporaries = _temporaries(ops.launches, set(named))
+    offsets, workspace = plan(temporaries)
+
+    def place(argument: Any) -> Argument:
+        if not isinstance(argument, Tensor):
+            return argument  # type: ignore[no-any-return]
+        begin = int(argument.storage_offset()) * argument.element_size()
+        if argument.device != META:
+            base, begin = Base.CONSTANTS, begin + constants.offset(argument)
+        else:
+            key = _key(argument)
+            base = named.get(key, Base.WORKSPACE)
+            begin += offsets.get(key, 0)
+        assert begin % POINTER_ALIGNMENT == 0
+        return Place(base, begin, argument.dtype)
+
+    launches = [replace(launch, arguments=tuple(map(place, launch.arguments))) for launch in ops.launches]
+    return Recording(rows, frames, workspace, launches)
+
+
+def _temporaries(launches: Sequence[Launch], named: set[int]) -> dict[int, Temporary]:
+    found: dict[int, Temporary] = {}
+    for i, launch in enumerate(launches):
+        for argument in launch.arguments:
+            if isinstance(argument, Tensor) and argument.device == META and (key := _key(argument)) not in named:
+                size = argument.untyped_storage().nbytes()
+                found.setdefault(key, Temporary(size, i, i)).last = i
+    return found
+
+
+def plan(temporaries: dict[int, Temporary]) -> tuple[dict[int, int], int]:
+    """An offset for each temporary, so that none overlaps another one that lives with it, and the size of all."""
+    offsets: dict[int, int] = {}
+    end = 0
+    for key, temporary in sorted(temporaries.items(), key=lambda item: -item[1].size):
+        others = [(offsets[k], temporaries[k].size) for k in offsets if temporaries[k].lives_with(temporary)]
+        offset = 0
+        for begin, size in sorted(others):
+            if offset + temporary.size <= begin:
+                break
+            offset = max(offset, begin + _aligned(size))
+        offsets[key] = offset
+        end = max(end, offset + _aligned(temporary.size))
+    return offsets, end
+
+
+def _key(tensor: Tensor) -> int:
+    """Of a tensor's storage, while the recording keeps it alive."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,36 @@
+// The little of CUDA's driver API that launches kernels. The driver is there wherever TensorRT runs: nothing is linked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace code2wav {
+
+// As cuda.h declares them.
+using CudaResult = int;
+using CudaModule = struct CudaModuleObject*;
+using CudaFunction = struct CudaFunctionObject*;
+using CudaStream = struct CUstream_st*;
+using DeviceAddress = unsigned long long;
+constexpr int kMaxDynamicSharedMemory = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+struct Driver {
+  CudaResult (*load)(CudaModule*, const void* image);
+  CudaResult (*unload)(CudaModule);
+  CudaResult (*function)(CudaFunction*, CudaModule, const char* name);
+  CudaResult (*set_attribute)(CudaFunction, int attribute, int value);
+  CudaResult (*allocate)(DeviceAddress*, size_t size);
+  CudaResult (*free)(DeviceAddress);
+  CudaResult (*upload)(DeviceAddress, const void* data, size_t size);
+  CudaResult (*launch)(CudaFunction, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+                       unsigned block_z, unsigned shared, CudaStream, void** arguments, void** extra);
+};
+
+// Raises std::runtime_error without a driver.
+const Driver& driver();
+
+// Raises std::runtime_error, which names what failed, for any other result than success.
+void check(CudaResult result, const std::string& what);
+
+}  // namespace code2wav

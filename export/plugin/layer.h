@@ -1,0 +1,76 @@
+// What the plugin is in every TensorRT: codes, state and history in, waveform and next state out.
+#pragma once
+
+#include <NvInfer.h>
+
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <stdexcept>
+
+#include "step.h"
+
+namespace code2wav {
+
+using namespace nvinfer1;
+
+constexpr char kName[] = "Code2Wav", kVersion[] = "1";
+constexpr int32_t kOutputs = 2;
+// In the order of the inputs, then of the outputs.
+constexpr DataType kTypes[] = {DataType::kINT32, DataType::kHALF, DataType::kINT32, DataType::kFLOAT, DataType::kHALF};
+// A plugin is made from one field: the path of a program, or the program itself, as a plan holds it.
+constexpr char kPathField[] = "path", kFileField[] = "file";
+
+struct Fields {
+  Fields(char const* name, void const* data, int32_t size) : field{name, data, PluginFieldType::kCHAR, size} {}
+  Fields(const Fields& other) : field(other.field) {}
+  Fields& operator=(const Fields& other) {
+    field = other.field;
+    return *this;
+  }
+
+  PluginField field;
+  PluginFieldCollection collection{1, &field};
+};
+
+inline std::vector<uint8_t> read_field(const PluginFieldCollection& fields) {
+  if (fields.nbFields != 1) throw std::runtime_error("code2wav: one field expected");
+  const PluginField& field = fields.fields[0];
+  const auto* data = static_cast<char const*>(field.data);
+  if (std::strcmp(field.name, kFileField) == 0) return {data, data + field.length};
+  const std::string path(data, static_cast<size_t>(field.length));
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw std::runtime_error("code2wav: " + path + " cannot be read");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A new plugin from the program that `read` returns; nullptr when it is none.
+template <typename Plugin, typename Read>
+Plugin* make(const Read& read) noexcept {
+  Plugin* plugin = nullptr;
+  status([&] { plugin = new Plugin(std::make_shared<Step>(read())); });
+  return plugin;
+}
+
+inline DimsExprs waveform_shape(const Step& step, const DimsExprs& codes, IExprBuilder& builder) {
+  const auto* samples = builder.constant(static_cast<int32_t>(step.programs.samples_per_frame));
+  DimsExprs shape;
+  shape.nbDims = 2;
+  shape.d[0] = codes.d[0];
+  shape.d[1] = builder.operation(DimensionOperation::kPROD, *codes.d[1], *samples);
+  return shape;
+}
+
+inline bool is_supported(int32_t at, const PluginTensorDesc& tensor) {
+  return tensor.format == TensorFormat::kLINEAR && tensor.type == kTypes[at];
+}
+
+inline size_t workspace(const Step& step, const Dims& codes) { return step.programs.workspace(codes.d[0], codes.d[1]); }
+
+inline int run(const Step& step, const Dims& codes, void const* const* inputs, void* const* outputs, void* workspace,
+               cudaStream_t stream) noexcept {
+  return status([&] { step.run(codes.d[0], codes.d[1], inputs, outputs, workspace, stream); });
+}
+
+}  // namespace code2wav

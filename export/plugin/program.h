@@ -1,0 +1,64 @@
+// The step's launches for each shape, as export/step_program.py writes them.
+//
+// Little-endian, in order:
+//   "C2WSTEP1", u32 codebooks, u32 samples of a frame, u64 elements of a state
+//   u64 size, the constants
+//   u32 count, kernels:  u32 size, name; u32 size, cubin; u32 threads; u32 bytes of shared memory
+//   u32 count, programs: u32 rows, u32 frames, u64 bytes of workspace, u32 count,
+//     launches: u32 kernel, u32 grid x, y, z, u32 count, arguments: u8 base, i64 offset (or the number)
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace code2wav {
+
+// What an argument is an offset into; NUMBER is one by itself.
+enum Base : uint8_t { CODES, STATE, HISTORY, WAVEFORM, STATE_OUT, WORKSPACE, CONSTANTS, NUMBER };
+
+struct Argument {
+  uint8_t base;
+  int64_t value;
+};
+
+struct Launch {
+  uint32_t kernel;
+  uint32_t grid[3];
+  std::vector<Argument> arguments;
+};
+
+struct Program {
+  uint64_t workspace;
+  std::vector<Launch> launches;
+};
+
+struct Kernel {
+  std::string name;
+  std::vector<uint8_t> cubin;
+  uint32_t threads, shared;
+};
+
+class Programs {
+ public:
+  // Raises std::runtime_error when the file is cut short or is another one.
+  explicit Programs(std::vector<uint8_t> file);
+
+  // nullptr for a shape that was not recorded.
+  const Program* find(int64_t rows, int64_t frames) const;
+  // Of any shape up to this one.
+  uint64_t workspace(int64_t rows, int64_t frames) const;
+
+  const std::vector<uint8_t> file;
+  uint32_t codebooks = 0, samples_per_frame = 0;
+  uint64_t state_size = 0, constants_size = 0;
+  const uint8_t* constants = nullptr;
+  std::vector<Kernel> kernels;
+
+ private:
+  std::map<std::pair<int64_t, int64_t>, Program> programs_;
+};
+
+}  // namespace code2wav

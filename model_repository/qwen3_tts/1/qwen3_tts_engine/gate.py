@@ -1,0 +1,38 @@
+"""Where requests wait until the server may serve them."""
+
+import threading
+from collections.abc import Callable
+
+from qwen3_tts_engine.request import Unavailable
+
+Job = Callable[[], None]
+
+
+class Gate:
+    """Holds up to `capacity` jobs until it opens; then they run in the order in which they came."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._held: list[Job] | None = []
+
+    @property
+    def is_open(self) -> bool:
+        return self._held is None
+
+    def enter(self, job: Job) -> None:
+        """Run a job, now or when the gate opens; raises Unavailable when too many wait."""
+        with self._lock:
+            if self._held is not None:
+                if len(self._held) >= self._capacity:
+                    raise Unavailable("the server is starting, and as many requests wait as may")
+                self._held.append(job)
+                return
+        job()
+
+    def open(self) -> None:
+        """Run what is held, then every job at once; safe to call twice."""
+        with self._lock:
+            held, self._held = self._held or [], None
+            for job in held:
+                job()

@@ -1,0 +1,112 @@
+"""Before the first request is served the talker proves the codec, through a real tritonserver."""
+
+import shutil
+import statistics
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from export.onnx_form import ONNX
+from qwen3_tts_engine.golden import GOLDEN
+from scripts.embedded.server import EXPLICIT, ServerError
+from tests.e2e.serving import Voice, copy_repository, eventually, serve
+
+OPTIONS = (*EXPLICIT, "--model-config-name=onnxruntime")
+TALKER_ONLY = ("--model-control-mode=explicit", "--load-model=qwen3_tts")
+DIFFERS = "code2wav differs from its golden cases at "
+AGREES = "code2wav agrees with its golden cases: "
+REQUESTS = 9
+PATIENCE = 120.0
+
+
+@pytest.fixture
+def repository(tiny_code2wav: Path, tmp_path: Path) -> Path:
+    repository = copy_repository(tmp_path / "model_repository", fakes=False)
+    shutil.copytree(tiny_code2wav, repository, dirs_exist_ok=True)
+    return repository
+
+
+def environment(checkpoint: Path, **settings: str) -> dict[str, str]:
+    return {"QWEN3_TTS_CHECKPOINT": str(checkpoint), **{f"QWEN3_TTS_{name}": value for name, value in settings.items()}}
+
+
+def halve(repository: Path) -> None:
+    """Give the codec half of its volume."""
+    path = repository / "code2wav" / "1" / ONNX.filename
+    model = onnx.load(path)
+    [(node, i)] = [(node, i) for node in model.graph.node for i, name in enumerate(node.output) if name == "waveform"]
+    node.output[i] = "waveform.loud"
+    model.graph.initializer.append(helper.make_tensor("half", TensorProto.FLOAT, [], [0.5]))
+    model.graph.node.append(helper.make_node("Mul", ["waveform.loud", "half"], ["waveform"]))
+    onnx.save(model, path)
+
+
+def lines(folder: Path, beginning: str) -> list[str]:
+    return [line for line in (folder / "server.log").read_text().splitlines() if beginning in line]
+
+
+def test_a_right_codec_is_proven_once_and_the_first_request_is_as_fast_as_others(
+    repository: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    with serve(repository, tmp_path, environment(tiny_checkpoint), OPTIONS) as server, Voice(server) as voice:
+        # Comes while the proof runs, or after it.
+        assert voice.hear(max_frames=4).error is None
+        frames = voice.metric("qwen3_tts_frames_total")
+        assert frames <= 4, "warm-up speech is not counted"
+        heard = [voice.hear("Hello there.", seed=seed, max_frames=8) for seed in range(REQUESTS)]
+        ttfa = [(one.arrivals[0] - one.sent) / 1e6 for one in heard]
+        print(f"TTFA behind the proof: first {ttfa[0]:.1f} ms, median {statistics.median(ttfa):.1f} ms")
+        [line] = lines(tmp_path, AGREES)
+        print(line)
+        assert lines(tmp_path, "warm-up speech took ")
+
+
+def test_a_broken_codec_serves_nobody(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    halve(repository)
+    with serve(repository, tmp_path, environment(tiny_checkpoint), OPTIONS) as server, Voice(server) as voice:
+        # The model is unloaded then; a request that is sent late enough is told so by Triton.
+        assert voice.hear().error is not None
+        eventually(lambda: not voice.is_ready(), PATIENCE)
+        assert not server.is_ready()
+        [line] = lines(tmp_path, f"no request is served: {DIFFERS}")
+        assert ": 6.0 dB, " in line
+        assert "; at least 60.0 dB is required. Export the codec again on this machine" in line
+
+
+def test_a_broken_codec_is_told_to_each_request_where_triton_keeps_the_model(
+    repository: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    halve(repository)
+    options = ("--model-config-name=onnxruntime",)
+    with serve(repository, tmp_path, environment(tiny_checkpoint), options) as server, Voice(server) as voice:
+        for _ in range(2):
+            assert str(voice.hear().error).startswith(f"UNAVAILABLE: {DIFFERS}")
+
+
+def test_a_broken_codec_is_served_without_the_proof(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    halve(repository)
+    (repository / "code2wav" / "1" / GOLDEN).unlink()
+    off = environment(tiny_checkpoint, CODEC_PROOF_SECONDS="0")
+    with serve(repository, tmp_path, off, OPTIONS) as server, Voice(server) as voice:
+        assert voice.hear(max_frames=4).error is None
+        assert not lines(tmp_path, "golden cases")
+
+
+def test_missing_golden_cases_fail_the_load(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    golden = repository / "code2wav" / "1" / GOLDEN
+    golden.unlink()
+    with (
+        pytest.raises(ServerError, match="ended with exit code 1"),
+        serve(repository, tmp_path, environment(tiny_checkpoint), OPTIONS),
+    ):
+        pass
+    assert lines(tmp_path, f"{golden}: missing; `python -m export` of the checkpoint writes it beside the codec")
+
+
+def test_a_codec_that_is_not_loaded_is_named(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    hasty = environment(tiny_checkpoint, CODEC_WAIT_SECONDS="0.5")
+    with serve(repository, tmp_path, hasty, TALKER_ONLY) as server, Voice(server) as voice:
+        eventually(lambda: not voice.is_ready(), PATIENCE)
+        assert lines(tmp_path, "code2wav is unavailable after 0.5 s (codec_wait_seconds): load it before this model")

@@ -1,0 +1,43 @@
+"""scripts.mixed_calls finds no fault with a right codec, and every answer of another one wrong."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from scripts.embedded.server import TritonServer
+from scripts.mixed_calls import main
+from scripts.synthetic_checkpoint import make_checkpoint
+from tests.e2e.codec import ONLY_CODEC
+from tests.e2e.serving import copy_repository, serve
+
+typer = pytest.importorskip("typer")
+
+
+@pytest.fixture(scope="module")
+def server(tiny_code2wav: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    folder = tmp_path_factory.mktemp("mixed_calls")
+    repository = copy_repository(folder / "model_repository", fakes=False)
+    for file in (tiny_code2wav / "code2wav" / "1").iterdir():
+        (repository / "code2wav" / "1" / file.name).write_bytes(file.read_bytes())
+    with serve(repository, folder, {}, (*ONLY_CODEC, "--model-config-name=onnxruntime")) as server:
+        yield server
+
+
+def call(server: TritonServer, checkpoint: Path) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(main)
+    options = ["--state-dtype", "FP32", "--url", f"localhost:{server.ports.grpc}", "--calls", "150", "--callers", "3"]
+    result = CliRunner().invoke(app, ["--checkpoint", str(checkpoint), *options])
+    return result.exit_code, result.output
+
+
+def test_right_codec(server: TritonServer, tiny_checkpoint: Path) -> None:
+    code, said = call(server, tiny_checkpoint)
+    assert (code, "'calls': 150" in said, "'errors': 0" in said, "'wrong': 0" in said) == (0, True, True, True), said
+
+
+def test_codec_of_another_checkpoint(server: TritonServer, tmp_path: Path) -> None:
+    code, said = call(server, make_checkpoint(tmp_path / "other", "tiny", "custom_voice", seed=1))
+    assert (code, "'errors': 0" in said, "'wrong': 150" in said) == (1, True, True), said

@@ -1,0 +1,192 @@
+"""The last steps of a start: what waits, what is let in, and what becomes of a server whose codec fails."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.codec_proof import CodecProofError
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.gate import Gate
+from qwen3_tts_engine.golden import Golden
+from qwen3_tts_engine.opening import Opening
+from qwen3_tts_engine.request import (
+    InvalidRequest,
+    Outcome,
+    RequestError,
+    ServerStarting,
+    SynthesisRequest,
+    Unavailable,
+)
+from qwen3_tts_engine.warm_up import speak, utterance
+from scripts.synthetic_configs import ModelType
+from tests.conftest import CheckpointOf
+from tests.fakes.scripted import Listener, scripted_pcm
+from tests.unit.test_engine import WAIT, Harness, eventually
+
+REQUEST = SynthesisRequest(text="x", seed=0, max_frames=8)
+CODES = np.random.default_rng(0).integers(0, 2048, (3, 63, 16), np.int32)
+GOLDEN = Golden(CODES, scripted_pcm(CODES), 30.0, "digest")
+
+
+class Opened:
+    """An engine behind a gate, and the requests that came to it."""
+
+    def __init__(self, **settings: object) -> None:
+        self.config = EngineConfig.model_validate({"checkpoint": "any", "max_streams": 4, **settings})
+        self.harness = Harness()
+        self.gate = Gate(8)
+        self.opening = Opening(self.harness.engine, self.gate, self.config)
+        self.deaths: list[BaseException] = []
+        self.harness.engine.on_death = self.deaths.append
+
+    def begin(self, golden: Golden = GOLDEN) -> None:
+        self.opening.begin(self.harness.codec, golden, REQUEST)
+
+    def ask(self) -> Listener:
+        """A request that comes to the gate."""
+        listener = Listener()
+
+        def submit() -> None:
+            try:
+                self.harness.speak(listener=listener)
+            except RequestError as error:
+                listener.finish(error)
+
+        self.gate.enter(submit)
+        return listener
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    opened = Opened(codec_wait_seconds=0.05)
+    yield opened
+    opened.harness.codec.gate.set()
+    opened.opening.close()
+    opened.harness.engine.close()
+
+
+def test_a_request_waits_for_the_proof(opened: Opened) -> None:
+    opened.harness.codec.gate.clear()
+    opened.begin()
+    listener = opened.ask()
+    assert not opened.gate.is_open
+    assert not listener.ended.is_set()
+    opened.harness.codec.gate.set()
+    assert listener.ended.wait(WAIT)
+    assert listener.error is None
+    assert opened.gate.is_open
+    assert not opened.deaths
+
+
+def test_a_codec_that_differs_ends_the_engine_and_every_request(opened: Opened) -> None:
+    opened.begin(golden=replace(GOLDEN, pcm=GOLDEN.pcm * 2))
+    for listener in (opened.ask(), opened.ask()):
+        assert listener.ended.wait(WAIT)
+        assert isinstance(listener.error, Unavailable)
+        assert "code2wav differs from its golden cases" in str(listener.error)
+    assert not opened.harness.engine.is_alive
+    eventually(lambda: len(opened.deaths) == 1)
+    assert isinstance(opened.deaths[0], CodecProofError)
+
+
+def test_the_proof_waits_for_as_long_as_triton_starts(opened: Opened) -> None:
+    opened.harness.codec.fail = ServerStarting("Server not ready")
+    opened.begin()
+    listener = opened.ask()
+    assert not listener.ended.wait(10 * opened.config.codec_wait_seconds)
+    opened.harness.codec.fail = None
+    assert listener.ended.wait(WAIT)
+    assert listener.error is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError("not within initialize"), Unavailable("not loaded")])
+def test_a_codec_that_becomes_available_is_proven(opened: Opened, error: Exception) -> None:
+    opened.config = EngineConfig(checkpoint="any", max_streams=4)
+    opened.opening = Opening(opened.harness.engine, opened.gate, opened.config)
+    opened.harness.codec.fail = error
+    opened.begin()
+    listener = opened.ask()
+    assert not listener.ended.wait(0.3)
+    opened.harness.codec.fail = None
+    assert listener.ended.wait(WAIT)
+    assert listener.error is None
+
+
+def test_a_codec_that_is_not_loaded_is_named(opened: Opened) -> None:
+    opened.harness.codec.fail = Unavailable("code2wav: no available versions")
+    opened.begin()
+    listener = opened.ask()
+    assert listener.ended.wait(WAIT)
+    assert str(listener.error).startswith("code2wav is unavailable after 0.05 s (codec_wait_seconds): load it")
+    assert str(listener.error).endswith("code2wav: no available versions")
+
+
+def test_closing_waits_for_no_codec(opened: Opened) -> None:
+    opened.harness.codec.fail = ServerStarting("Server not ready")
+    opened.begin()
+    opened.opening.close()
+    assert opened.gate.is_open
+    assert not opened.deaths, "a server that stops has no dead engine"
+
+
+def test_without_a_proof_everything_is_open_at_once(opened: Opened) -> None:
+    opened.opening.at_once()
+    assert opened.ask().ended.wait(WAIT)
+    assert {frames for _, frames in opened.harness.codec.calls} <= {1, 2, 4, 8}
+
+
+def test_the_gate_keeps_the_order_and_has_an_end() -> None:
+    gate, done = Gate(3), []
+    for number in range(3):
+        gate.enter(lambda number=number: done.append(number))  # type: ignore[misc]
+    with pytest.raises(Unavailable, match="the server is starting"):
+        gate.enter(lambda: done.append(3))
+    assert done == []
+    gate.open()
+    gate.enter(lambda: done.append(4))
+    gate.open()
+    assert done == [0, 1, 2, 4]
+
+
+def test_warm_up_speech_is_in_no_metric(opened: Opened) -> None:
+    opened.harness.engine.start()
+    opened.gate.open()
+    speak(opened.harness.engine, REQUEST, opened.config)
+    assert opened.harness.runner.launched > 8
+    readings = opened.harness.engine.recorder.take()
+    assert not readings.counted
+    assert readings.observed.keys() <= {"qwen3_tts_send_seconds"}
+    assert opened.ask().ended.wait(WAIT)
+    assert opened.harness.engine.recorder.take().counted["qwen3_tts_requests_total", Outcome.OK.value] == 1
+
+
+def test_an_engine_that_cannot_speak_is_not_opened(opened: Opened) -> None:
+    opened.harness.runner.fail = RuntimeError("injected")
+    opened.begin()
+    listener = opened.ask()
+    assert listener.ended.wait(WAIT)
+    assert "the engine died: injected" in str(listener.error)
+
+
+def test_each_kind_of_checkpoint_is_warmed_in_its_own_way(checkpoint_of: CheckpointOf) -> None:
+    config = EngineConfig(checkpoint="any", max_frames_limit=4)
+    kinds: tuple[ModelType, ...] = ("custom_voice", "voice_design", "base")
+    models = {kind: Checkpoint.open(str(checkpoint_of(kind))).config for kind in kinds}
+    requests = {kind: utterance(model, config) for kind, model in models.items()}
+    custom, design = requests["custom_voice"], requests["voice_design"]
+    assert custom is not None
+    assert design is not None
+    assert (custom.speaker in models["custom_voice"].talker_config.spk_id, custom.instruct) == (True, None)
+    assert (design.speaker, bool(design.instruct), design.max_frames) == (None, True, 4)
+    assert requests["base"] is None
+
+
+def test_a_checkpoint_that_refuses_the_words_is_served_without(opened: Opened) -> None:
+    def refuse(*_: object) -> None:
+        raise InvalidRequest("text", "Hello.", "too long")
+
+    opened.harness.engine._prompts.stream = refuse  # type: ignore[method-assign,assignment]
+    speak(opened.harness.engine, REQUEST, opened.config)

@@ -1,0 +1,217 @@
+"""The launches that the TensorRT plugin replays: recorded, written, read by its C++ and launched as recorded."""
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from code2wav_step import weights as step_weights
+from code2wav_step.kernel_ops import KernelOps
+from code2wav_step.step import Step
+from code2wav_step.weights import StepWeights
+from export import python_form
+from export.codec import CodecStep
+from export.launches import ALIGNMENT, Base, Constants, Launch, Place, Recording, Temporary, plan, record
+from export.step_program import Compiled, Kernel, write_program
+from qwen3_tts_engine.checkpoint import CodecDecoderConfig
+from qwen3_tts_engine.weights import codec_decoder_shapes
+from scripts.synthetic_configs import CODEC_DECODER
+from tests.fakes.codec_layers import SMALL
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the kernels themselves")
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+SHAPES = ((1, 1), (2, 1), (3, 2))
+SCRATCH = [0, 0]
+
+
+@pytest.fixture(scope="module")
+def weights() -> StepWeights:
+    config = CodecDecoderConfig.model_validate(CODEC_DECODER | SMALL)
+    random = torch.Generator().manual_seed(0)
+
+    def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
+        # Small vectors: with a SnakeBeta of high frequency the rounding of its argument is all that is left.
+        scale = torch.Size(shape[1:]).numel() ** -0.5 if len(shape) > 1 else 0.1
+        return torch.ones(shape) if "usage" in name else scale * torch.randn(shape, generator=random)
+
+    tensors = {name: tensor(name, shape) for name, shape in codec_decoder_shapes(config).items()}
+    folded = python_form.folded(CodecStep(config, tensors, torch.float32))
+    return step_weights.assemble(python_form.step_config(config), folded, torch.float32)
+
+
+class Memory:
+    """Where a call's tensors lie: inputs at random, everything else not a number."""
+
+    def __init__(self, weights: StepWeights, recording: Recording, constants: Constants) -> None:
+        rows, frames, config = recording.rows, recording.frames, weights.config
+        self.inputs = (
+            torch.randint(-1, config.codebook_size + 1, (rows, frames, config.num_quantizers), dtype=torch.int32),
+            torch.randn(rows, config.state_size),
+            torch.arange(rows, dtype=torch.int32)[:, None] * 40,
+        )
+        self.waveform = torch.full((rows, frames * config.samples_per_frame), torch.nan)
+        self.state = torch.full((rows, config.state_size), torch.nan)
+        self.workspace = torch.full((recording.workspace,), 255, dtype=torch.uint8)
+        blocks = torch.frombuffer(bytearray(b"".join(constants.blocks())), dtype=torch.uint8)
+        self.places = [*self.inputs, self.waveform, self.state, self.workspace, blocks]
+
+    def argument(self, argument: Any) -> Any:
+        if not isinstance(argument, Place):
+            return argument
+        return self.places[argument.base].view(-1).view(torch.uint8)[argument.offset :].view(argument.dtype)
+
+
+def test_recorded_launches_are_the_step(weights: StepWeights) -> None:
+    constants = Constants()
+    recording = record(weights, constants, 2, 1)
+    memory = Memory(weights, recording, constants)
+    for launch in recording.launches:
+        # The interpreter has no sine of the multiprocessor's.
+        options = launch.options | ({"FAST": False} if "FAST" in launch.options else {})
+        launch.kernel[launch.grid](*map(memory.argument, launch.arguments), **options)
+    waveform, state = Step(weights, KernelOps(weights.config, CPU))(*memory.inputs)
+    assert torch.isfinite(waveform).all()
+    assert torch.equal(memory.waveform, waveform)
+    assert torch.equal(memory.state, state)
+
+
+def test_temporaries_that_live_together_do_not_overlap() -> None:
+    sizes = (300, 7, 512, 1, 4096, 256, 90)
+    temporaries = {i: Temporary(size, first=i % 4, last=i % 4 + i // 2) for i, size in enumerate(sizes)}
+    offsets, end = plan(temporaries)
+    for (i, a), (j, b) in combinations(temporaries.items(), 2):
+        apart = offsets[i] + a.size <= offsets[j] or offsets[j] + b.size <= offsets[i]
+        assert apart or not a.lives_with(b)
+    assert end < sum(sizes), "room is used again"
+    assert all(offset % ALIGNMENT == 0 and offset + temporaries[i].size <= end for i, offset in offsets.items())
+
+
+def test_constants_are_kept_once_whatever_the_number_of_shapes(weights: StepWeights) -> None:
+    constants = Constants()
+    record(weights, constants, 2, 1)
+    first = constants.size
+    record(weights, constants, 2, 1)
+    tables = constants.size - first
+    assert constants.size % ALIGNMENT == 0
+    assert tables < first / 100, "weights again"
+
+
+def stand_in_compile(launches: Sequence[Launch]) -> list[Compiled]:
+    """Kernels that are told apart by name and options; numbers and places are parameters."""
+    return [_stand_in(launch) for launch in launches]
+
+
+def _stand_in(launch: Launch) -> Compiled:
+    taken = tuple(i for i, argument in enumerate(launch.arguments) if argument is not None)
+    tag = f"{launch.kernel.fn.__name__}{sorted((k, str(v)) for k, v in launch.options.items())}".replace(" ", "")
+    shared = 64 * 1024 if "product" in tag else 0
+    return Compiled(Kernel(launch.kernel.fn.__name__, f"{tag}#{len(taken)}\0".encode(), 128, shared), taken)
+
+
+@pytest.fixture(scope="module")
+def program(weights: StepWeights, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("program") / "step.program"
+    write_program(weights, SHAPES, path, stand_in_compile)
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The plugin's sources, without TensorRT's layer, on a driver that writes down what is launched."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    folder, fakes = tmp_path_factory.mktemp("plugin"), ROOT / "tests/fakes/plugin"
+    sources = [ROOT / "export/plugin" / f"{name}.cpp" for name in ("driver", "program", "step")]
+    options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-I{ROOT / 'export/plugin'}"]
+    driver, step = folder / "libcuda.so.1", folder / "libstep.so"
+    for target, files in ((driver, [fakes / "driver.cpp"]), (step, [fakes / "harness.cpp", *sources])):
+        subprocess.run([compiler, *options, *files, "-o", target, f"-Wl,-soname,{target.name}", "-ldl"], check=True)
+    # Loaded under the name that the plugin asks for.
+    recorder = ctypes.CDLL(str(driver), ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(str(step))
+    recorder.take_launches.restype = ctypes.c_char_p
+    library.open_step.restype = ctypes.c_void_p
+    library.workspace_of.restype = ctypes.c_uint64
+    library.take_launches = recorder.take_launches
+    return library
+
+
+def lines(plugin: Any, word: str) -> list[list[str]]:
+    split = (line.split() for line in plugin.take_launches().decode().splitlines())
+    return [rest for first, *rest in split if first == word]
+
+
+def opened(plugin: Any, program: bytes) -> ctypes.c_void_p:
+    return ctypes.c_void_p(plugin.open_step(program, ctypes.c_size_t(len(program))))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_plugin_launches_what_was_recorded(
+    plugin: Any, program: bytes, weights: StepWeights, shape: tuple[int, int]
+) -> None:
+    constants = Constants()
+    recording = next(r for s in SHAPES if (r := record(weights, constants, *s)) and s == shape)
+    plugin.take_launches()
+    step = opened(plugin, program)
+    [[begin]] = lines(plugin, "constants")
+    bases = [0x1000 * (i + 1) for i in range(Base.CONSTANTS)]
+    inputs, outputs = (ctypes.c_void_p * 3)(*bases[:3]), (ctypes.c_void_p * 2)(*bases[3:5])
+    assert plugin.run_step(step, *map(ctypes.c_int64, shape), inputs, outputs, ctypes.c_void_p(bases[5])) == 0
+
+    def value(argument: Any) -> int:
+        if isinstance(argument, Place):
+            return [*bases, int(begin)][argument.base] + argument.offset
+        if isinstance(argument, float):
+            return int(torch.tensor(argument).view(torch.int32))
+        return int(argument)
+
+    expected = []
+    for launch, found in zip(recording.launches, stand_in_compile(recording.launches), strict=True):
+        image = found.kernel.cubin.rstrip(b"\0").decode()
+        sizes = [*launch.grid, 1, 1][:3]
+        values = [value(launch.arguments[i]) for i in found.parameters]
+        expected.append([image, *map(str, [*sizes, found.kernel.threads, found.kernel.shared, *values, *SCRATCH])])
+    assert lines(plugin, "launch") == expected
+    plugin.close_step(step)
+
+
+def test_much_shared_memory_is_asked_for(plugin: Any, program: bytes) -> None:
+    plugin.take_launches()
+    plugin.close_step(opened(plugin, program))
+    asked = lines(plugin, "attribute")
+    assert asked
+    assert all("product" in image and rest == ["8", str(64 * 1024)] for image, *rest in asked)
+
+
+def test_workspace_is_that_of_the_largest_shape_up_to_one(plugin: Any, program: bytes, weights: StepWeights) -> None:
+    step = opened(plugin, program)
+    sizes = {shape: record(weights, Constants(), *shape).workspace for shape in SHAPES}
+    for rows, frames in ((1, 1), (2, 1), (3, 1), (3, 2), (64, 16)):
+        fits = [size for (r, f), size in sizes.items() if r <= rows and f <= frames]
+        assert plugin.workspace_of(step, ctypes.c_int64(rows), ctypes.c_int64(frames)) == max(fits)
+    plugin.close_step(step)
+
+
+def test_shape_that_was_not_recorded_is_refused(plugin: Any, program: bytes, capfd: Any) -> None:
+    step = opened(plugin, program)
+    nothing = (ctypes.c_void_p * 3)()
+    assert plugin.run_step(step, ctypes.c_int64(4), ctypes.c_int64(3), nothing, nothing, None) == 1
+    assert "the plan was not made for 4 x 3" in capfd.readouterr().err
+    plugin.close_step(step)
+
+
+@pytest.mark.parametrize("spoiled", [lambda p: b"X" + p[1:], lambda p: p[: len(p) // 2], lambda p: b""])
+def test_another_file_is_refused(plugin: Any, program: bytes, spoiled: Any, capfd: Any) -> None:
+    assert not opened(plugin, spoiled(program)).value
+    assert "code2wav: " in capfd.readouterr().err
