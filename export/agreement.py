@@ -46,7 +46,7 @@ def compare(expected: Tensor, actual: Tensor) -> Agreement:
     """The worst row of tensors [rows, size]. Another shape, and anything not finite, is no agreement at all."""
     if expected.shape != actual.shape:
         return DISAGREEMENT
-    error = expected - actual
+    error = expected - actual.to(expected.device)
     signal, noise = (x.square().sum(1, dtype=torch.float64) for x in (expected, error))
     snr_db = torch.where(noise == 0, math.inf, 10 * torch.log10(signal / noise))
     # Together, since each copy to the host waits for the device.

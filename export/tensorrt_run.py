@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from export.cuda import Buffer, CudaError, Device, Stream
-from export.profiles import Shapes
+from export.profiles import Shapes, describe
 from export.tensorrt_api import TensorRtError, import_tensorrt, take_standard_output
 from export.tensorrt_engine import Engine
 
@@ -106,7 +106,7 @@ class Plan:
 
         def launch() -> None:
             if not context.execute_async_v3(self._stream.handle):
-                raise TensorRtError("the plan could not be launched")
+                raise TensorRtError(f"the plan could not be launched with {describe(shapes)}")
 
         return launch
 

@@ -1,5 +1,6 @@
 """Holds an exported codec against the PyTorch step, in every shape that can be served, before anyone is."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from export.agreement import DISAGREEMENT, Agreement, compare_step, compare_utterance
+from export.agreement import Agreement, compare_step, compare_utterance
 from export.codec import CodecStep
 from export.reference import Reference, RowPool
 from qwen3_tts_engine.code2wav import CHUNK_FRAMES, FRAME_SECONDS, MAX_BATCH, split_frames
@@ -102,19 +103,13 @@ class Verification:
         """Each row with the reference's, and equal rows with each other."""
         indices = pool.draw(case.rows, case.distinct)
         batch = pool.batch(case.frames, indices)
-        actual = self._candidate(*batch.inputs)
+        actual = self.candidate(*batch.inputs)
         agreement = compare_step(batch.answers, actual)
-        _, first, inverse = np.unique(indices, return_index=True, return_inverse=True)
-        repeated = np.flatnonzero(first[inverse] != np.arange(case.rows))
-        if agreement == DISAGREEMENT or not len(repeated):
+        first, repeated = equal_rows(indices)
+        if agreement.snr_db == -math.inf or not len(repeated):
             return agreement
-        pairs = ((tensor[first[inverse][repeated]], tensor[repeated]) for tensor in actual)
-        one, other = zip(*pairs, strict=True)
-        return agreement.worst(compare_step(one, other))
-
-    def _candidate(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        waveform, state = self.candidate(*inputs)
-        return waveform.to(self.reference.device), state.to(self.reference.device)
+        waveform, state = actual
+        return agreement.worst(compare_step((waveform[first], state[first]), (waveform[repeated], state[repeated])))
 
     def _decode(self, step: Step, codes: Tensor, chunks: Sequence[int]) -> Tensor:
         """The waveform [1, samples] of codes [1, frames, 16] from a cold start, in chunks of these lengths in turn."""
@@ -151,6 +146,13 @@ def cases(batches: Sequence[int]) -> list[Case]:
     """Every chunk length at each of these batches, from four rows on with equal ones, and batches of one row alone."""
     distinct = [(rows, rows - rows // 4) for rows in batches] + [(rows, 1) for rows in UNIFORM if rows in batches]
     return [Case(rows, frames, count) for frames in CHUNK_FRAMES for rows, count in distinct]
+
+
+def equal_rows(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where in a batch of these indices a row was before, and where it is again."""
+    _, first, inverse = np.unique(indices, return_index=True, return_inverse=True)
+    repeated = np.flatnonzero(first[inverse] != np.arange(len(indices)))
+    return first[inverse][repeated], repeated
 
 
 def worst(outcomes: Sequence[Outcome]) -> Agreement:

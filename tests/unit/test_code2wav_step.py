@@ -25,9 +25,11 @@ from code2wav_step.shared_states import SharedStates
 from code2wav_step.step import Step
 from code2wav_step.torch_ops import TorchOps
 from export import python_form
+from export.agreement import Agreement, compare_step
 from export.code2wav import export
 from export.codec import CodecStep
-from export.verify import Agreement, Array, Verification
+from export.reference import Reference
+from export.verify import Verification, failures
 from qwen3_tts_engine import code2wav
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.codec import to_pcm
@@ -59,15 +61,14 @@ def config(repository: Path) -> StepConfig:
 def test_same_sound_and_state_as_the_exporters_step(reference: CodecStep) -> None:
     config = python_form.step_config(reference.config)
     weights = step_weights.assemble(config, python_form.folded(reference), torch.float32)
-    step = PlainRunner(Step(weights, TorchOps(config, CPU)))
-
-    def candidate(*arrays: Array) -> tuple[Array, Array]:
-        codes, state, history = map(torch.from_numpy, arrays)
-        waveform, state_out = step(codes, state, history)
-        return waveform.numpy(), state_out.numpy()
-
-    for agreement in Verification(reference, candidate).run():
-        assert agreement.within(Agreement(max_error=2e-5, snr_db=90.0)), agreement
+    step = python_form.as_step(PlainRunner(Step(weights, TorchOps(config, CPU))))
+    limit = Agreement(max_error=2e-5, snr_db=90.0)
+    assert failures(list(Verification(reference, step, (1, 2, 7)).run()), limit) == ""
+    exact = Reference(reference)
+    state, history = exact.cold(2) + 0.1, exact.history(2, 7)
+    for frames in (3, 13, MAX_FRAMES):
+        codes = torch.randint(0, config.codebook_size, (2, frames, 16), dtype=torch.int32, device=exact.device)
+        assert compare_step(exact(codes, state, history), step(codes, state, history)).within(limit), frames
 
 
 def test_export_writes_half_precision_and_a_manifest(repository: Path, reference: CodecStep) -> None:

@@ -1,12 +1,18 @@
 """What the codec client does with codes and waveforms that are none."""
 
+import importlib
+import sys
 from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
+import pytest
 import torch
 
 from qwen3_tts_engine.chunker import Chunker, Chunks
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES
 from qwen3_tts_engine.codec import CodecStates, invalid_codes, to_pcm
+from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.slots import SlotTable
 from qwen3_tts_engine.voice import Voice
 from tests.fakes.scripted import Listener, make_stream
@@ -76,3 +82,22 @@ def test_a_waveform_that_overflowed_fails_alone() -> None:
     pcm, failed = to_pcm(waveform)
     assert failed.keys() == {1, 2}
     np.testing.assert_array_equal(pcm[[0, 3]], [[16384, 32767], [-32767, -8192]])
+
+
+@pytest.mark.parametrize("longest", CHUNK_FRAMES)
+def test_a_reference_is_decoded_in_verified_chunk_lengths(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", ModuleType("triton_python_backend_utils"))
+    triton_voices = importlib.import_module("triton_voices")
+    calls = []
+
+    def call(model: str, inputs: dict[str, torch.Tensor], outputs: list[str]) -> list[torch.Tensor]:
+        """The next state has the frames that were decoded."""
+        calls.append((inputs["codes"].shape[1], int(inputs["history"]), int(inputs["state"][0, 0])))
+        return [inputs["state"] + inputs["codes"].shape[1]]
+
+    monkeypatch.setattr(triton_voices, "_call", call)
+    config = EngineConfig(checkpoint="any", max_chunk_frames=longest)
+    encoder = triton_voices.BlsEncoder(config, CodecStates(torch.zeros(2, 8), 71))
+    assert encoder._warm(torch.zeros(1, 90, 16, dtype=torch.int32)).tolist() == [90] * 8
+    assert {length for length, _, _ in calls} <= {length for length in CHUNK_FRAMES if length <= longest}
+    assert all(history == min(decoded, 71) for _, history, decoded in calls)

@@ -17,7 +17,7 @@ from rich.progress import Progress
 from typer.testing import CliRunner
 
 import export.__main__ as cli
-from export.agreement import Agreement
+from export.agreement import Agreement, compare_step
 from export.codec import CodecStep
 from export.encoders import SPEAKER_ENCODER, export_encoder
 from export.graph import ONNX_RUNTIME
@@ -25,7 +25,7 @@ from export.model_folder import ExportError
 from export.onnx_form import ONNX
 from export.reference import Reference
 from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, SAMPLES_PER_FRAME
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MAX_FRAMES, SAMPLES_PER_FRAME
 from qwen3_tts_engine.encoders import read_encoder
 from qwen3_tts_engine.golden import GOLDEN, Golden
 from qwen3_tts_engine.manifest import CodecManifest
@@ -65,6 +65,15 @@ def test_runtime_sees_open_sizes_where_the_configuration_leaves_them_open(versio
         "waveform": ["batch", "1920*frames"],
         "state_out": ["batch", "state_size"],
     }
+
+
+def test_file_takes_chunk_lengths_that_no_talker_asks_for(version: Path, tiny_checkpoint: Path) -> None:
+    reference = Reference(CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint))))
+    state, history = reference.cold(2) + 0.1, reference.history(2, 7)
+    for frames in (3, 13, MAX_FRAMES):
+        inputs = torch.full((2, frames, 16), 7, dtype=torch.int32, device=reference.device), state, history
+        answers = ONNX.load(version / ONNX.filename)(*inputs)
+        assert compare_step(reference(*inputs), answers).within(ONNX.limit), frames
 
 
 def test_up_to_date_export_is_left_alone(tiny_code2wav: Path, version: Path, tiny_checkpoint: Path) -> None:
