@@ -9,8 +9,10 @@ from torch import Tensor
 from code2wav_step.config import StepConfig
 from code2wav_step.ops import Ops
 from code2wav_step.weights import Activation, Depthwise, Product, Unit
+from export.codec import CodecStep
 from export.python_form import step_config
 from qwen3_tts_engine.checkpoint import CodecDecoderConfig
+from qwen3_tts_engine.weights import codec_decoder_shapes
 from scripts.synthetic_configs import CODEC_DECODER
 
 SMALL = {
@@ -28,6 +30,21 @@ SMALL = {
 def small_config() -> StepConfig:
     """The smallest that the kernels take."""
     return step_config(CodecDecoderConfig.model_validate(CODEC_DECODER | SMALL))
+
+
+def small_step() -> CodecStep:
+    """In FP32, with random weights.
+
+    Vectors are small: with a SnakeBeta of high frequency the rounding of its argument is all that is left.
+    """
+    config = CodecDecoderConfig.model_validate(CODEC_DECODER | SMALL)
+    random = torch.Generator().manual_seed(0)
+
+    def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
+        scale = torch.Size(shape[1:]).numel() ** -0.5 if len(shape) > 1 else 0.1
+        return torch.ones(shape) if "usage" in name else scale * torch.randn(shape, generator=random)
+
+    return CodecStep(config, {n: tensor(n, s) for n, s in codec_decoder_shapes(config).items()}, torch.float32)
 
 
 @dataclass

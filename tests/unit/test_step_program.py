@@ -10,20 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from code2wav_step import weights as step_weights
 from code2wav_step.kernel_ops import KernelOps
 from code2wav_step.step import Step
 from code2wav_step.weights import StepWeights
 from export import python_form
-from export.codec import CodecStep
 from export.launches import ALIGNMENT, Base, Constants, Launch, Place, Recording, Temporary, plan, record
 from export.step_program import Compiled, Kernel, write_program
-from qwen3_tts_engine.checkpoint import CodecDecoderConfig
-from qwen3_tts_engine.weights import codec_decoder_shapes
-from scripts.synthetic_configs import CODEC_DECODER
-from tests.fakes.codec_layers import SMALL
+from tests.fakes.codec_layers import small_step
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the kernels themselves")
@@ -36,17 +31,8 @@ SCRATCH = [0, 0]
 
 @pytest.fixture(scope="module")
 def weights() -> StepWeights:
-    config = CodecDecoderConfig.model_validate(CODEC_DECODER | SMALL)
-    random = torch.Generator().manual_seed(0)
-
-    def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
-        # Small vectors: with a SnakeBeta of high frequency the rounding of its argument is all that is left.
-        scale = torch.Size(shape[1:]).numel() ** -0.5 if len(shape) > 1 else 0.1
-        return torch.ones(shape) if "usage" in name else scale * torch.randn(shape, generator=random)
-
-    tensors = {name: tensor(name, shape) for name, shape in codec_decoder_shapes(config).items()}
-    folded = python_form.folded(CodecStep(config, tensors, torch.float32))
-    return step_weights.assemble(python_form.step_config(config), folded, torch.float32)
+    step = small_step()
+    return step_weights.assemble(python_form.step_config(step.config), python_form.folded(step), torch.float32)
 
 
 class Memory:
