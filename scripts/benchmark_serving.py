@@ -9,8 +9,8 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,14 +52,7 @@ def main(
     bench = ["bench", "--concurrency", concurrency, "--request-rate", request_rate, "--artifact-dir", artifact_dir]
     bench += ["--measurement-interval", measurement_interval, "--warmup-request-count", 16]
     bench += ["--speaker", speaker, "--max-frames", max_frames, *(["--text", text] if text else [])]
-    with ExitStack() as running:
-        log = running.enter_context((artifact_dir / "server.log").open("wb"))
-        settings = {"CHECKPOINT": checkpoint, "MAX_STREAMS": str(max_streams), "MAX_WAITING": "1024"}
-        environment = EXPLICIT_ENVIRONMENT | {f"QWEN3_TTS_{name}": value for name, value in settings.items()}
-        options = [*EXPLICIT, *EXIT, *configuration(form), *backend_options(ROOT / "build", real_backend or [])]
-        server = TritonServer(REPOSITORY, options=options, environment=environment, log=log, ready_timeout=600)
-        with console.status(f"Starting tritonserver (log: {log.name})"):
-            running.enter_context(server)
+    with server_of(form, checkpoint, max_streams, artifact_dir / "server.log", real_backend or []):
         run("client", *bench)
     if output:
         summary = json.loads((artifact_dir / "summary.json").read_text())
@@ -67,6 +60,22 @@ def main(
         calls = [codec_calls(*measured.scraped(load)) for load in measured.loads]
         output.write_text(json.dumps(record(summary, calls, form, max_streams, text), indent=1) + "\n")
     run("client", "report", artifact_dir)
+
+
+@contextmanager
+def server_of(
+    form: str, checkpoint: str, max_streams: int, log_file: Path, real_backends: Sequence[Path]
+) -> Iterator[TritonServer]:
+    """A ready server of this repository."""
+    settings = {"CHECKPOINT": checkpoint, "MAX_STREAMS": str(max_streams), "MAX_WAITING": "1024"}
+    environment = EXPLICIT_ENVIRONMENT | {f"QWEN3_TTS_{name}": value for name, value in settings.items()}
+    options = [*EXPLICIT, *EXIT, *configuration(form), *backend_options(ROOT / "build", real_backends)]
+    with ExitStack() as running:
+        log = running.enter_context(log_file.open("wb"))
+        server = TritonServer(REPOSITORY, options=options, environment=environment, log=log, ready_timeout=600)
+        with console.status(f"Starting tritonserver (log: {log.name})"):
+            running.enter_context(server)
+        yield server
 
 
 def configuration(form: str) -> list[str]:

@@ -20,6 +20,7 @@ from qwen3_tts_engine.codec_calls import plan_calls
 from qwen3_tts_engine.codec_proof import CodecProof, CodecProofError
 from qwen3_tts_engine.golden import GOLDEN, Golden
 from qwen3_tts_engine.request import RequestError, Unavailable
+from scripts.benchmark_tensorrt import proof_seconds
 
 UTTERANCES, FRAMES = 3, 31
 LENGTHS = list(CHUNK_FRAMES)
@@ -97,6 +98,8 @@ def test_a_right_codec_passes_and_the_log_says_how_well(golden: Golden, caplog: 
     assert len(codec.calls) == calls
     assert f"agrees with its golden cases: {calls} of {calls} calls" in caplog.text
     assert "worst SNR inf dB (40.0 required)" in caplog.text
+    assert proof_seconds(caplog.text) is not None, "the benchmark reads it"
+    assert proof_seconds("no proof") is None
 
 
 def test_the_last_bit_may_differ(golden: Golden) -> None:

@@ -1,0 +1,120 @@
+"""The codec's TensorRT plan by itself, behind Triton's own backend, and under mixed calls beside 64 streams.
+
+    python -m scripts.benchmark_tensorrt --checkpoint CHECKPOINT --artifact-dir artifacts/tensorrt \
+        --real-backend FOLDER/tensorrt --output docs/benchmarks/tensorrt-h200.json
+
+The plan is exported with the plugin that QWEN3_TTS_TENSORRT_PLUGIN names. The folder gets the client's record and the
+server's log.
+"""
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from export.code2wav import version_folder
+from export.codec import CodecStep
+from export.plan_process import TENSORRT_PYTHON, TensorRtSettings
+from export.tensorrt_form import REPEATS, PlanStep, tensorrt_form
+from export.verify import Verification
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MAX_BATCH, input_shapes
+from qwen3_tts_engine.manifest import CodecManifest
+from scripts.benchmark_common import settings_of_environment
+from scripts.benchmark_serving import REPOSITORY, ROOT, rows, run, server_of
+
+TIMED_BATCHES = (1, 8, 32, MAX_BATCH)
+LOADS = "1,64"
+STREAMS = "64"
+PROOF = re.compile(r"agrees with its golden cases: .*, ([\d.]+) s")
+console = Console()
+
+
+def main(
+    checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
+    artifact_dir: Annotated[Path, typer.Option(help="a folder that does not hold a record yet")],
+    real_backend: Annotated[Path, typer.Option(exists=True, file_okay=False, help="folder of the compiled backend")],
+    output: Annotated[Path, typer.Option(help="JSON record")],
+    calls: Annotated[int, typer.Option(help="of mixed shapes")] = 100_000,
+    measurement_interval: Annotated[int, typer.Option(help="ms of each load")] = 15_000,
+    text: Annotated[str | None, typer.Option(help="of every request")] = None,
+    tensorrt_python: Annotated[Path, typer.Option(envvar=TENSORRT_PYTHON)] = Path(sys.executable),
+    tensorrt_level: Annotated[int, typer.Option(min=0, max=5)] = 0,
+) -> None:
+    artifact_dir.mkdir(parents=True, exist_ok=True)
+    run("export", "--checkpoint", checkpoint, "--form", "tensorrt", "--tensorrt-level", tensorrt_level)
+    settings, folder = TensorRtSettings(tensorrt_python, tensorrt_level), version_folder(REPOSITORY)
+    plan = list(plan_rows(checkpoint, settings, folder))
+    talk = ["--speaker", "vivian", "--max-frames", 71, *(["--text", text] if text else [])]
+    log, mixed = artifact_dir / "server.log", artifact_dir / "mixed.json"
+    with server_of("tensorrt", checkpoint, 128, log, [real_backend]):
+        interval = ["--measurement-interval", measurement_interval, "--warmup-request-count", 8]
+        run("client", "bench", "--concurrency", LOADS, *interval, *talk, "--artifact-dir", artifact_dir / "serving")
+        with streams_beside(*talk, "--artifact-dir", artifact_dir / "beside"):
+            run("scripts.mixed_calls", "--checkpoint", checkpoint, "--calls", calls, "--output", mixed)
+    summary = json.loads((artifact_dir / "serving" / "summary.json").read_text())
+    engine = CodecManifest.read(folder).engine
+    assert engine is not None
+    record = {
+        "gpu": engine.gpu,
+        "commit": summary["commit"],
+        "command": shlex.join(["python", "-m", "scripts.benchmark_tensorrt", *sys.argv[1:]]),
+        "tensorrt": engine.version,
+        "plugin": engine.plugin,
+        "settings": settings_of_environment(),
+        "plan": plan,
+        "mixed_calls": json.loads(mixed.read_text()) | {"streams": int(STREAMS)},
+        "serving": list(rows(summary["loads"])),
+        "proof_seconds": proof_seconds(log.read_text()),
+    }
+    output.write_text(json.dumps(record, indent=1) + "\n")
+    console.print(f"{output}: {len(plan)} shapes, {record['mixed_calls']}")
+
+
+def plan_rows(checkpoint: str, settings: TensorRtSettings, folder: Path) -> Iterator[dict[str, Any]]:
+    """What a call of each shape takes and how well it agrees."""
+    form = tensorrt_form(settings)
+    step = form.load(folder / form.filename)
+    assert isinstance(step, PlanStep)
+    reference = CodecStep.from_checkpoint(Checkpoint.open(checkpoint))
+    agreement = {outcome.name: outcome.agreement for outcome in Verification(reference, step, form.batches).run()}
+    for frames in CHUNK_FRAMES:
+        for batch in TIMED_BATCHES:
+            microseconds = step.microseconds(input_shapes(batch, frames, reference.state_size), REPEATS)
+            yield {
+                "batch": batch,
+                "frames": frames,
+                "us_per_frame": round(microseconds / batch / frames, 1),
+                "snr_db": round(agreement[f"{batch} x {frames}"].snr_db, 1),
+            }
+
+
+@contextmanager
+def streams_beside(*options: object) -> Iterator[None]:
+    """STREAMS callers of the talker, for as long as it takes."""
+    command = ["client", "bench", "--concurrency", STREAMS, "--measurement-interval", 3_600_000, *options]
+    beside = subprocess.Popen([sys.executable, "-m", *map(str, command)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        beside.send_signal(signal.SIGINT)
+        beside.wait()
+
+
+def proof_seconds(log: str) -> float | None:
+    """How long the codec proof took, by the server's log; None where it says nothing of it."""
+    found = PROOF.search(log)
+    return float(found[1]) if found else None
+
+
+if __name__ == "__main__":
+    typer.run(main)
