@@ -11,16 +11,24 @@ import json
 import re
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import grpc
 import typer
 from rich.console import Console
+from tritonclient.grpc import service_pb2_grpc
 
+from client.errors import SpeechError
+from client.protocol import SpeechRequest, encode
+from client.stream import Timeouts
+from client.sync_stream import speak
 from export.code2wav import version_folder
 from export.codec import CodecStep
 from export.plan_process import TENSORRT_PYTHON, TensorRtSettings
@@ -35,6 +43,7 @@ from scripts.benchmark_serving import REPOSITORY, ROOT, rows, run, server_of
 TIMED_BATCHES = (1, 8, 32, MAX_BATCH)
 LOADS = "1,64"
 STREAMS = "64"
+TEXT = "Thanks for calling. Your order left the warehouse today, it should be with you by Friday."
 PROOF = re.compile(r"agrees with its golden cases: .*, ([\d.]+) s")
 console = Console()
 
@@ -46,7 +55,7 @@ def main(
     output: Annotated[Path, typer.Option(help="JSON record")],
     calls: Annotated[int, typer.Option(help="of mixed shapes")] = 100_000,
     measurement_interval: Annotated[int, typer.Option(help="ms of each load")] = 15_000,
-    text: Annotated[str | None, typer.Option(help="of every request")] = None,
+    text: Annotated[str, typer.Option(help="of every request")] = TEXT,
     tensorrt_python: Annotated[Path, typer.Option(envvar=TENSORRT_PYTHON)] = Path(sys.executable),
     tensorrt_level: Annotated[int, typer.Option(min=0, max=5)] = 0,
 ) -> None:
@@ -54,9 +63,10 @@ def main(
     run("export", "--checkpoint", checkpoint, "--form", "tensorrt", "--tensorrt-level", tensorrt_level)
     settings, folder = TensorRtSettings(tensorrt_python, tensorrt_level), version_folder(REPOSITORY)
     plan = list(plan_rows(checkpoint, settings, folder))
-    talk = ["--speaker", "vivian", "--max-frames", 71, *(["--text", text] if text else [])]
+    talk = ["--speaker", "vivian", "--max-frames", 71, "--text", text]
     log, mixed = artifact_dir / "server.log", artifact_dir / "mixed.json"
     with server_of("tensorrt", checkpoint, 128, log, [real_backend]):
+        first = first_requests(log, text)
         interval = ["--measurement-interval", measurement_interval, "--warmup-request-count", 8]
         run("client", "bench", "--concurrency", LOADS, *interval, *talk, "--artifact-dir", artifact_dir / "serving")
         with streams_beside(*talk, "--artifact-dir", artifact_dir / "beside"):
@@ -75,6 +85,7 @@ def main(
         "mixed_calls": json.loads(mixed.read_text()) | {"streams": int(STREAMS)},
         "serving": list(rows(summary["loads"])),
         "proof_seconds": proof_seconds(log.read_text()),
+        "first_request": first,
     }
     output.write_text(json.dumps(record, indent=1) + "\n")
     console.print(f"{output}: {len(plan)} shapes, {record['mixed_calls']}")
@@ -96,6 +107,33 @@ def plan_rows(checkpoint: str, settings: TensorRtSettings, folder: Path) -> Iter
                 "us_per_frame": round(microseconds / batch / frames, 1),
                 "snr_db": round(agreement[f"{batch} x {frames}"].snr_db, 1),
             }
+
+
+def first_requests(log: Path, text: str) -> dict[str, float]:
+    """Time to first audio, ms: of the first request once the server is warm, and the median of those that follow."""
+    while "warm-up speech" not in (said := log.read_text()):
+        if "no request is served" in said:
+            sys.exit(f"the codec was refused: {log}")
+        time.sleep(0.1)
+    with grpc.insecure_channel("localhost:8001") as channel:
+        grpc.channel_ready_future(channel).result()
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        # The client's own first steps are not the server's: a request that is refused takes them.
+        refused = heard_after(stub, SpeechRequest(text, speaker="nobody"))
+        assert refused is None, "refused"
+        first, *others = [heard_after(stub, SpeechRequest(text, speaker="vivian", max_frames=20)) for _ in range(13)]
+    return {"first_ms": round(first or 0, 1), "median_ms": round(statistics.median(ms or 0 for ms in others), 1)}
+
+
+def heard_after(stub: Any, request: SpeechRequest) -> float | None:
+    """Milliseconds to the first chunk, None when there is none; listens to the end."""
+    started, first = time.perf_counter_ns(), None
+    try:
+        for arrived, _ in speak(stub, [encode(request)], Timeouts(60, 60)):
+            first = first or (arrived - started) / 1e6
+    except SpeechError:
+        return None
+    return first
 
 
 @contextmanager
