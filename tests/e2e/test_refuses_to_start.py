@@ -82,7 +82,7 @@ def other_chunk_lengths(checkpoint: Path, codec: Path) -> str:
 def plan_without_a_gpu(checkpoint: Path, codec: Path) -> str:
     engine = EngineFacts(
         library="tensorrt", version="10.14.1.48", gpu="NVIDIA H200", compute_capability="9.0", strongly_typed=True,
-        level=3, layers=1, size=1, build_seconds=1, profiles=[{}],
+        level=3, layers=1, size=1, build_seconds=1, plugin=False, profiles=[{}],
     )  # fmt: skip
     CodecManifest.read(codec).model_copy(update={"form": "tensorrt", "engine": engine}).write(codec)
     (codec / "model.plan").touch()
