@@ -1,11 +1,7 @@
 """The launches that the TensorRT plugin replays: recorded, written, read by its C++ and launched as recorded."""
 
-import ctypes
-import shutil
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,14 +15,15 @@ from export import python_form
 from export.launches import ALIGNMENT, Base, Constants, Launch, Place, Recording, Temporary, plan, record
 from export.step_program import Compiled, Kernel, write_program
 from tests.fakes.codec_layers import small_step
+from tests.fakes.compiled_plugin import CompiledPlugin
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the kernels themselves")
 
-ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 SHAPES = ((1, 1), (2, 1), (3, 2))
 SCRATCH = [0, 0]
+NOWHERE = [0] * Base.CONSTANTS
 
 
 @pytest.fixture(scope="module")
@@ -112,48 +109,33 @@ def program(weights: StepWeights, tmp_path_factory: pytest.TempPathFactory) -> b
 
 
 @pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The plugin's sources, without TensorRT's layer, on a driver that writes down what is launched."""
-    compiler = shutil.which("g++")
-    if compiler is None:
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompiledPlugin]:
+    try:
+        plugin = CompiledPlugin(tmp_path_factory.mktemp("plugin"))
+    except FileNotFoundError:
         pytest.skip("no g++")
-    folder, fakes = tmp_path_factory.mktemp("plugin"), ROOT / "tests/fakes/plugin"
-    sources = [ROOT / "export/plugin" / f"{name}.cpp" for name in ("driver", "program", "step")]
-    options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-I{ROOT / 'export/plugin'}"]
-    driver, step = folder / "libcuda.so.1", folder / "libstep.so"
-    for target, files in ((driver, [fakes / "driver.cpp"]), (step, [fakes / "harness.cpp", *sources])):
-        subprocess.run([compiler, *options, *files, "-o", target, f"-Wl,-soname,{target.name}", "-ldl"], check=True)
-    # Loaded under the name that the plugin asks for.
-    recorder = ctypes.CDLL(str(driver), ctypes.RTLD_GLOBAL)
-    library = ctypes.CDLL(str(step))
-    recorder.take_launches.restype = ctypes.c_char_p
-    library.open_step.restype = ctypes.c_void_p
-    library.workspace_of.restype = ctypes.c_uint64
-    library.take_launches = recorder.take_launches
-    return library
+    yield plugin
+    plugin.end()
 
 
-def lines(plugin: Any, word: str) -> list[list[str]]:
-    split = (line.split() for line in plugin.take_launches().decode().splitlines())
-    return [rest for first, *rest in split if first == word]
-
-
-def opened(plugin: Any, program: bytes) -> ctypes.c_void_p:
-    return ctypes.c_void_p(plugin.open_step(program, ctypes.c_size_t(len(program))))
+@pytest.fixture
+def step(plugin: CompiledPlugin, program: bytes) -> Iterator[int]:
+    """The program, opened; the launches are those from then on."""
+    plugin.launches("")
+    opened, _ = plugin.open(program)
+    yield opened
+    plugin.close(opened)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_plugin_launches_what_was_recorded(
-    plugin: Any, program: bytes, weights: StepWeights, shape: tuple[int, int]
+    plugin: CompiledPlugin, step: int, weights: StepWeights, shape: tuple[int, int]
 ) -> None:
     constants = Constants()
     recording = next(r for s in SHAPES if (r := record(weights, constants, *s)) and s == shape)
-    plugin.take_launches()
-    step = opened(plugin, program)
-    [[begin]] = lines(plugin, "constants")
+    [[begin]] = plugin.launches("constants")
     bases = [0x1000 * (i + 1) for i in range(Base.CONSTANTS)]
-    inputs, outputs = (ctypes.c_void_p * 3)(*bases[:3]), (ctypes.c_void_p * 2)(*bases[3:5])
-    assert plugin.run_step(step, *map(ctypes.c_int64, shape), inputs, outputs, ctypes.c_void_p(bases[5])) == 0
+    assert plugin.run(step, *shape, bases) == (0, "")
 
     def value(argument: Any) -> int:
         if isinstance(argument, Place):
@@ -168,49 +150,43 @@ def test_plugin_launches_what_was_recorded(
         sizes = [*launch.grid, 1, 1][:3]
         values = [value(launch.arguments[i]) for i in found.parameters]
         expected.append([image, *map(str, [*sizes, found.kernel.threads, found.kernel.shared, *values, *SCRATCH])])
-    assert lines(plugin, "launch") == expected
-    plugin.close_step(step)
+    assert plugin.launches("launch") == expected
 
 
-def test_much_shared_memory_is_asked_for(plugin: Any, program: bytes) -> None:
-    plugin.take_launches()
-    plugin.close_step(opened(plugin, program))
-    asked = lines(plugin, "attribute")
+def test_much_shared_memory_is_asked_for(plugin: CompiledPlugin, step: int) -> None:
+    asked = plugin.launches("attribute")
     assert asked
     assert all("product" in image and rest == ["8", str(64 * 1024)] for image, *rest in asked)
 
 
-def test_workspace_is_that_of_the_largest_shape_up_to_one(plugin: Any, program: bytes, weights: StepWeights) -> None:
-    step = opened(plugin, program)
+def test_workspace_is_that_of_the_largest_shape_up_to_one(
+    plugin: CompiledPlugin, step: int, weights: StepWeights
+) -> None:
     sizes = {shape: record(weights, Constants(), *shape).workspace for shape in SHAPES}
     for rows, frames in ((1, 1), (2, 1), (3, 1), (3, 2), (64, 16)):
         fits = [size for (r, f), size in sizes.items() if r <= rows and f <= frames]
-        assert plugin.workspace_of(step, ctypes.c_int64(rows), ctypes.c_int64(frames)) == max(fits)
-    plugin.close_step(step)
+        assert plugin.workspace(step, rows, frames) == max(fits)
 
 
-def test_equal_programs_share_their_constants(plugin: Any, program: bytes) -> None:
-    plugin.take_launches()
-    first, second = opened(plugin, program), opened(plugin, program)
-    assert len(lines(plugin, "constants")) == 1
-    plugin.close_step(first)
-    inputs, outputs = (ctypes.c_void_p * 3)(), (ctypes.c_void_p * 2)()
-    assert plugin.run_step(second, ctypes.c_int64(1), ctypes.c_int64(1), inputs, outputs, None) == 0, "still there"
-    plugin.close_step(second)
-    plugin.take_launches()
-    plugin.close_step(opened(plugin, program))
-    assert len(lines(plugin, "constants")) == 1, "nobody had it"
+def test_equal_programs_share_their_constants(plugin: CompiledPlugin, program: bytes) -> None:
+    plugin.launches("")
+    (first, _), (second, _) = plugin.open(program), plugin.open(program)
+    assert len(plugin.launches("constants")) == 1
+    plugin.close(first)
+    assert plugin.run(second, 1, 1, NOWHERE) == (0, ""), "still there"
+    plugin.close(second)
+    plugin.launches("")
+    third, _ = plugin.open(program)
+    assert len(plugin.launches("constants")) == 1, "nobody had it"
+    plugin.close(third)
 
 
-def test_shape_that_was_not_recorded_is_refused(plugin: Any, program: bytes, capfd: Any) -> None:
-    step = opened(plugin, program)
-    nothing = (ctypes.c_void_p * 3)()
-    assert plugin.run_step(step, ctypes.c_int64(4), ctypes.c_int64(3), nothing, nothing, None) == 1
-    assert "the plan was not made for 4 x 3" in capfd.readouterr().err
-    plugin.close_step(step)
+def test_shape_that_was_not_recorded_is_refused(plugin: CompiledPlugin, step: int) -> None:
+    assert plugin.run(step, 4, 3, NOWHERE) == (1, "code2wav: the plan was not made for 4 x 3\n")
 
 
 @pytest.mark.parametrize("spoiled", [lambda p: b"X" + p[1:], lambda p: p[: len(p) // 2], lambda p: b""])
-def test_another_file_is_refused(plugin: Any, program: bytes, spoiled: Any, capfd: Any) -> None:
-    assert not opened(plugin, spoiled(program)).value
-    assert "code2wav: " in capfd.readouterr().err
+def test_another_file_is_refused(plugin: CompiledPlugin, program: bytes, spoiled: Callable[[bytes], bytes]) -> None:
+    opened, said = plugin.open(spoiled(program))
+    assert opened is None
+    assert said.startswith("code2wav: ")

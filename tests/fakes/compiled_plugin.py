@@ -1,0 +1,106 @@
+"""The plugin's sources without TensorRT's layer, on a driver that writes down what is launched (plugin/).
+
+They run in a process of their own: whatever else loads libcuda.so.1 would get the stand-in too.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SOURCES, FAKES = ROOT / "export/plugin", Path(__file__).parent / "plugin"
+OPTIONS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-I{SOURCES}"]
+libraries: dict[str, Any] = {}
+"""Of the child process: the stand-in for the driver, and the plugin."""
+
+
+class CompiledPlugin:
+    """`open`, `run`, `workspace` and `close` a program, as TensorRT's layer does; `launches` since the last time.
+
+    Raises FileNotFoundError without a compiler.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        driver, step = folder / "libcuda.so.1", folder / "libstep.so"
+        parts = [SOURCES / f"{name}.cpp" for name in ("driver", "program", "step")]
+        for target, files in ((driver, [FAKES / "driver.cpp"]), (step, [FAKES / "harness.cpp", *parts])):
+            _compile(files, target)
+        self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _load, (str(driver), str(step)))
+        self.open = partial(self._call, _open)
+        self.run = partial(self._call, _run)
+        self.workspace = partial(self._call, _workspace)
+        self.close = partial(self._call, _close)
+
+    def launches(self, word: str) -> list[list[str]]:
+        """Lines of plugin/driver.cpp that begin with a word, split."""
+        split = (line.split() for line in self._call(_launches).splitlines())
+        return [rest for first, *rest in split if first == word]
+
+    def end(self) -> None:
+        self._process.shutdown()
+
+    def _call(self, work: Any, *arguments: Any) -> Any:
+        return self._process.submit(work, *arguments).result()
+
+
+def _compile(files: list[Path], target: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise FileNotFoundError("g++")
+    subprocess.run([compiler, *OPTIONS, *files, "-o", target, f"-Wl,-soname,{target.name}", "-ldl"], check=True)
+
+
+def _load(driver: str, step: str) -> None:
+    # Loaded first, under the name that the plugin asks for.
+    libraries["driver"] = ctypes.CDLL(driver, ctypes.RTLD_GLOBAL)
+    libraries["step"] = ctypes.CDLL(step)
+    libraries["driver"].take_launches.restype = ctypes.c_char_p
+    libraries["step"].open_step.restype = ctypes.c_void_p
+    libraries["step"].workspace_of.restype = ctypes.c_uint64
+
+
+def _open(program: bytes) -> tuple[int | None, str]:
+    """A handle, None where it is refused, and what was said."""
+    return _heard(lambda: libraries["step"].open_step(program, ctypes.c_size_t(len(program))))
+
+
+def _run(step: int, rows: int, frames: int, places: list[int]) -> tuple[int, str]:
+    """The status, and what was said; places are those of inputs, outputs and workspace."""
+    inputs, outputs = (ctypes.c_void_p * 3)(*places[:3]), (ctypes.c_void_p * 2)(*places[3:5])
+    shape = ctypes.c_int64(rows), ctypes.c_int64(frames)
+    run = libraries["step"].run_step
+    return _heard(lambda: run(ctypes.c_void_p(step), *shape, inputs, outputs, ctypes.c_void_p(places[5])))
+
+
+def _workspace(step: int, rows: int, frames: int) -> int:
+    found = libraries["step"].workspace_of(ctypes.c_void_p(step), ctypes.c_int64(rows), ctypes.c_int64(frames))
+    return int(found)
+
+
+def _close(step: int) -> None:
+    libraries["step"].close_step(ctypes.c_void_p(step))
+
+
+def _launches() -> str:
+    return str(libraries["driver"].take_launches().decode())
+
+
+def _heard(work: Any) -> tuple[Any, str]:
+    """What it returns, and what it writes to standard error."""
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            result = work()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        file.seek(0)
+        return result, file.read().decode()
