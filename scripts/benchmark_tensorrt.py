@@ -43,6 +43,7 @@ from scripts.benchmark_serving import REPOSITORY, ROOT, rows, run, server_of
 TIMED_BATCHES = (1, 8, 32, MAX_BATCH)
 LOADS = "1,64"
 STREAMS = "64"
+MAX_STREAMS = 128
 TEXT = "Thanks for calling. Your order left the warehouse today, it should be with you by Friday."
 PROOF = re.compile(r"agrees with its golden cases: .*, ([\d.]+) s")
 console = Console()
@@ -61,20 +62,27 @@ def main(
 ) -> None:
     artifact_dir.mkdir(parents=True, exist_ok=True)
     run("export", "--checkpoint", checkpoint, "--form", "tensorrt", "--tensorrt-level", tensorrt_level)
-    settings, folder = TensorRtSettings(tensorrt_python, tensorrt_level), version_folder(REPOSITORY)
-    plan = list(plan_rows(checkpoint, settings, folder))
+    plan = list(plan_rows(checkpoint, TensorRtSettings(tensorrt_python, tensorrt_level)))
     talk = ["--speaker", "vivian", "--max-frames", 71, "--text", text]
-    log, mixed = artifact_dir / "server.log", artifact_dir / "mixed.json"
-    with server_of("tensorrt", checkpoint, 128, log, [real_backend]):
+    log = artifact_dir / "server.log"
+    with server_of("tensorrt", checkpoint, MAX_STREAMS, log, [real_backend]):
         first = first_requests(log, text)
         interval = ["--measurement-interval", measurement_interval, "--warmup-request-count", 8]
         run("client", "bench", "--concurrency", LOADS, *interval, *talk, "--artifact-dir", artifact_dir / "serving")
         with streams_beside(*talk, "--artifact-dir", artifact_dir / "beside"):
+            mixed = artifact_dir / "mixed.json"
             run("scripts.mixed_calls", "--checkpoint", checkpoint, "--calls", calls, "--output", mixed)
-    summary = json.loads((artifact_dir / "serving" / "summary.json").read_text())
-    engine = CodecManifest.read(folder).engine
+    record = recorded(plan, artifact_dir) | {"first_request": first, "proof_seconds": proof_seconds(log.read_text())}
+    output.write_text(json.dumps(record, indent=1) + "\n")
+    console.print(f"{output}: {len(plan)} shapes, {record['mixed_calls']}")
+
+
+def recorded(plan: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """What docs/benchmarks/ keeps of a run whose records lie in `folder`."""
+    summary = json.loads((folder / "serving" / "summary.json").read_text())
+    engine = CodecManifest.read(version_folder(REPOSITORY)).engine
     assert engine is not None
-    record = {
+    return {
         "gpu": engine.gpu,
         "commit": summary["commit"],
         "command": shlex.join(["python", "-m", "scripts.benchmark_tensorrt", *sys.argv[1:]]),
@@ -82,19 +90,15 @@ def main(
         "plugin": engine.plugin,
         "settings": settings_of_environment(),
         "plan": plan,
-        "mixed_calls": json.loads(mixed.read_text()) | {"streams": int(STREAMS)},
+        "mixed_calls": json.loads((folder / "mixed.json").read_text()) | {"streams": int(STREAMS)},
         "serving": list(rows(summary["loads"])),
-        "proof_seconds": proof_seconds(log.read_text()),
-        "first_request": first,
     }
-    output.write_text(json.dumps(record, indent=1) + "\n")
-    console.print(f"{output}: {len(plan)} shapes, {record['mixed_calls']}")
 
 
-def plan_rows(checkpoint: str, settings: TensorRtSettings, folder: Path) -> Iterator[dict[str, Any]]:
+def plan_rows(checkpoint: str, settings: TensorRtSettings) -> Iterator[dict[str, Any]]:
     """What a call of each shape takes and how well it agrees."""
     form = tensorrt_form(settings)
-    step = form.load(folder / form.filename)
+    step = form.load(version_folder(REPOSITORY) / form.filename)
     assert isinstance(step, PlanStep)
     reference = CodecStep.from_checkpoint(Checkpoint.open(checkpoint))
     agreement = {outcome.name: outcome.agreement for outcome in Verification(reference, step, form.batches).run()}
