@@ -1,11 +1,13 @@
 """The last steps of a start: what waits, what is let in, and what becomes of a server whose codec fails."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from qwen3_tts_engine import opening
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.codec_proof import CodecProofError
 from qwen3_tts_engine.config import EngineConfig
@@ -60,12 +62,29 @@ class Opened:
 
 
 @pytest.fixture
-def opened() -> Iterator[Opened]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
+    monkeypatch.setattr(opening, "LAUNCH_SECONDS", 0.0)
     opened = Opened(codec_wait_seconds=0.05)
     yield opened
     opened.harness.codec.gate.set()
     opened.opening.close()
     opened.harness.engine.close()
+
+
+def test_nothing_is_called_while_triton_launches_the_model(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "LAUNCH_SECONDS", 0.5)
+    begun = time.monotonic()
+    opened.begin()
+    eventually(lambda: bool(opened.harness.codec.calls))
+    assert time.monotonic() - begun >= 0.5
+
+
+def test_closing_waits_for_no_launch(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "LAUNCH_SECONDS", 10 * WAIT)
+    opened.begin()
+    opened.opening.close()
+    assert opened.gate.is_open
+    assert not opened.harness.codec.calls
 
 
 def test_a_request_waits_for_the_proof(opened: Opened) -> None:

@@ -19,6 +19,9 @@ from qwen3_tts_engine.warm_up import speak
 
 log = logging.getLogger(__name__)
 
+# The Python backend makes what carries out a model's calls only after `initialize` has returned to it: a call that
+# comes in between crashes Triton (python_be.cc, LaunchStubProcess), and nothing tells the model when that is over.
+LAUNCH_SECONDS = 1.0
 POLL_SECONDS = 0.1
 CLOSE_SECONDS = 10.0
 
@@ -37,9 +40,14 @@ class Opening:
         self._gate.open()
 
     def begin(self, codec: CodecClient, golden: Golden, utterance: SynthesisRequest | None) -> None:
-        """Open on a thread of its own, once code2wav is ready and does what it did when it was exported."""
+        """Open on a thread of its own, once code2wav is ready and does what it did when it was exported.
+
+        The last statement of `initialize`: the first call comes LAUNCH_SECONDS later.
+        """
 
         def run() -> None:
+            if self._closed.wait(LAUNCH_SECONDS):
+                raise Unavailable("the server is shutting down")
             self._wait_for_codec(codec, first_chunk(golden))
             self._prove(codec, golden)
             self._engine.start()
@@ -54,7 +62,7 @@ class Opening:
             self._thread.join(CLOSE_SECONDS)
 
     def _wait_for_codec(self, codec: CodecClient, chunk: Chunks) -> None:
-        """Until code2wav takes a call: asking Triton whether it is ready can crash Triton 2.51 while it starts.
+        """Until code2wav takes a call.
 
         Raises CodecProofError when Triton has started and code2wav is still unavailable after codec_wait_seconds.
         """
