@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException, shared_memory
 
+from export.agreement import compare
 from export.codec import CodecStep
 from export.reference import Reference, RowPool
 from qwen3_tts_engine.checkpoint import Checkpoint
@@ -113,7 +115,9 @@ class Caller:
             outcome.errors.append(f"{count} x {frames}: {error}")
             return
         expected = {WAVEFORM: rows.waveform[frames], STATE_OUT: rows.state_out[frames]}
-        worst = min(snr_db(expected[name][indices], answer.as_numpy(name)) for name in names)
+        # Copied, since Triton's client hands out arrays that cannot be written, of which PyTorch warns.
+        answers = [(torch.from_numpy(expected[name][indices]), torch.tensor(answer.as_numpy(name))) for name in names]
+        worst = min(compare(*pair).snr_db for pair in answers)
         outcome.worst_db = min(outcome.worst_db, worst)
         if not worst >= self._limit:
             outcome.wrong.append(f"{count} x {frames}: {worst:.1f} dB")
@@ -124,15 +128,6 @@ class Caller:
         state.set_shared_memory(REGION, len(indices) * row, first * row)
         codes, history = self._rows.codes[frames][indices], self._rows.history[indices]
         return [_input(CODES, codes), state, _input(HISTORY, history)]
-
-
-def snr_db(expected: np.ndarray, found: np.ndarray) -> float:
-    """Of the worst row; -inf where a value is not finite."""
-    if not np.isfinite(found).all():
-        return -np.inf
-    signal, noise = (np.square(x, dtype=np.float64).sum(axis=1) for x in (expected, expected - found))
-    with np.errstate(divide="ignore"):
-        return float(np.where(noise == 0, np.inf, 10 * np.log10(signal / noise)).min())
 
 
 @contextmanager

@@ -46,8 +46,7 @@ class Opening:
         """
 
         def run() -> None:
-            if self._closed.wait(LAUNCH_SECONDS):
-                raise Unavailable("the server is shutting down")
+            self._pause(LAUNCH_SECONDS)
             self._wait_for_codec(codec, first_chunk(golden))
             self._prove(codec, golden)
             self._engine.start()
@@ -75,8 +74,11 @@ class Opening:
                     f"{MODEL_NAME} is unavailable after {self._config.codec_wait_seconds:g} s (codec_wait_seconds): "
                     f"load it before this model, or see in the log why its load failed: {error}"
                 )
-            if self._closed.wait(POLL_SECONDS):
-                raise Unavailable("the server is shutting down")
+            self._pause(POLL_SECONDS)
+
+    def _pause(self, seconds: float) -> None:
+        if self._closed.wait(seconds):
+            raise Unavailable("the server is shutting down")
 
     def _prove(self, codec: CodecClient, golden: Golden) -> None:
         config = self._config
