@@ -10,7 +10,6 @@ server's log.
 import json
 import re
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
@@ -148,7 +147,8 @@ def streams_beside(*options: object) -> Iterator[None]:
     try:
         yield
     finally:
-        beside.send_signal(signal.SIGINT)
+        # Its record is not wanted, and what runs in the background may be deaf to SIGINT.
+        beside.terminate()
         beside.wait()
 
 

@@ -36,7 +36,7 @@ def test_a_record_says_where_it_comes_from(name: str) -> None:
     assert found["gpu"]
     assert found["command"].startswith("python -m scripts.benchmark_")
     assert re.fullmatch(r"[0-9a-f]{40}", found["commit"])
-    assert found["rows"]
+    assert found.get("rows") or (found["plan"] and found["serving"])
 
 
 def test_the_talkers_table() -> None:
@@ -99,6 +99,36 @@ def test_the_table_of_serving_through_the_plan() -> None:
     for (_, *cells), row in zip(written, rows, strict=True):
         found = [number for cell in cells for number in numbers(cell)]
         assert found == pytest.approx([row[column] for column in columns], rel=0.015)
+
+
+def test_the_tables_of_the_plan_with_the_plugin() -> None:
+    found = record("tensorrt-h200.json")
+    plan = {f"{row['batch']} x {row['frames']}": row for row in found["plan"]}
+    shapes = table(PAGES[0], "plan with the plugin, rows x frames")
+    assert len(shapes) > 3
+    for shape, milliseconds, microseconds, snr_db in shapes:
+        row = plan[shape]
+        assert float(microseconds) == pytest.approx(row["us_per_frame"], abs=0.6)
+        assert float(milliseconds) * 1000 == pytest.approx(row["us_per_frame"] * row["batch"] * row["frames"], rel=0.01)
+        assert float(snr_db) == row["snr_db"]
+    loads = table(PAGES[0], "TTFA p50 / p95 through the plugin, ms")
+    assert [load for load, *_ in loads] == [row["load"] for row in found["serving"]]
+    for (_, first_audio, factor, throughput, stalled), row in zip(loads, found["serving"], strict=True):
+        assert numbers(first_audio) == pytest.approx([row["ttfa_p50_ms"], row["ttfa_p95_ms"]], rel=0.015)
+        assert float(factor) == pytest.approx(row["rtf_p50"], abs=0.0006)
+        assert float(throughput) == pytest.approx(row["audio_s_per_s"], abs=0.6)
+        assert numbers(stalled)[:2] == [row["stalled_over_50ms"], row["requests"]]
+
+
+def test_the_sentences_about_mixed_calls() -> None:
+    found, text = record("tensorrt-h200.json"), " ".join(PAGES[0].read_text().split())
+    mixed, first = found["mixed_calls"], found["first_request"]
+    assert (mixed["errors"], mixed["wrong"]) == (0, 0)
+    assert f"{mixed['calls']:,}".replace(",", " ") + " calls of mixed shapes from eight callers" in text
+    assert f"worst SNR {mixed['worst_snr_db']} dB, {mixed['calls_per_s']} calls a second" in text
+    assert f"in {found['proof_seconds']:.2f} s" in text
+    assert f"took {first['first_ms']} ms to its first audio, the median" in text
+    assert f"of the twelve after it {first['median_ms']}." in text
 
 
 def test_the_plot_shows_every_load(tmp_path: Path) -> None:
