@@ -25,6 +25,15 @@ from typing import IO, Annotated
 import typer
 
 from export.tensorrt_api import PLUGIN_LIBRARY
+from scripts.embedded.protection import (
+    ADMIN_KEY_VARIABLE,
+    HTTP_HEADER,
+    AdminKeyError,
+    bound_files,
+    choose_admin_key,
+    new_admin_key,
+    protections,
+)
 
 BACKENDS = Path(__file__).parent / "backends"
 # What several stand-ins need; each one's folder is all that the server puts on its path.
@@ -71,7 +80,8 @@ class TritonServer:
         ready_timeout: float = 120.0,
     ) -> None:
         self.ports = ports
-        self._command = [str(find_tritonserver()), f"--model-repository={repository}", *ports.options, *options]
+        self.admin_key = new_admin_key()
+        self._command = server_command(repository, [*ports.options, *options], self.admin_key)
         self._environment = server_environment() | (environment or {})
         self._log = log
         self._ready_timeout = ready_timeout
@@ -96,7 +106,10 @@ class TritonServer:
 
     def start(self) -> None:
         output = subprocess.STDOUT if self._log else None
-        self._process = subprocess.Popen(self._command, env=self._environment, stdout=self._log, stderr=output)
+        self._process = subprocess.Popen(
+            self._command, env=self._environment, stdout=self._log, stderr=output, restore_signals=False
+        )
+        bound_files(self._process.pid)
 
     def wait_ready(self) -> None:
         """Raises ServerError when the server ends first or takes too long."""
@@ -147,9 +160,17 @@ def find_tritonserver() -> Path:
     return binary
 
 
+def server_command(repository: Path, options: Sequence[str], admin_key: str) -> list[str]:
+    """Serves `repository` with `options`, and protected where they say nothing else."""
+    server = find_tritonserver()
+    helped = subprocess.run([server, "--help"], env=server_environment(), capture_output=True, text=True, check=False)
+    return [str(server), f"--model-repository={repository}", *protections(options, helped.stdout, admin_key), *options]
+
+
 def server_environment() -> dict[str, str]:
     """Environment in which the server finds its libraries, this Python and its packages, and one GPU."""
     environment = {"CUDA_VISIBLE_DEVICES": "0"} | os.environ
+    environment.pop(ADMIN_KEY_VARIABLE, None)
     if shutil.which("tritonserver"):
         return environment
     libraries = [str(_wheel().parent / "nvidia_pytriton.libs"), str(_libpython_folder())]
@@ -246,11 +267,16 @@ def main(
     ] = None,
 ) -> None:
     """Serve a model repository; every other option goes to tritonserver as it is."""
+    key_file = build_folder / "admin_key"
     try:
+        admin_key = choose_admin_key(os.environ, key_file)
         options = [*EXPLICIT, *context.args, *backend_options(build_folder, real_backend or [])]
-        command = [str(find_tritonserver()), f"--model-repository={model_repository}", *options]
+        command = server_command(model_repository, options, admin_key)
+        if not os.environ.get(ADMIN_KEY_VARIABLE):
+            print(f"The key for the header {HTTP_HEADER} is in {key_file}", file=sys.stderr, flush=True)
+        bound_files(os.getpid())
         os.execve(command[0], command, server_environment() | EXPLICIT_ENVIRONMENT)
-    except ServerError as error:
+    except (ServerError, AdminKeyError) as error:
         sys.exit(f"error: {error}")
 
 

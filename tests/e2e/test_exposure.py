@@ -1,0 +1,254 @@
+"""The server as `scripts/serve.sh` starts it, and callers without the admin key."""
+
+import base64
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import shared_memory
+
+from scripts.embedded import protection
+from scripts.embedded.protection import ADMIN_KEY_VARIABLE, GRPC_HEADER, HTTP_HEADER
+from scripts.embedded.server import Ports, TritonServer, is_ready
+from tests.e2e.serving import ROOT, Voice, eventually, free_ports, serve
+
+SPEECH = {"text": "Hello.", "speaker": "ryan", "max_frames": 3}
+REGION = "/qwen3_tts_test_exposure"
+SERVE = ROOT / "scripts" / "serve.sh"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What the launcher started; `log` is its output."""
+
+    ports: Ports
+    pid: int
+    log: Path
+    key_file: Path
+
+    @property
+    def key(self) -> str:
+        return self.key_file.read_text().strip()
+
+
+@contextmanager
+def launched(repository: Path, folder: Path, environment: Mapping[str, str]) -> Iterator[Launched]:
+    ports, log = free_ports(), folder / "server.log"
+    start = re.search(r"exec python (-m \S+)", SERVE.read_text())
+    assert start is not None
+    options = [f"--model-repository={repository}", f"--build-folder={folder}", *ports.options]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *start[1].split(), *options],
+            cwd=ROOT, stdout=output, stderr=output, env=os.environ | {"PROJECT_ROOT": str(ROOT)} | environment,
+        )  # fmt: skip
+    try:
+        eventually(lambda: process.poll() is not None or is_ready(ports), 120)
+        assert process.poll() is None, log.read_text()[-2000:]
+        yield Launched(ports, process.pid, log, folder / "admin_key")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def server(
+    scripted_repository: Path, scripted_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Launched]:
+    with launched(scripted_repository, tmp_path_factory.mktemp("exposure"), scripted_environment) as server:
+        yield server
+
+
+@pytest.fixture
+def caller(server: Launched) -> Iterator[Voice]:
+    with Voice(server) as caller:
+        yield caller
+
+
+def http(server: Launched, path: str, body: Any = None, key: str | None = None) -> tuple[int, str]:
+    """Status and text; a GET without a body."""
+    url = f"http://localhost:{server.ports.http}/v2/{path}"
+    headers = {"Content-Type": "application/json"} | ({HTTP_HEADER: key} if key else {})
+    request = urllib.request.Request(url, None if body is None else json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def evil(marker: Path) -> dict[str, Any]:
+    """A load request that brings its own Python."""
+    config = {"backend": "python", "input": [tensor("a")], "output": [tensor("b")]}
+    code = f"open({str(marker)!r}, 'w')\nclass TritonPythonModel: pass\n".encode()
+    return {"parameters": {"config": json.dumps(config), "file:1/model.py": base64.b64encode(code).decode()}}
+
+
+def tensor(name: str) -> dict[str, Any]:
+    return {"name": name, "data_type": "TYPE_FP32", "dims": [1]}
+
+
+RESTRICTED_HTTP: dict[str, Any] = {
+    "repository/index": {},
+    "repository/models/qwen3_tts/load": {},
+    "repository/models/qwen3_tts/unload": {},
+    "systemsharedmemory/status": None,
+    "systemsharedmemory/region/any/register": {"key": REGION, "offset": 0, "byte_size": 8},
+    "systemsharedmemory/unregister": {},
+    "cudasharedmemory/status": None,
+    "cudasharedmemory/unregister": {},
+    "trace/setting": {"trace_level": ["TIMESTAMPS"], "trace_file": "anywhere"},
+    "models/qwen3_tts/trace/setting": None,
+    "logging": {"log_verbose_level": 9},
+}
+RESTRICTED_GRPC: dict[str, Any] = {
+    "RepositoryIndex": service_pb2.RepositoryIndexRequest(),
+    "RepositoryModelLoad": service_pb2.RepositoryModelLoadRequest(model_name="qwen3_tts"),
+    "RepositoryModelUnload": service_pb2.RepositoryModelUnloadRequest(model_name="qwen3_tts"),
+    "SystemSharedMemoryStatus": service_pb2.SystemSharedMemoryStatusRequest(),
+    "SystemSharedMemoryRegister": service_pb2.SystemSharedMemoryRegisterRequest(name="a", key=REGION, byte_size=8),
+    "SystemSharedMemoryUnregister": service_pb2.SystemSharedMemoryUnregisterRequest(),
+    "CudaSharedMemoryStatus": service_pb2.CudaSharedMemoryStatusRequest(),
+    "CudaSharedMemoryRegister": service_pb2.CudaSharedMemoryRegisterRequest(name="a", raw_handle=b"a", byte_size=8),
+    "CudaSharedMemoryUnregister": service_pb2.CudaSharedMemoryUnregisterRequest(),
+    "TraceSetting": service_pb2.TraceSettingRequest(),
+    "LogSettings": service_pb2.LogSettingsRequest(),
+}
+
+
+@pytest.mark.parametrize("path", RESTRICTED_HTTP)
+@pytest.mark.parametrize("key", [None, "x" * 32])
+def test_http_needs_the_key(server: Launched, path: str, key: str | None) -> None:
+    status, said = http(server, path, RESTRICTED_HTTP[path], key)
+    assert status == 403, said
+    assert "restricted" in said
+
+
+@pytest.mark.parametrize("method", RESTRICTED_GRPC)
+@pytest.mark.parametrize("key", [None, "x" * 32])
+def test_grpc_needs_the_key(caller: Voice, method: str, key: str | None) -> None:
+    metadata = [(GRPC_HEADER, key)] if key else []
+    with pytest.raises(grpc.RpcError) as refused:
+        getattr(caller.stub, method)(RESTRICTED_GRPC[method], timeout=30, metadata=metadata)
+    assert "This protocol is restricted" in refused.value.details()
+
+
+def test_code_of_a_caller_does_not_run(server: Launched, caller: Voice, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    body = evil(marker)
+    http(server, "repository/models/evil/load", body)
+    request = service_pb2.RepositoryModelLoadRequest(model_name="evil")
+    request.parameters["config"].string_param = body["parameters"]["config"]
+    request.parameters["file:1/model.py"].bytes_param = base64.b64decode(body["parameters"]["file:1/model.py"])
+    with pytest.raises(grpc.RpcError):
+        caller.stub.RepositoryModelLoad(request, timeout=30)
+    assert not marker.exists()
+    assert caller.hear(**SPEECH).error is None
+
+
+def test_anybody_may_speak_and_look(server: Launched, caller: Voice) -> None:
+    assert len(caller.hear(**SPEECH).samples) == 3 * 1920
+    status, events = http(server, "models/qwen3_tts/generate_stream", SPEECH)
+    assert (status, "waveform" in events) == (200, True)
+    for path in ("health/ready", "models/qwen3_tts/ready", "models/qwen3_tts", "models/qwen3_tts/config"):
+        assert http(server, path)[0] == 200, path
+    for path in ("models/qwen3_tts/stats", "models/stats"):
+        assert http(server, path)[0] == 200, path
+    caller.stub.ModelStatistics(service_pb2.ModelStatisticsRequest(name="qwen3_tts"), timeout=30)
+    caller.stub.ModelConfig(service_pb2.ModelConfigRequest(name="qwen3_tts"), timeout=30)
+    caller.stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="qwen3_tts"), timeout=30)
+
+
+def test_the_key_opens_the_repository_and_shared_memory(server: Launched, caller: Voice, tmp_path: Path) -> None:
+    marker, metadata = tmp_path / "marker", [(GRPC_HEADER, server.key)]
+    status, said = http(server, "repository/models/mine/load", evil(marker), server.key)
+    assert (status, marker.exists()) == (200, True), said
+    request = service_pb2.RepositoryModelUnloadRequest(model_name="mine")
+    caller.stub.RepositoryModelUnload(request, timeout=60, metadata=metadata)
+    index = caller.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=30, metadata=metadata)
+    assert {model.name for model in index.models} >= {"qwen3_tts", "code2wav"}
+    memory = shared_memory.create_shared_memory_region("mine", REGION, 8)
+    try:
+        body = {"key": REGION, "offset": 0, "byte_size": 8}
+        assert http(server, "systemsharedmemory/region/mine/register", body, server.key)[0] == 200
+        assert http(server, "systemsharedmemory/region/mine/unregister", {}, server.key)[0] == 200
+    finally:
+        shared_memory.destroy_shared_memory_region(memory)
+
+
+def test_the_key_is_for_its_owner_alone(server: Launched) -> None:
+    assert stat.S_IMODE(server.key_file.stat().st_mode) == 0o600
+    assert str(server.key_file) in server.log.read_text()
+    assert server.key not in server.log.read_text()
+
+
+def test_a_key_from_the_environment_is_used_and_not_handed_on(
+    scripted_repository: Path, scripted_environment: dict[str, str], tmp_path: Path
+) -> None:
+    key = "0123456789-abcdef"
+    with launched(scripted_repository, tmp_path, scripted_environment | {ADMIN_KEY_VARIABLE: key}) as server:
+        assert http(server, "repository/index", {}, key)[0] == 200
+        assert http(server, "repository/index", {})[0] == 403
+        assert not server.key_file.exists()
+        assert key not in Path(f"/proc/{server.pid}/environ").read_text()
+
+
+def test_it_listens_to_this_machine_alone(server: Launched) -> None:
+    ports = {server.ports.grpc, server.ports.http, server.ports.metrics}
+    listening = [
+        (*local.rsplit(":", 1), state)
+        for table in ("tcp", "tcp6")
+        for _, local, _, state, *_ in map(str.split, Path("/proc/net", table).read_text().splitlines()[1:])
+    ]
+    found = {int(port, 16): address for address, port, state in listening if state == "0A"}
+    # gRPC listens to 127.0.0.1 as an address of IPv6.
+    assert {port: found[port][-8:] for port in ports} == dict.fromkeys(ports, "0100007F")
+
+
+@pytest.fixture
+def bounded(
+    scripted_repository: Path,
+    scripted_environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[TritonServer]:
+    """Regions may grow to 128 MiB, so that few bytes are too many."""
+    monkeypatch.setattr(protection, "MAX_REGION_BYTES", 128 << 20)
+    with serve(scripted_repository, tmp_path, scripted_environment) as server:
+        yield server
+
+
+def regions(server: TritonServer) -> dict[str, int]:
+    """Sizes of the memory that the server shares with its Python models, by file."""
+    maps = Path(f"/proc/{server.pid}/maps").read_text()
+    return {path: Path(path).stat().st_size for path in set(re.findall(r"/dev/shm/triton_python_\S+", maps))}
+
+
+def test_references_that_are_too_large_leave_the_region_as_it_was(bounded: TritonServer) -> None:
+    audio = np.zeros(30_000_000, np.float32)
+    tensors: Callable[[int], dict[str, Any]] = lambda size: {
+        "text": ("BYTES", [1], b"\x02\0\0\0Hi"),
+        "ref_audio": ("FP32", [size], audio[:size].tobytes()),
+    }
+    with Voice(bounded) as caller, ThreadPoolExecutor(2) as pool:
+        before = regions(bounded)
+        errors = list(pool.map(lambda _: caller.raw(**tensors(len(audio))), range(6)))
+        assert all("shared memory pool" in error for error in errors), errors
+        assert regions(bounded) == before
+        assert len(caller.hear(**SPEECH).samples) == 3 * 1920
