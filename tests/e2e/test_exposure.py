@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -211,14 +211,20 @@ def test_a_key_from_the_environment_is_used_and_not_handed_on(
 
 def test_it_listens_to_this_machine_alone(server: Launched) -> None:
     ports = {server.ports.grpc, server.ports.http, server.ports.metrics}
-    listening = [
-        (*local.rsplit(":", 1), state)
-        for table in ("tcp", "tcp6")
-        for _, local, _, state, *_ in map(str.split, Path("/proc/net", table).read_text().splitlines()[1:])
-    ]
-    found = {int(port, 16): address for address, port, state in listening if state == "0A"}
     # gRPC listens to 127.0.0.1 as an address of IPv6.
-    assert {port: found[port][-8:] for port in ports} == dict.fromkeys(ports, "0100007F")
+    eventually(
+        lambda: (
+            {port: address[-8:] for port, address in listening().items() if port in ports}
+            == dict.fromkeys(ports, "0100007F")
+        )
+    )
+
+
+def listening() -> dict[int, str]:
+    """By port, the address in hexadecimal digits."""
+    lines = [line for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+    sockets = [(local.split(":"), state) for _, local, _, state, *_ in map(str.split, lines)]
+    return {int(port, 16): address for (address, port), state in sockets if state == "0A"}
 
 
 @pytest.fixture
@@ -228,8 +234,8 @@ def bounded(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[TritonServer]:
-    """Regions may grow to 128 MiB, so that few bytes are too many."""
-    monkeypatch.setattr(protection, "MAX_REGION_BYTES", 128 << 20)
+    """Regions may grow to 192 MiB, so that few bytes are too many."""
+    monkeypatch.setattr(protection, "MAX_REGION_BYTES", 192 << 20)
     with serve(scripted_repository, tmp_path, scripted_environment) as server:
         yield server
 
@@ -240,15 +246,19 @@ def regions(server: TritonServer) -> dict[str, int]:
     return {path: Path(path).stat().st_size for path in set(re.findall(r"/dev/shm/triton_python_\S+", maps))}
 
 
-def test_references_that_are_too_large_leave_the_region_as_it_was(bounded: TritonServer) -> None:
-    audio = np.zeros(30_000_000, np.float32)
-    tensors: Callable[[int], dict[str, Any]] = lambda size: {
-        "text": ("BYTES", [1], b"\x02\0\0\0Hi"),
-        "ref_audio": ("FP32", [size], audio[:size].tobytes()),
-    }
+def test_references_that_are_too_large_leave_room_for_streams(bounded: TritonServer) -> None:
+    text = ("BYTES", [1], b"\x02\0\0\0Hi")
+    audio = {seconds: np.zeros(seconds * 192_000, np.float32).tobytes() for seconds in (121, 260)}
+
+    def refuse(seconds: int) -> str:
+        return caller.raw(text=text, ref_audio=("FP32", [seconds * 192_000], audio[seconds]))
+
     with Voice(bounded) as caller, ThreadPoolExecutor(2) as pool:
         before = regions(bounded)
-        errors = list(pool.map(lambda _: caller.raw(**tensors(len(audio))), range(6)))
-        assert all("shared memory pool" in error for error in errors), errors
+        errors = list(pool.map(refuse, [260] * 6))
+        assert all("Failed to increase the shared memory pool size" in error for error in errors), errors
         assert regions(bounded) == before
+        errors = list(pool.map(refuse, [121] * 6))
+        assert set(errors) == {"INVALID_ARG: ref_audio: 23232000 samples: at most 23040000 samples"}
+        assert max(regions(bounded).values()) <= protection.MAX_REGION_BYTES
         assert len(caller.hear(**SPEECH).samples) == 3 * 1920

@@ -34,7 +34,7 @@ from qwen3_tts_engine import code2wav
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.codec import to_pcm
 from qwen3_tts_engine.manifest import CodecManifest
-from qwen3_tts_engine.shared_memory import shared_zeros
+from qwen3_tts_engine.shared_memory import leave_note, shared_zeros
 
 CPU = torch.device("cpu")
 MODEL = Path(__file__).parents[2] / "model_repository" / "code2wav" / "1" / "model.py"
@@ -261,30 +261,18 @@ def test_the_loudest_sample_is_not_taken_for_an_overflow() -> None:
     assert to_int16(torch.tensor([[-9.0, 9.0], [torch.nan, 0.0]])).tolist() == [[-32767, 32767], [code2wav.OVERFLOW, 0]]
 
 
-def test_states_that_cannot_be_shared_are_refused(model: Any, config: StepConfig, tmp_path: Path) -> None:
+def test_states_that_cannot_be_shared_are_refused(model: Any, config: StepConfig) -> None:
     size = config.state_size
     states = shared_zeros("talker", (3, size), torch.float16, CPU)
     other_size = shared_zeros("talker", (3, size - 1), torch.float16, CPU)
     other_type = shared_zeros("talker", (3, size), torch.float32, CPU)
-    address = json.loads(states[1])
-    on_gpu = {**address, "cuda": [0]}
-    longer = {**address, "shape": [4, size]}
-    (tmp_path / "file").write_bytes(bytes(2 * size))
-    with (tmp_path / "file").open("r+b") as file:
-        foreign = {**address, "shape": [1, size], "file": [os.getpid(), file.fileno()]}
-        for parameter, message in (
-            (other_size[1], f"states: float16 [{size - 1}] given, float16 [{size}] expected"),
-            (other_type[1], f"states: float32 [{size}] given"),
-            (json.dumps(on_gpu), "states: on cuda:0, this model runs on cpu: run one server for each GPU"),
-            (json.dumps(longer), "holds no states"),
-            (json.dumps(foreign), "holds no states"),
-            ("nowhere", "states: cannot be mapped"),
-            ("{}", "states: cannot be mapped"),
-        ):
-            request = shared((states[0], parameter), [[2, 0]], torch.zeros(1, 1, 16, dtype=torch.int32), 0)
-            [response] = model.execute([request])
-            assert response.error.code == FakeError.INVALID_ARG
-            assert message in str(response.error)
+    on_gpu = leave_note({"owner": "talker", "shape": [3, size], "dtype": "float16", "cuda": [0]})
+    for parameter, message in (
+        (other_size[1], f"states: float16 [{size - 1}] given, float16 [{size}] expected"),
+        (other_type[1], f"states: float32 [{size}] given"),
+        (on_gpu, "states: on cuda:0, this model runs on cpu: run one server for each GPU"),
+    ):
+        refused(model, (states[0], parameter), message)
     for rows, outputs, parameters, message in (
         ([[0, 3]], ["pcm"], {"states": states[1]}, "INVALID_ARG: places: rows: 3 given, 0 to 2 expected"),
         ([[-1, 0]], ["pcm"], {"states": states[1]}, "INVALID_ARG: places: rows: -1 given, 0 to 2 expected"),
@@ -305,6 +293,41 @@ def test_states_that_cannot_be_shared_are_refused(model: Any, config: StepConfig
         given = shared(states, rows, torch.zeros(1, 1, 16, dtype=torch.int32), 0).tensors
         [response] = model.execute([FakeRequest(given, outputs, **parameters)])
         assert message in str(response.error)
+
+
+def refused(model: Any, states: tuple[Tensor, str], message: str) -> None:
+    [response] = model.execute([shared(states, [[2, 0]], torch.zeros(1, 1, 16, dtype=torch.int32), 0)])
+    assert response.error.code == FakeError.INVALID_ARG
+    assert message in str(response.error)
+
+
+def test_a_caller_without_the_secret_names_no_states(model: Any, config: StepConfig, tmp_path: Path) -> None:
+    """Where the note and the states lie can be guessed: process ids and file numbers are small."""
+    states = shared_zeros("talker", (3, config.state_size), torch.float16, CPU)
+    address = json.loads(states[1])
+    known = model._shared.addresses
+    (tmp_path / "note").write_text(json.dumps({"secret": "mine"}))
+    with (tmp_path / "note").open() as file, os.fdopen(os.memfd_create("other"), "w+") as other:
+        other.write(json.dumps({"secret": "mine"}))
+        other.flush()
+        for stranger in (
+            {**address, "secret": "0" * 32},
+            {**address, "secret": ""},
+            {**address, "secret": None},
+            {"note": address["note"]},
+            {"note": [os.getpid(), file.fileno()], "secret": "mine"},
+            {"note": [os.getpid(), other.fileno()], "secret": "mine"},
+            {"note": ["1/../self", 0], "secret": "mine"},
+            {"owner": "talker", "shape": [3, config.state_size], "dtype": "float16", "file": address["note"]},
+            {},
+            [],
+        ):
+            refused(model, (states[0], json.dumps(stranger)), "INVALID_ARG: states: not an address that a talker gave")
+    refused(model, (states[0], "nowhere"), "INVALID_ARG: states: not an address that a talker gave")
+    refused(model, (states[0], "[" * 100_000), "INVALID_ARG: states: not an address that a talker gave")
+    assert model._shared.addresses == known
+    [response] = model.execute([shared(states, [[2, 0]], torch.zeros(1, 1, 16, dtype=torch.int32), 0)])
+    assert response.error is None
 
 
 def test_a_talker_that_comes_back_replaces_what_was_mapped_for_it(config: StepConfig) -> None:

@@ -18,6 +18,7 @@ from qwen3_tts_engine.chunker import Chunks
 from qwen3_tts_engine.codec import CodecStates, invalid_codes, overflowed, to_pcm
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.gate import Gate
+from qwen3_tts_engine.reference_audio import own_samples
 from qwen3_tts_engine.request import InvalidRequest, Outcome, RequestError, ServerStarting, Unavailable
 from qwen3_tts_engine.sequences import SEQUENCE_ID, SequencePiece
 
@@ -92,7 +93,7 @@ def read_fields(request: Any) -> dict[str, Any]:
     for tensor in request.inputs():
         name, values = tensor.name(), tensor.as_numpy().reshape(-1)
         if name == AUDIO_FIELD:
-            fields[name] = values.copy()  # the request's memory goes back before the encoders read it
+            fields[name] = own_samples(values)
         else:
             fields[name] = _text(name, values[0]) if name in TEXT_FIELDS else values[0].item()
     return fields

@@ -2,6 +2,8 @@
 
 import json
 import os
+import secrets
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from code2wav_step.requests import STATE_DTYPE, STATES, InvalidInputError
 
-MEMORY_NAME = "qwen3_tts_states"
+MEMORY_NAME, NOTE_NAME = "qwen3_tts_states", "qwen3_tts_note"
 
 
 class SharedStates:
@@ -30,15 +32,15 @@ class SharedStates:
         for known, states in self._mapped.values():
             if known == address:
                 return states
+        note = _read_note(address)
         try:
-            return self._map(address)
+            return self._map(address, note)
         except InvalidInputError:
             raise
         except Exception as error:
             raise InvalidInputError(f"{STATES}: cannot be mapped: {error}") from error
 
-    def _map(self, address: str) -> Tensor:
-        found = json.loads(address)
+    def _map(self, address: str, found: dict[str, Any]) -> Tensor:
         rows, size = map(int, found["shape"])
         if (size, found["dtype"]) != (self._state_size, "float16"):
             raise InvalidInputError(f"{STATES}: {found['dtype']} [{size}] given, float16 [{self._state_size}] expected")
@@ -53,6 +55,28 @@ class SharedStates:
         return states
 
 
+def _read_note(address: str) -> dict[str, Any]:
+    """What the talker's note says; raises InvalidInputError for everyone who has not read the note's secret."""
+    try:
+        given = json.loads(address)
+        note = json.loads(_memory(given["note"], NOTE_NAME).read_bytes())
+        if secrets.compare_digest(note["secret"], given["secret"]):
+            return dict(note)
+    except Exception:
+        # What is wrong with it would tell a stranger which files there are.
+        pass
+    raise InvalidInputError(f"{STATES}: not an address that a talker gave")
+
+
+def _memory(place: list[Any], name: str) -> Path:
+    """The path of a process's file in memory; nothing else is opened."""
+    process, file = map(int, place)
+    path = Path(f"/proc/{process}/fd/{file}")
+    if not os.readlink(path).startswith(f"/memfd:{name} "):
+        raise ValueError(f"{path} is no {name}")
+    return path
+
+
 def _from_gpu(handle: list[Any], rows: int, size: int) -> Tensor:
     parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in handle]
     torch.cuda.init()  # PyTorch crashes where memory is mapped before
@@ -62,13 +86,5 @@ def _from_gpu(handle: list[Any], rows: int, size: int) -> Tensor:
 
 
 def _from_file(place: list[Any], rows: int, size: int) -> Tensor:
-    process, file = map(int, place)
-    path = f"/proc/{process}/fd/{file}"
-    count = rows * size
-    # Any caller can name a file, and what is mapped is written to.
-    if (
-        not os.readlink(path).startswith(f"/memfd:{MEMORY_NAME} ")
-        or os.stat(path).st_size != count * STATE_DTYPE.itemsize
-    ):
-        raise ValueError(f"{path} holds no states")
-    return torch.from_file(path, shared=True, size=count, dtype=STATE_DTYPE).view(rows, size)
+    path, count = _memory(place, MEMORY_NAME), rows * size
+    return torch.from_file(str(path), shared=True, size=count, dtype=STATE_DTYPE).view(rows, size)

@@ -12,6 +12,7 @@ from qwen3_tts_engine.code2wav import CHUNK_FRAMES, FRAME_SECONDS
 
 ENVIRONMENT_PREFIX = "QWEN3_TTS_"
 MAIN_MODEL = "qwen3_tts"
+MAX_REFERENCE_SECONDS = 120
 # What makes a model another one than its neighbour on the same server.
 OF_ONE_MODEL = ("checkpoint", "revision", "speaker_encoder")
 
@@ -84,7 +85,7 @@ class EngineConfig(BaseModel):
     text_layout: Literal["auto", "full", "streaming"] = "auto"
     """Where the text goes: all of it into the prompt, or one token a frame; auto is the reference's choice by mode."""
 
-    max_reference_seconds: float = Field(default=30.0, ge=0.1, le=120)
+    max_reference_seconds: float = Field(default=30.0, ge=0.1, le=MAX_REFERENCE_SECONDS)
     """The longest reference of a voice to clone; its frames become part of every prompt."""
     voices_folder: str = "~/.local/share/qwen3_tts/voices"
     """Where registered voices are kept; models may share one. Made with the first voice."""

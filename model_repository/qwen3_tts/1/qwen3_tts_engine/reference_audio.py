@@ -9,9 +9,11 @@ import numpy as np
 import torch
 
 from qwen3_tts_engine.code2wav import SAMPLE_RATE, SAMPLES_PER_FRAME
+from qwen3_tts_engine.config import MAX_REFERENCE_SECONDS
 from qwen3_tts_engine.request import InvalidRequest
 
 MIN_RATE, MAX_RATE = 8_000, 192_000
+MAX_SAMPLES = MAX_REFERENCE_SECONDS * MAX_RATE
 # The speaker encoder mirrors its input at both ends and needs five frames of it; a codec frame holds seven.
 MIN_SECONDS = SAMPLES_PER_FRAME / SAMPLE_RATE
 # Full scale is 1. What is far beyond it was not scaled to it; what peaks below -60 dB holds nobody's voice.
@@ -23,6 +25,13 @@ MEL_PADDING = (FFT_SIZE - HOP) // 2
 MAGNITUDE_FLOOR, MEL_FLOOR = 1e-9, 1e-5
 # Slaney's mel scale: linear up to 1 kHz in steps of 200/3 Hz, then logarithmic, 27 steps to a factor of 6.4.
 LINEAR_STEP, LOG_START, LOG_STEP = 200 / 3, 1000.0, math.log(6.4) / 27
+
+
+def own_samples(samples: np.ndarray) -> np.ndarray:
+    """A copy, since the request's memory is freed before the encoders read it. Raises InvalidRequest."""
+    if len(samples) > MAX_SAMPLES:
+        raise InvalidRequest("ref_audio", samples, f"at most {MAX_SAMPLES} samples")
+    return samples.copy()
 
 
 @dataclass(frozen=True, eq=False)

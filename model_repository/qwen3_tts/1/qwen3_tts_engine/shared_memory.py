@@ -2,28 +2,38 @@
 
 import json
 import os
+import secrets
+from typing import Any
 
 import torch
 from torch import Tensor
 
-# Of the file in memory; who opens one by its path sees that it is meant to be shared.
-MEMORY_NAME = "qwen3_tts_states"
+# Of the files in memory; who opens one by its path sees what it is meant for.
+MEMORY_NAME, NOTE_NAME = "qwen3_tts_states", "qwen3_tts_note"
 
 
 def shared_zeros(owner: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, str]:
-    """A tensor, and the JSON object by which another process on this machine finds it while this one lives.
+    """A tensor, and the JSON object by which another process of this user finds it while this one lives.
 
-    `owner` has one at a time; who maps the next one lets go of the last.
+    Whoever may call code2wav may name memory, so the object names a note that says where the tensor is, and holds
+    the note's secret. `owner` has one tensor at a time; who maps the next one lets go of the last.
     """
-    address: dict[str, object] = {"owner": owner, "shape": shape, "dtype": str(dtype).removeprefix("torch.")}
+    note: dict[str, Any] = {"owner": owner, "shape": shape, "dtype": str(dtype).removeprefix("torch.")}
     if device.type == "cuda":
         tensor = torch.zeros(shape, dtype=dtype, device=device)
         handle = tensor.untyped_storage()._share_cuda_()
-        address["cuda"] = [part.hex() if isinstance(part, bytes) else part for part in handle]
+        note["cuda"] = [part.hex() if isinstance(part, bytes) else part for part in handle]
     else:
-        # Reached through the process that holds it open, so that nothing is left behind when that ends.
         file = os.memfd_create(MEMORY_NAME)
-        address["file"] = [os.getpid(), file]
+        note["file"] = [os.getpid(), file]
         rows, size = shape
         tensor = torch.from_file(f"/proc/self/fd/{file}", shared=True, size=rows * size, dtype=dtype).view(shape)
-    return tensor, json.dumps(address)
+    return tensor, leave_note(note)
+
+
+def leave_note(note: dict[str, Any]) -> str:
+    """The address of a note."""
+    # Files in memory are reached through the process that holds them open, so that nothing is left when it ends.
+    file, secret = os.memfd_create(NOTE_NAME), secrets.token_hex(16)
+    os.write(file, json.dumps(note | {"secret": secret}).encode())
+    return json.dumps({"note": [os.getpid(), file], "secret": secret})
