@@ -6,8 +6,28 @@ case ${CODEC_FORM:?tensorrt or python} in
     python) options=(--model-config-name=python) ;;
     *) echo "CODEC_FORM is '$CODEC_FORM': it must be tensorrt or python" >&2 && exit 2 ;;
 esac
+# docs/operations.md explains who may do what, and the limits.
+admin_key=${QWEN3_TTS_ADMIN_KEY:-}
+if [ -z "$admin_key" ]; then
+    file=${TMPDIR:-/tmp}/admin_key
+    admin_key=$(od -A n -N 16 -t x1 /dev/urandom | tr -d ' \n')
+    rm -f "$file"
+    (umask 077 && echo "$admin_key" >"$file")
+    echo "The key for the header admin-key is in $file" >&2
+fi
+[[ $admin_key =~ ^[A-Za-z0-9_-]{16,}$ ]] ||
+    { echo "QWEN3_TTS_ADMIN_KEY: 16 or more letters, digits, '_' and '-' are allowed" >&2 && exit 2; }
+unset QWEN3_TTS_ADMIN_KEY
+admin_only=model-repository,shared-memory,trace,logging:admin-key=$admin_key
+# A request is copied into memory that tritonserver shares with the model, a file that grows and never shrinks: 768 MiB at
+# most. Where the signal is ignored, a request beyond that gets an error.
+ulimit -S -f $((768 << 10))
+trap '' XFSZ
 # Explicit: the only mode in which a model may leave the ready state, as qwen3_tts does when its engine dies. The pool
 # holds the states of 64 streams where they travel to the codec and back (2 x 166 MB, in the form tensorrt); with Triton's
 # 64 MB that hop takes 10 ms in place of 2.8.
 exec tritonserver --model-repository=/var/lib/qwen3-tts/model_repository --model-control-mode=explicit "--load-model=*" \
+    --http-restricted-api="$admin_only" --grpc-restricted-protocol="$admin_only" \
+    --http-max-input-size=67108864 --grpc-max-response-pool-size=8192 \
+    --backend-config=python,shm-default-byte-size=67108864 --backend-config=python,shm-growth-byte-size=16777216 \
     --cuda-memory-pool-byte-size=0:2147483648 "${options[@]}" "$@"

@@ -114,7 +114,10 @@ def main(
     except (AddModelError, CheckpointError) as error:
         typer.secho(str(error), err=True, fg=typer.colors.RED)
         raise typer.Exit(1) from None
-    typer.echo(f"{folder}: made for {given}; a server loads it when it starts, or with a load request for {name}")
+    typer.echo(
+        f"{folder}: made for {given}; a server loads it when it starts, or with a load request for {name} that carries "
+        "the server's admin key"
+    )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
+from scripts.embedded.protection import ADMIN_KEY_VARIABLE
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
@@ -17,4 +18,6 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 
 
 def settings_of_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX) and value}
+    settings = {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX) and value}
+    settings.pop(ADMIN_KEY_VARIABLE, None)
+    return settings

@@ -3,7 +3,8 @@
     python -m scripts.mixed_calls --checkpoint CHECKPOINT --calls 10000
 
 against a server that runs, with whatever else it does. States lie in memory that the server maps, so the calls are not
-about copying them. Ends with 1 when a call failed or an answer was wrong.
+about copying them; registering it requires its admin key (docs/operations.md). Ends with 1 when a call failed or an
+answer was wrong.
 """
 
 import json
@@ -39,6 +40,7 @@ from qwen3_tts_engine.code2wav import (
     STATE_OUT,
     WAVEFORM,
 )
+from scripts.embedded.protection import ADMIN_KEY_VARIABLE, GRPC_HEADER
 
 REGION = "mixed_calls"
 STATE_DTYPES = {"FP16": np.float16, "FP32": np.float32}
@@ -131,24 +133,24 @@ class Caller:
 
 
 @contextmanager
-def mapped(url: str, state: np.ndarray) -> Iterator[None]:
+def mapped(url: str, state: np.ndarray, admin_key: str) -> Iterator[None]:
     """The states twice, one behind the other, in memory that the server maps."""
-    twice = np.concatenate([state, state])
+    twice, headers = np.concatenate([state, state]), {GRPC_HEADER: admin_key}
     handle = shared_memory.create_shared_memory_region(REGION, REGION, twice.nbytes)
     try:
         shared_memory.set_shared_memory_region(handle, [twice])
         with InferenceServerClient(url) as client:
-            client.register_system_shared_memory(REGION, REGION, twice.nbytes)
+            client.register_system_shared_memory(REGION, REGION, twice.nbytes, headers=headers)
             yield
-            client.unregister_system_shared_memory(REGION)
+            client.unregister_system_shared_memory(REGION, headers=headers)
     finally:
         shared_memory.destroy_shared_memory_region(handle)
 
 
-def run(url: str, rows: Rows, calls: int, callers: int, limit_db: float) -> Outcome:
+def run(url: str, admin_key: str, rows: Rows, calls: int, callers: int, limit_db: float) -> Outcome:
     """Spread over the callers."""
     parts, total = [PART] * (calls // PART) + [calls % PART], Outcome()
-    with mapped(url, rows.state), Progress(console=console) as progress, ThreadPoolExecutor(callers) as pool:
+    with mapped(url, rows.state, admin_key), Progress(console=console) as progress, ThreadPoolExecutor(callers) as pool:
         task = progress.add_task("calls", total=calls)
         found = [pool.submit(Caller(url, rows, limit_db, seed).make, part) for seed, part in enumerate(parts)]
         for outcome in as_completed(found):
@@ -161,6 +163,7 @@ def main(
     checkpoint: Annotated[str, typer.Option(help="folder or hub id, of which the server's codec was exported")],
     state_dtype: Annotated[str, typer.Option(help="of model.json: FP16, or FP32 for the form onnx")] = "FP16",
     url: Annotated[str, typer.Option("--url", "-u", help="gRPC endpoint")] = "localhost:8001",
+    admin_key: Annotated[str, typer.Option(envvar=ADMIN_KEY_VARIABLE, help="of the server")] = "",
     calls: Annotated[int, typer.Option(min=1)] = 10_000,
     callers: Annotated[int, typer.Option(min=1)] = 8,
     limit_db: Annotated[float, typer.Option(help="SNR that every row must have")] = 30.0,
@@ -168,7 +171,7 @@ def main(
 ) -> None:
     rows = Rows.of(CodecStep.from_checkpoint(Checkpoint.open(checkpoint)), STATE_DTYPES[state_dtype])
     started = time.monotonic()
-    outcome = run(url, rows, calls, callers, limit_db)
+    outcome = run(url, admin_key, rows, calls, callers, limit_db)
     seconds = time.monotonic() - started
     found = {
         "calls": outcome.calls,

@@ -246,6 +246,20 @@ def regions(server: TritonServer) -> dict[str, int]:
     return {path: Path(path).stat().st_size for path in set(re.findall(r"/dev/shm/triton_python_\S+", maps))}
 
 
+def file_limit(process: int) -> str:
+    found = re.search(r"^Max file size +(\S+)", Path(f"/proc/{process}/limits").read_text(), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def test_the_limit_is_for_what_callers_send(server: Launched) -> None:
+    """The talker may download a checkpoint."""
+    assert file_limit(server.pid) == str(protection.MAX_REGION_BYTES)
+    stubs = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    [talker] = [stub for stub in stubs if b"/qwen3_tts/" in Path(f"/proc/{stub}/cmdline").read_bytes()]
+    assert file_limit(int(talker)) == "unlimited"
+
+
 def test_references_that_are_too_large_leave_room_for_streams(bounded: TritonServer) -> None:
     text = ("BYTES", [1], b"\x02\0\0\0Hi")
     audio = {seconds: np.zeros(seconds * 192_000, np.float32).tobytes() for seconds in (121, 260)}

@@ -29,6 +29,7 @@ def call(server: TritonServer, checkpoint: Path) -> tuple[int, str]:
     app = typer.Typer()
     app.command()(main)
     options = ["--state-dtype", "FP32", "--url", f"localhost:{server.ports.grpc}", "--calls", "150", "--callers", "3"]
+    options += ["--admin-key", server.admin_key]
     result = CliRunner().invoke(app, ["--checkpoint", str(checkpoint), *options])
     return result.exit_code, result.output
 

@@ -1,9 +1,12 @@
 """docker/ without Docker: linted, valid, pinned, and in agreement with the code that it serves."""
 
 import importlib.util
+import json
 import os
 import re
 import shlex
+import signal
+import stat
 import subprocess
 import sys
 import tomllib
@@ -18,7 +21,14 @@ from packaging.requirements import Requirement
 from export.tensorrt_api import PLUGIN_LIBRARY
 from qwen3_tts_engine.checkpoint import SpeechTokenizerConfig
 from qwen3_tts_engine.code2wav import MAX_BATCH, state_size
-from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, EngineConfig
+from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, MAIN_MODEL, EngineConfig
+from scripts.embedded.protection import (
+    ADMIN_KEY_VARIABLE,
+    LIMITS,
+    MAX_REGION_BYTES,
+    REGION_OPTIONS,
+    restrictions,
+)
 from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, GPU_OPTIONS, Ports
 from scripts.synthetic_configs import speech_tokenizer_config
 
@@ -37,6 +47,9 @@ FORMS = {"tensorrt": [f"--backend-config=tensorrt,plugins={PLUGIN}"], "python": 
 # Images of one release have one TensorRT.
 NVIDIA = ("tensorrt", "tritonserver")
 HALF = 2  # bytes
+KEY = "0123456789-abcdef"
+# What the kernels are measured with on a GPU; the tests run with another PyTorch, on a CPU.
+MEASURED = {"torch": "2.11.0", "triton": "3.6.0"}
 
 
 def tool(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -79,6 +92,8 @@ def test_compose_file_is_valid(tmp_path: Path) -> None:
 )
 def test_pins_are_those_of_the_tests_and_complete(file: str, extras: list[str]) -> None:
     pinned, tested = pins(DOCKER / file), pins(ROOT / "scripts" / "constraints.txt")
+    if "torch" in pinned:
+        tested |= MEASURED
     assert {name: tested.get(name) for name in pinned} == pinned
     optional = PROJECT["optional-dependencies"]
     needed = [Requirement(line) for extra in extras for line in optional[extra]] or list(
@@ -87,6 +102,15 @@ def test_pins_are_those_of_the_tests_and_complete(file: str, extras: list[str]) 
     for requirement in needed:
         if requirement.name != PROJECT["name"]:
             assert requirement.specifier.contains(pinned[requirement.name]), requirement
+
+
+def test_the_image_has_the_pytorch_that_was_measured() -> None:
+    """PyTorch requires its own release of Triton, which the tests compile the kernels with."""
+    records = [json.loads(path.read_text()) for path in (ROOT / "docs" / "benchmarks").glob("*-h200.json")]
+    found = {record.get("settings", {}).get("packages", record).get("torch") for record in records} - {None}
+    assert {version.split("+")[0] for version in found} == {MEASURED["torch"]}
+    [triton] = [line for line in PROJECT["optional-dependencies"]["test"] if line.startswith("triton==")]
+    assert Requirement(triton).specifier.contains(MEASURED["triton"])
 
 
 def test_images_are_pinned() -> None:
@@ -169,18 +193,20 @@ def test_what_is_copied_is_there() -> None:
 
 
 def run_script(
-    script: Path, tmp_path: Path, form: str | None, *arguments: str
+    script: Path, tmp_path: Path, form: str | None, *arguments: str, key: str | None = None
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """A script of the image with stand-ins for what it starts; returns also the command that it ends in."""
     tools, record = tmp_path / "tools", tmp_path / "command"
     tools.mkdir()
+    report = f'ulimit -f >"{tmp_path}/limit"\ngrep SigIgn /proc/$$/status >"{tmp_path}/ignored"\nenv >"{tmp_path}/env"'
     for name in ("tritonserver", "python3"):
-        (tools / name).write_text(f'#!/bin/sh\nprintf "%s\\n" {name} "$@" >"{record}"\n')
+        (tools / name).write_text(f'#!/bin/bash\n{report}\nprintf "%s\\n" {name} "$@" >"{record}"\n')
         (tools / name).chmod(0o755)
     (tmp_path / "model_repository").mkdir()
     (tmp_path / "model_repository" / "config.pbtxt").touch()
     text = script.read_text().replace(str(SERVED), str(tmp_path / "served"))
     environment = {"PATH": f"{tools}:{os.environ['PATH']}", "QWEN3_TTS_CHECKPOINT": "/checkpoint"}
+    environment |= {"TMPDIR": str(tmp_path), ADMIN_KEY_VARIABLE: KEY if key is None else key}
     environment |= {PLUGIN_LIBRARY: PLUGIN} | ({} if form is None else {"CODEC_FORM": form})
     command = ["bash", "-c", text, script.name, *arguments]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
@@ -195,6 +221,9 @@ def test_server_starts_as_the_embedded_one_does(form: str, tmp_path: Path) -> No
         "tritonserver",
         f"--model-repository={tmp_path}/served/model_repository",
         *EXPLICIT,
+        *restrictions([], KEY),
+        *LIMITS,
+        *REGION_OPTIONS,
         *GPU_OPTIONS,
         *FORMS[form],
         "--log-verbose=1",
@@ -202,6 +231,58 @@ def test_server_starts_as_the_embedded_one_does(form: str, tmp_path: Path) -> No
     for name, value in EXPLICIT_ENVIRONMENT.items():
         assert f"{name}={value}" in DOCKERFILE
     assert instructions("EXPOSE") == [" ".join(map(str, sorted(vars(Ports()).values())))]
+
+
+def test_server_refuses_what_would_fill_the_shared_memory(tmp_path: Path) -> None:
+    run_script(SERVE, tmp_path, "python")
+    assert int((tmp_path / "limit").read_text()) << 10 == MAX_REGION_BYTES
+    ignored = int((tmp_path / "ignored").read_text().split()[1], 16)
+    assert ignored >> (signal.SIGXFSZ - 1) & 1
+    # The talker's region and the codec's.
+    assert int(SERVICES["server"]["shm_size"].removesuffix("gb")) << 30 > 2 * MAX_REGION_BYTES
+
+
+def test_without_an_admin_key_each_start_makes_one(tmp_path: Path) -> None:
+    starts = [tmp_path / "first", tmp_path / "second"]
+    keys = []
+    for folder in starts:
+        folder.mkdir()
+        done, command = run_script(SERVE, folder, "python", key="")
+        keys.append((folder / "admin_key").read_text().strip())
+        assert command[4:6] == restrictions([], keys[-1])
+        assert stat.S_IMODE((folder / "admin_key").stat().st_mode) == 0o600
+        assert keys[-1] not in done.stdout + done.stderr
+        assert str(folder / "admin_key") in done.stderr
+    assert len(set(keys)) == 2
+    assert all(re.fullmatch(r"[0-9a-f]{32}", key) for key in keys)
+
+
+def test_admin_key_stays_with_the_server(tmp_path: Path) -> None:
+    run_script(SERVE, tmp_path, "python")
+    assert ADMIN_KEY_VARIABLE not in (tmp_path / "env").read_text()
+    assert SERVICES["server"]["environment"][ADMIN_KEY_VARIABLE] == f"${{{ADMIN_KEY_VARIABLE}:-}}"
+
+
+@pytest.mark.parametrize("key", ["short", "with:a=colon-and-more", "two words two words"])
+def test_an_admin_key_that_triton_would_misread_is_an_error(key: str, tmp_path: Path) -> None:
+    done, command = run_script(SERVE, tmp_path, "python", key=key)
+    assert (done.returncode, command) == (2, [])
+    assert ADMIN_KEY_VARIABLE in done.stderr
+
+
+def test_ports_are_published_to_this_machine_alone() -> None:
+    published = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert published
+    assert all(port.startswith(("127.0.0.1:", "${PUBLISH_ADDRESS:-127.0.0.1}:")) for port in published)
+
+
+def test_the_talker_is_what_is_probed() -> None:
+    [probe] = instructions("HEALTHCHECK")
+    assert f"http://localhost:{Ports.http}/v2/models/{MAIN_MODEL}/ready" in probe
+
+
+def test_image_does_not_run_without_its_kernels() -> None:
+    assert "QWEN3_TTS_KERNELS=required" in instructions("ENV")[-1]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -287,7 +368,10 @@ def test_settings_in_the_environment_exist() -> None:
     names = {name for service in SERVICES.values() for name in service.get("environment", {})}
     names |= set(re.findall(r"\b(QWEN3_TTS_\w+)=", DOCKERFILE))
     settings = {ENVIRONMENT_PREFIX + name.upper() for name in EngineConfig.model_fields}
-    assert {name for name in names if name.startswith(ENVIRONMENT_PREFIX)} <= settings | {PLUGIN_LIBRARY}
+    assert {name for name in names if name.startswith(ENVIRONMENT_PREFIX)} <= settings | {
+        PLUGIN_LIBRARY,
+        ADMIN_KEY_VARIABLE,
+    }
 
 
 def test_mounted_files_are_there() -> None:

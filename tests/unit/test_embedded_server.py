@@ -74,8 +74,10 @@ def test_onnxruntime_comes_from_its_wheel() -> None:
 def test_the_launcher_hands_a_compiled_backend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr(os, "execve", lambda *command: started.append(command))
+    monkeypatch.setattr(server, "bound_files", started.append)
     context: Any = SimpleNamespace(args=["--model-config-name=onnxruntime"])
     server.main(context, tmp_path / "models", tmp_path, [compiled(tmp_path, "onnxruntime")])
-    [(_, command, _)] = started
+    [process, (_, command, _)] = started
+    assert process == os.getpid()
     assert command[-2:] == ["--model-config-name=onnxruntime", f"--backend-directory={tmp_path / 'backends'}"]
     assert "libtriton_onnxruntime.so" in names(tmp_path / "backends" / "onnxruntime")

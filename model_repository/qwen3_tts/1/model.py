@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load everything and start the engine; whatever is wrong fails the load with a message that names it."""
         sys.setswitchinterval(SWITCH_SECONDS)
+        _lift_file_limit()
         triton_io.log_through_triton()
         self._args = args
         self._name = args["model_name"]
@@ -102,6 +104,12 @@ class TritonPythonModel:
     def _unload(self, error: BaseException) -> None:
         log.error("unloading %s: %s", self._name, error)
         pb_utils.unload_model(self._name)
+
+
+def _lift_file_limit() -> None:
+    """The limit bounds what tritonserver takes from callers; this process may download a checkpoint."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
 
 def _assigned_device(args: dict[str, str]) -> str:
