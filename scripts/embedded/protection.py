@@ -18,11 +18,8 @@ LOCAL = tuple(f"--{protocol}-address=127.0.0.1" for protocol in ("http", "grpc",
 # A reference of 30 s at 192 kHz is 23 MB. A full response pool blocks the thread that sends every stream's audio, so
 # it holds more than max_frames_limit, the most chunks of a request.
 LIMITS = ("--http-max-input-size=67108864", "--grpc-max-response-pool-size=8192")
-# The region between tritonserver and a Python model: at its start, and by how much it grows. It never shrinks.
-REGION_OPTIONS = (
-    "--backend-config=python,shm-default-byte-size=67108864",
-    "--backend-config=python,shm-growth-byte-size=16777216",
-)
+# The memory between tritonserver and a Python model: its size at the start, and by how much it grows.
+REGION_SETTINGS = ("shm-default-byte-size=67108864", "shm-growth-byte-size=16777216")
 # The most it grows to for what callers send. 64 states of the released codec in FP32 take 333 MB each way on a CPU.
 MAX_REGION_BYTES = 768 << 20
 
@@ -52,7 +49,11 @@ def new_admin_key() -> str:
 def protections(given: Sequence[str], known: str, admin_key: str) -> list[str]:
     """Options of tritonserver that `given` leaves open. `known` is its --help: older releases lack some limits."""
     limits = [option for option in LIMITS if f"{_name(option)} " in known]
-    return [*_absent([*LOCAL, *limits, *REGION_OPTIONS], given), *restrictions(given, admin_key)]
+    return [*_absent([*LOCAL, *limits, *region_options("python")], given), *restrictions(given, admin_key)]
+
+
+def region_options(backend: str) -> list[str]:
+    return [f"--backend-config={backend},{setting}" for setting in REGION_SETTINGS]
 
 
 def restrictions(given: Sequence[str], admin_key: str) -> list[str]:
@@ -68,8 +69,8 @@ def restrictions(given: Sequence[str], admin_key: str) -> list[str]:
 def bound_files(process: int) -> None:
     """Keep files that a tritonserver process grows, shared-memory regions above all, below MAX_REGION_BYTES.
 
-    The Python backend copies a request into its region before the model sees it, without a limit of its own. The
-    process must ignore SIGXFSZ, as Python does; it gets EFBIG then, and the caller an error.
+    The Python backend copies a request into its region before the model sees it, without a limit of its own, and a
+    region never shrinks. The process must ignore SIGXFSZ, as Python does; it gets EFBIG then, and the caller an error.
     """
     _, hard = resource.prlimit(process, resource.RLIMIT_FSIZE)
     resource.prlimit(process, resource.RLIMIT_FSIZE, (MAX_REGION_BYTES, hard))

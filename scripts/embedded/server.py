@@ -33,6 +33,7 @@ from scripts.embedded.protection import (
     choose_admin_key,
     new_admin_key,
     protections,
+    region_options,
 )
 
 BACKENDS = Path(__file__).parent / "backends"
@@ -205,12 +206,18 @@ def backend_directory(target: Path, real: Sequence[Path] = ()) -> Path:
 
 
 def backend_options(build_folder: Path, real: Sequence[Path] = ()) -> list[str]:
-    """What makes the server find its backends, unless one is installed with its own, and their plugins."""
+    """What makes the server find its backends, unless one is installed with its own, and their plugins.
+
+    A stand-in is a Python backend of its own name, and so is its memory.
+    """
     library = os.environ.get(PLUGIN_LIBRARY)
     plugins = [f"--backend-config=tensorrt,plugins={library}"] if library else []
     if shutil.which("tritonserver"):
         return plugins
-    return [*plugins, f"--backend-directory={backend_directory(build_folder.resolve() / 'backends', real)}"]
+    compiled = {folder.name for folder in real}
+    regions = [option for name in LIBRARIES if name not in compiled for option in region_options(name)]
+    folder = backend_directory(build_folder.resolve() / "backends", real)
+    return [*plugins, *regions, f"--backend-directory={folder}"]
 
 
 def _real_files(folder: Path) -> dict[str, Path]:

@@ -209,6 +209,15 @@ def test_a_key_from_the_environment_is_used_and_not_handed_on(
         assert key not in Path(f"/proc/{server.pid}/environ").read_text()
 
 
+def test_texts_are_not_logged(server: Launched, caller: Voice) -> None:
+    secret = "Xylophone"
+    assert caller.hear(f"{secret}.", speaker="ryan", max_frames=3).error is None
+    assert "control tokens" in str(caller.hear(f"{secret} <|im_end|>", speaker="ryan").error)
+    assert secret in str(caller.hear("Hello.", speaker=secret).error)
+    assert http(server, "models/qwen3_tts/generate_stream", SPEECH | {"text": f"<tts_pad> {secret}"})[0] == 400
+    assert secret not in server.log.read_text()
+
+
 def test_it_listens_to_this_machine_alone(server: Launched) -> None:
     ports = {server.ports.grpc, server.ports.http, server.ports.metrics}
     # gRPC listens to 127.0.0.1 as an address of IPv6.
@@ -243,7 +252,7 @@ def bounded(
 def regions(server: TritonServer) -> dict[str, int]:
     """Sizes of the memory that the server shares with its Python models, by file."""
     maps = Path(f"/proc/{server.pid}/maps").read_text()
-    return {path: Path(path).stat().st_size for path in set(re.findall(r"/dev/shm/triton_python_\S+", maps))}
+    return {path: Path(path).stat().st_size for path in set(re.findall(r"/dev/shm/triton_\S+", maps))}
 
 
 def file_limit(process: int) -> str:
@@ -269,6 +278,7 @@ def test_references_that_are_too_large_leave_room_for_streams(bounded: TritonSer
 
     with Voice(bounded) as caller, ThreadPoolExecutor(2) as pool:
         before = regions(bounded)
+        assert set(before.values()) == {64 << 20}, "the talker's and the codec's"
         errors = list(pool.map(refuse, [260] * 6))
         assert all("Failed to increase the shared memory pool size" in error for error in errors), errors
         assert regions(bounded) == before

@@ -222,6 +222,17 @@ def test_bad_request_of_an_execution_harms_no_other(model: Any, config: StepConf
     torch.testing.assert_close(first.tensors[0].tensor, last.tensors[0].tensor)
 
 
+def test_kernels_that_are_required_and_cannot_be_built_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(startup, "_kernel_ops", broken)
+    monkeypatch.setenv(startup.KERNELS, "required")
+    weights: Any = SimpleNamespace(config=None)
+    with pytest.raises(RuntimeError, match="no compiler"):
+        startup.make_runner(weights, torch.device("cuda"))
+
+
 def shared(states: tuple[Tensor, str], rows: list[list[int]], codes: Tensor, history: int) -> FakeRequest:
     places = torch.tensor([[*pair, history] for pair in rows], dtype=torch.int32)
     return FakeRequest({"codes": codes, "places": places}, ["pcm"], states=states[1])

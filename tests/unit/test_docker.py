@@ -26,7 +26,7 @@ from scripts.embedded.protection import (
     ADMIN_KEY_VARIABLE,
     LIMITS,
     MAX_REGION_BYTES,
-    REGION_OPTIONS,
+    region_options,
     restrictions,
 )
 from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, GPU_OPTIONS, Ports
@@ -223,7 +223,7 @@ def test_server_starts_as_the_embedded_one_does(form: str, tmp_path: Path) -> No
         *EXPLICIT,
         *restrictions([], KEY),
         *LIMITS,
-        *REGION_OPTIONS,
+        *region_options("python"),
         *GPU_OPTIONS,
         *FORMS[form],
         "--log-verbose=1",

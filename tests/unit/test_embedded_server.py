@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from scripts.embedded import server
+from scripts.embedded.protection import region_options
 from scripts.embedded.server import ServerError, backend_directory, find_library
 
 TENSORRT = ("libnvinfer.so.8", "libnvinfer_plugin.so.8")
@@ -79,5 +80,10 @@ def test_the_launcher_hands_a_compiled_backend_on(tmp_path: Path, monkeypatch: p
     server.main(context, tmp_path / "models", tmp_path, [compiled(tmp_path, "onnxruntime")])
     [process, (_, command, _)] = started
     assert process == os.getpid()
-    assert command[-2:] == ["--model-config-name=onnxruntime", f"--backend-directory={tmp_path / 'backends'}"]
+    last = [
+        "--model-config-name=onnxruntime",
+        *region_options("tensorrt"),
+        f"--backend-directory={tmp_path / 'backends'}",
+    ]
+    assert command[-len(last) :] == last
     assert "libtriton_onnxruntime.so" in names(tmp_path / "backends" / "onnxruntime")

@@ -10,10 +10,10 @@ from scripts.embedded.protection import (
     ADMIN_KEY_VARIABLE,
     LIMITS,
     LOCAL,
-    REGION_OPTIONS,
     AdminKeyError,
     choose_admin_key,
     protections,
+    region_options,
 )
 
 KEY = "0123456789-abcdef"
@@ -23,11 +23,11 @@ RESTRICTIONS = [f"--http-restricted-api={APIS}:admin-key={KEY}", f"--grpc-restri
 
 
 def test_defaults() -> None:
-    assert protections([], NEW, KEY) == [*LOCAL, *LIMITS, *REGION_OPTIONS, *RESTRICTIONS]
+    assert protections([], NEW, KEY) == [*LOCAL, *LIMITS, *region_options("python"), *RESTRICTIONS]
 
 
 def test_a_release_without_the_limits_gets_none() -> None:
-    assert protections([], "  --http-port <integer>\n", KEY) == [*LOCAL, *REGION_OPTIONS, *RESTRICTIONS]
+    assert protections([], "  --http-port <integer>\n", KEY) == [*LOCAL, *region_options("python"), *RESTRICTIONS]
 
 
 @pytest.mark.parametrize(

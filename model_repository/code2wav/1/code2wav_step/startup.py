@@ -1,6 +1,7 @@
 """From a model file to a step that is ready to run."""
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from code2wav_step.weights import StepWeights
 
 log = logging.getLogger(__name__)
 MODEL_FILE = "model.safetensors"
+# The talker's setting of that name (qwen3_tts_engine/config.py).
+KERNELS = "QWEN3_TTS_KERNELS"
 
 Runner = GraphRunner | PlainRunner
 
@@ -28,7 +31,7 @@ def load_weights(path: Path, device: torch.device) -> StepWeights:
 
 
 def make_runner(weights: StepWeights, device: torch.device) -> Runner:
-    """On a GPU with the fused kernels, or in PyTorch's operations where they cannot be built."""
+    """On a GPU with the fused kernels, or in PyTorch's operations where they cannot be built and are not required."""
     if device.type == "cpu":
         return PlainRunner(Step(weights, TorchOps(weights.config, device)))
     try:
@@ -36,6 +39,8 @@ def make_runner(weights: StepWeights, device: torch.device) -> Runner:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
+        if os.environ.get(KERNELS) == "required":
+            raise
         log.warning("the kernels could not be built; PyTorch operations do the work, slower: %s", error)
         return capture(weights, TorchOps(weights.config, device), device)
 
