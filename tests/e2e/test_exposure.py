@@ -30,6 +30,7 @@ from tests.e2e.serving import ROOT, Voice, eventually, free_ports, serve
 
 SPEECH = {"text": "Hello.", "speaker": "ryan", "max_frames": 3}
 REGION = "/qwen3_tts_test_exposure"
+FULL = "Failed to increase the shared memory pool size"
 SERVE = ROOT / "scripts" / "serve.sh"
 
 
@@ -280,9 +281,10 @@ def test_references_that_are_too_large_leave_room_for_streams(bounded: TritonSer
         before = regions(bounded)
         assert set(before.values()) == {64 << 20}, "the talker's and the codec's"
         errors = list(pool.map(refuse, [260] * 6))
-        assert all("Failed to increase the shared memory pool size" in error for error in errors), errors
+        assert all(FULL in error for error in errors), errors
         assert regions(bounded) == before
         errors = list(pool.map(refuse, [121] * 6))
-        assert set(errors) == {"INVALID_ARG: ref_audio: 23232000 samples: at most 23040000 samples"}
+        refused = {error for error in errors if FULL not in error}  # two at once may not fit
+        assert refused == {"INVALID_ARG: ref_audio: 23232000 samples: at most 23040000 samples"}
         assert max(regions(bounded).values()) <= protection.MAX_REGION_BYTES
         assert len(caller.hear(**SPEECH).samples) == 3 * 1920
