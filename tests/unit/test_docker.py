@@ -22,6 +22,7 @@ from export.tensorrt_api import PLUGIN_LIBRARY
 from qwen3_tts_engine.checkpoint import SpeechTokenizerConfig
 from qwen3_tts_engine.code2wav import MAX_BATCH, state_size
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, MAIN_MODEL, EngineConfig
+from scripts.benchmark_common import settings_of_environment
 from scripts.embedded.protection import (
     ADMIN_KEY_VARIABLE,
     LIMITS,
@@ -255,6 +256,14 @@ def test_without_an_admin_key_each_start_makes_one(tmp_path: Path) -> None:
         assert str(folder / "admin_key") in done.stderr
     assert len(set(keys)) == 2
     assert all(re.fullmatch(r"[0-9a-f]{32}", key) for key in keys)
+
+
+def test_benchmark_records_hold_no_admin_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADMIN_KEY_VARIABLE, KEY)
+    monkeypatch.setenv("QWEN3_TTS_MAX_STREAMS", "7")
+    recorded = settings_of_environment()
+    assert recorded["QWEN3_TTS_MAX_STREAMS"] == "7"
+    assert KEY not in recorded.values()
 
 
 def test_admin_key_stays_with_the_server(tmp_path: Path) -> None:

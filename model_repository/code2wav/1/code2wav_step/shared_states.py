@@ -56,15 +56,14 @@ class SharedStates:
 
 
 def _read_note(address: str) -> dict[str, Any]:
-    """What the talker's note says; raises InvalidInputError for everyone who has not read the note's secret."""
+    """What the talker's note says; raises InvalidInputError unless `address` has the note's secret."""
     try:
         given = json.loads(address)
         note = json.loads(_memory(given["note"], NOTE_NAME).read_bytes())
         if secrets.compare_digest(note["secret"], given["secret"]):
             return dict(note)
     except Exception:
-        # What is wrong with it would tell a stranger which files there are.
-        pass
+        pass  # the reason would reveal which processes and files exist
     raise InvalidInputError(f"{STATES}: not an address that a talker gave")
 
 

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Of the files in memory; who opens one by its path sees what it is meant for.
+# Of the files in memory: a process that opens one by its path checks its purpose.
 MEMORY_NAME, NOTE_NAME = "qwen3_tts_states", "qwen3_tts_note"
 
 
 def shared_zeros(owner: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, str]:
     """A tensor, and the JSON object by which another process of this user finds it while this one lives.
 
-    Whoever may call code2wav may name memory, so the object names a note that says where the tensor is, and holds
-    the note's secret. `owner` has one tensor at a time; who maps the next one lets go of the last.
+    Any caller of code2wav can name memory, so the object names a note that says where the tensor is, and holds the
+    note's secret. `owner` has one tensor at a time; mapping the next one releases the last.
     """
     note: dict[str, Any] = {"owner": owner, "shape": shape, "dtype": str(dtype).removeprefix("torch.")}
     if device.type == "cuda":
