@@ -23,11 +23,18 @@ admin_only=model-repository,shared-memory,trace,logging:admin-key=$admin_key
 # most. Where the signal is ignored, a request beyond that gets an error.
 ulimit -S -f $((768 << 10))
 trap '' XFSZ
-# Explicit: the only mode in which a model may leave the ready state, as qwen3_tts does when its engine dies. The pool
-# holds the states of 64 streams where they travel to the codec and back (2 x 166 MB, in the form tensorrt); with Triton's
-# 64 MB that hop takes 10 ms in place of 2.8.
-exec tritonserver --model-repository=/var/lib/qwen3-tts/model_repository --model-control-mode=explicit "--load-model=*" \
+# Explicit: models can be loaded and unloaded while the server runs. The pool holds the states of 64 streams where they
+# travel to the codec and back (2 x 166 MB, in the form tensorrt); with Triton's 64 MB that hop takes 10 ms in place of 2.8.
+tritonserver --model-repository=/var/lib/qwen3-tts/model_repository --model-control-mode=explicit "--load-model=*" \
     --http-restricted-api="$admin_only" --grpc-restricted-protocol="$admin_only" \
     --http-max-input-size=67108864 --grpc-max-response-pool-size=8192 \
     --backend-config=python,shm-default-byte-size=67108864 --backend-config=python,shm-growth-byte-size=16777216 \
-    --cuda-memory-pool-byte-size=0:2147483648 "${options[@]}" "$@"
+    --cuda-memory-pool-byte-size=0:2147483648 "${options[@]}" "$@" &
+# Not in place of this script: the kernel protects a container's first process from the guard that ends a dead server.
+server=$! signals=0 seen=-1
+trap 'signals=$((signals + 1)); kill -TERM "$server" || true' INT TERM
+while [ "$seen" -ne "$signals" ]; do  # a signal interrupts the wait
+    seen=$signals code=0
+    wait "$server" || code=$?
+done
+exit "$code"

@@ -20,7 +20,7 @@ from rich.console import Console
 from client.prometheus import total
 from client.record import read_run
 from scripts.benchmark_common import settings_of_environment
-from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, GPU_OPTIONS, TritonServer, backend_options
+from scripts.embedded.server import EXPLICIT, GPU_OPTIONS, TritonServer, backend_options
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = ROOT / "model_repository"
@@ -68,7 +68,7 @@ def server_of(
 ) -> Iterator[TritonServer]:
     """A ready server of this repository."""
     settings = {"CHECKPOINT": checkpoint, "MAX_STREAMS": str(max_streams), "MAX_WAITING": "1024"}
-    environment = EXPLICIT_ENVIRONMENT | {f"QWEN3_TTS_{name}": value for name, value in settings.items()}
+    environment = {f"QWEN3_TTS_{name}": value for name, value in settings.items()}
     options = [*EXPLICIT, *EXIT, *configuration(form), *backend_options(ROOT / "build", real_backends)]
     with ExitStack() as running:
         log = running.enter_context(log_file.open("wb"))

@@ -14,7 +14,6 @@ from rich.progress import Progress
 from qwen3_tts_engine.checkpoint import CONFIG
 from scripts.embedded.server import (
     EXPLICIT,
-    EXPLICIT_ENVIRONMENT,
     Ports,
     ServerError,
     TritonServer,
@@ -43,7 +42,7 @@ def main(
     run("Exporting the codec", "export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY)
     log = build_folder / "server.log"
     options = [*EXPLICIT, "--model-config-name=onnxruntime", *backend_options(build_folder)]
-    environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), **EXPLICIT_ENVIRONMENT}
+    environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint)}
     with log.open("wb") as file, ExitStack() as running:
         server = TritonServer(REPOSITORY, options=options, ports=Ports(), environment=environment, log=file)
         try:

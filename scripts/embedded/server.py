@@ -35,6 +35,7 @@ from scripts.embedded.protection import (
     protections,
     region_options,
 )
+from scripts.embedded.supervisor import supervise
 
 BACKENDS = Path(__file__).parent / "backends"
 # What several stand-ins need; each one's folder is all that the server puts on its path.
@@ -42,9 +43,8 @@ SHARED = BACKENDS / "shared"
 # Shared libraries that the real backends load, by the names that they ask for.
 LIBRARIES = {"onnxruntime": ("libonnxruntime.so.1",), "tensorrt": ("libnvinfer.so.8", "libnvinfer_plugin.so.8")}
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-# The only mode in which a model may leave the ready state, as qwen3_tts does when its engine dies.
+# The mode in which models can be loaded and unloaded while the server runs.
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
-EXPLICIT_ENVIRONMENT = {"QWEN3_TTS_UNLOAD_WHEN_DEAD": "1"}
 # One codec call carries the states of 64 streams in and out. Triton's default pool of 64 MB cannot hold them, and then
 # every call allocates: measured on an H200, a round trip of 64 states takes 10 ms instead of 2.8.
 GPU_OPTIONS = ("--cuda-memory-pool-byte-size=0:2147483648",)
@@ -122,13 +122,18 @@ class TritonServer:
                 raise ServerError(f"tritonserver was not ready after {self._ready_timeout:.0f} s; its log says why")
             time.sleep(READY_POLL_SECONDS)
 
-    def is_ready(self) -> bool:
-        return is_ready(self.ports)
+    def is_ready(self, model: str | None = None) -> bool:
+        return is_ready(self.ports, model)
 
     def poll(self) -> int | None:
         """The exit code, None while the server runs."""
         assert self._process is not None
         return self._process.poll()
+
+    def wait(self, timeout: float) -> int:
+        """The exit code of a server that ends by itself; raises subprocess.TimeoutExpired."""
+        assert self._process is not None
+        return self._process.wait(timeout)
 
     def stop(self, timeout: float = 60.0) -> int:
         """Ask the server to end, as `docker stop` does; returns its exit code."""
@@ -142,10 +147,14 @@ class TritonServer:
             return self._process.wait()
 
 
-def is_ready(ports: Ports) -> bool:
-    """Whether a server answers there and all its models are ready."""
+def is_ready(ports: Ports, model: str | None = None) -> bool:
+    """Whether a server answers there, and its models were loaded, or one is ready now.
+
+    The first is for a server that starts: where a model dies later, Triton 2.51 goes on to call the server ready.
+    """
+    path = f"models/{model}/ready" if model else "health/ready"
     try:
-        with urllib.request.urlopen(f"http://localhost:{ports.http}/v2/health/ready", timeout=2):
+        with urllib.request.urlopen(f"http://localhost:{ports.http}/v2/{path}", timeout=2):
             return True
     except (urllib.error.URLError, OSError):
         return False
@@ -273,7 +282,7 @@ def main(
         list[Path] | None, typer.Option(exists=True, file_okay=False, help="folder of a compiled backend")
     ] = None,
 ) -> None:
-    """Serve a model repository; every other option goes to tritonserver as it is."""
+    """Serve a model repository, again when the server dies; every other option goes to tritonserver as it is."""
     key_file = build_folder / "admin_key"
     try:
         admin_key = choose_admin_key(os.environ, key_file)
@@ -282,9 +291,10 @@ def main(
         if not os.environ.get(ADMIN_KEY_VARIABLE):
             print(f"The key for the header {HTTP_HEADER} is in {key_file}", file=sys.stderr, flush=True)
         bound_files(os.getpid())
-        os.execve(command[0], command, server_environment() | EXPLICIT_ENVIRONMENT)
+        code = supervise(command, server_environment())
     except (ServerError, AdminKeyError) as error:
         sys.exit(f"error: {error}")
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from client.server import Server
 from client.stream import Timeouts
 from client.sync_stream import speak
 from client.voices import operate
-from scripts.embedded.server import EXPLICIT, EXPLICIT_ENVIRONMENT, Ports, TritonServer, backend_directory
+from scripts.embedded.server import EXPLICIT, Ports, TritonServer, backend_directory
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
@@ -56,14 +56,21 @@ def serve(
     """A ready server; its output is in `folder`/server.log."""
     folder.mkdir(parents=True, exist_ok=True)
     options = (*options, f"--backend-directory={backend_directory(folder / 'backends', real_backends)}")
-    if EXPLICIT[0] in options:
-        environment = EXPLICIT_ENVIRONMENT | environment
     environment = {"PROJECT_ROOT": str(ROOT)} | environment
     with (
         (folder / "server.log").open("wb") as log,
         TritonServer(repository, options=options, ports=free_ports(), environment=environment, log=log) as server,
     ):
         yield server
+
+
+def stub_of(server: TritonServer, model: str) -> int:
+    """The process of a Python model."""
+    children = Path(f"/proc/{server.pid}/task").glob("*/children")
+    for child in {int(child) for path in children for child in path.read_text().split()}:
+        if f"/{model}/1/" in Path(f"/proc/{child}/cmdline").read_text():
+            return child
+    raise LookupError(f"no child of process {server.pid} serves {model}")
 
 
 def real_backend(name: str) -> Path:

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import signal
 import statistics
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from onnx import TensorProto, helper
 from export.onnx_form import ONNX
 from qwen3_tts_engine.golden import GOLDEN
 from scripts.embedded.server import EXPLICIT, ServerError
-from tests.e2e.serving import Voice, copy_repository, eventually, serve
+from tests.e2e.serving import Voice, copy_repository, serve
 
 OPTIONS = (*EXPLICIT, "--model-config-name=onnxruntime")
 TALKER_ONLY = ("--model-control-mode=explicit", "--load-model=qwen3_tts")
@@ -64,27 +65,27 @@ def test_a_right_codec_is_proven_once_and_the_first_request_is_as_fast_as_others
         assert lines(tmp_path, "warm-up speech took ")
 
 
-def test_a_broken_codec_serves_nobody(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    halve(repository)
-    with serve(repository, tmp_path, environment(tiny_checkpoint), OPTIONS) as server, Voice(server) as voice:
-        # The model is unloaded then; a request that is sent late enough is told so by Triton.
-        assert voice.hear().error is not None
-        eventually(lambda: not voice.is_ready(), PATIENCE)
-        assert not server.is_ready()
-        # The log travels apart from the unloading, and may come after it.
-        eventually(lambda: bool(lines(tmp_path, f"no request is served: {DIFFERS}")), PATIENCE)
-        [line] = lines(tmp_path, f"no request is served: {DIFFERS}")
-        # Half of the volume is an SNR of 6.02 dB, and more where a call is quieter than its utterance.
-        assert re.search(r"\d+x\d+: 6\.\d dB, ", line)
-        assert "; at least 60.0 dB is required. Export the codec again on this machine" in line
-
-
-def test_a_broken_codec_is_told_to_each_request_where_triton_keeps_the_model(
+def test_a_broken_codec_serves_nobody_and_ends_the_server(
     repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     halve(repository)
-    options = ("--model-config-name=onnxruntime",)
-    with serve(repository, tmp_path, environment(tiny_checkpoint), options) as server, Voice(server) as voice:
+    with serve(repository, tmp_path, environment(tiny_checkpoint), OPTIONS) as server, Voice(server) as voice:
+        assert str(voice.hear().error).startswith(f"UNAVAILABLE: {DIFFERS}")
+        # Not as a server ends that has served: to start it again would not help.
+        assert server.wait(PATIENCE) == -signal.SIGUSR1
+    assert lines(tmp_path, "guard: qwen3_tts: it cannot serve; ending tritonserver with SIGUSR1")
+    [line] = lines(tmp_path, f"no request is served: {DIFFERS}")
+    # Half of the volume is an SNR of 6.02 dB, and more where a call is quieter than its utterance.
+    assert re.search(r"\d+x\d+: 6\.\d dB, ", line)
+    assert "; at least 60.0 dB is required. Export the codec again on this machine" in line
+
+
+def test_a_broken_codec_is_told_to_each_request_where_the_server_stays(
+    repository: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    halve(repository)
+    stay = environment(tiny_checkpoint, WHEN_DEAD="stay")
+    with serve(repository, tmp_path, stay, OPTIONS) as server, Voice(server) as voice:
         for _ in range(2):
             assert str(voice.hear().error).startswith(f"UNAVAILABLE: {DIFFERS}")
 
@@ -111,8 +112,6 @@ def test_missing_golden_cases_fail_the_load(repository: Path, tiny_checkpoint: P
 
 def test_a_codec_that_is_not_loaded_is_named(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     hasty = environment(tiny_checkpoint, CODEC_WAIT_SECONDS="0.5")
-    with serve(repository, tmp_path, hasty, TALKER_ONLY) as server, Voice(server) as voice:
-        eventually(lambda: not voice.is_ready(), PATIENCE)
-        # The log travels apart from the unloading, and may come after it.
-        unavailable = "code2wav is unavailable after 0.5 s (codec_wait_seconds): load it before this model"
-        eventually(lambda: bool(lines(tmp_path, unavailable)), PATIENCE)
+    with serve(repository, tmp_path, hasty, TALKER_ONLY) as server:
+        assert server.wait(PATIENCE) == -signal.SIGUSR1
+    assert lines(tmp_path, "code2wav is unavailable after 0.5 s (codec_wait_seconds): load it before this model")

@@ -1,6 +1,9 @@
 """The codec in Triton's Python backend through a real tritonserver, on the CPU."""
 
+import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from export.codec import CodecStep
 from export.python_form import PYTHON
 from qwen3_tts_engine.checkpoint import Checkpoint
 from scripts.embedded.server import EXPLICIT, TritonServer
-from tests.e2e.serving import Voice, copy_repository, serve
+from tests.e2e.serving import Voice, copy_repository, eventually, serve, stub_of
 
 DATATYPES = {"codes": "INT32", "state": "FP16", "history": "INT32"}
 
@@ -107,3 +110,18 @@ def test_the_talker_speaks_the_same_whether_states_stay_or_travel(
         again = other.hear("Hello there.", temperature=0.0, max_frames=20)
     assert "the codec's states travel with each call" in (tmp_path / "server.log").read_text()
     assert np.abs(heard.samples.astype(int) - again.samples).max() < 200, "chunks may be cut in other places"
+
+
+def test_a_killed_codec_ends_every_stream_and_the_server(
+    repository: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    with serving(repository, tmp_path, tiny_checkpoint) as voice:
+        assert voice.hear("Hello there.", max_frames=4).error is None
+        with ThreadPoolExecutor(1) as pool:
+            living = pool.submit(voice.hear, "Hello there.", temperature=0.0, max_frames=4000)
+            eventually(lambda: voice.metric("qwen3_tts_requests_running") == 1)
+            os.kill(stub_of(voice.server, "code2wav"), signal.SIGKILL)
+            assert living.result(60).error is not None
+        assert voice.server.wait(60) == -signal.SIGKILL
+    log = (tmp_path / "server.log").read_text()
+    assert "guard: code2wav: its process died; ending tritonserver with SIGKILL" in log

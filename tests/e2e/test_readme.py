@@ -69,7 +69,7 @@ def background(command: str, log: Path) -> Iterator[None]:
             ["bash", "-ec", command], cwd=ROOT, stdout=file, stderr=file, start_new_session=True, env=os.environ
         )
         try:
-            eventually(lambda: process.poll() is not None or is_ready(Ports()), START_SECONDS)
+            eventually(lambda: process.poll() is not None or is_ready(Ports(), "qwen3_tts"), START_SECONDS)
             assert process.poll() is None, log.read_text()[-2000:]
             yield
         finally:

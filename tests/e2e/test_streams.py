@@ -114,30 +114,6 @@ def test_a_client_that_stops_reading_slows_nobody_and_costs_bounded_memory(voice
         assert duration(one) < 1.5 * duration(before)
 
 
-def test_a_dead_engine_ends_every_stream_and_leaves_the_ready_state(
-    scripted_repository: Path, scripted_environment: dict[str, str], tmp_path: Path
-) -> None:
-    with serve(scripted_repository, tmp_path, scripted_environment) as server, Voice(server) as voice:
-        with ThreadPoolExecutor(8) as pool:
-            living = [pool.submit(voice.hear, seed=i, max_frames=4000) for i in range(8)]
-            eventually(lambda: voice.metric("qwen3_tts_requests_running") == 8)
-            deadly = voice.hear(seed=666)
-        for heard in [deadly, *(future.result() for future in living)]:
-            assert heard.error is not None
-            assert "the engine died: injected" in heard.error
-        eventually(lambda: not voice.is_ready())
-        assert not server.is_ready()
-
-
-def test_a_dead_engine_refuses_at_once_where_triton_may_not_unload_it(
-    scripted_repository: Path, scripted_environment: dict[str, str], tmp_path: Path
-) -> None:
-    """The plain `tritonserver --model-repository`: Triton 2.51 keeps the model ready, so the model itself refuses."""
-    with serve(scripted_repository, tmp_path, scripted_environment, options=()) as server, Voice(server) as voice:
-        assert "injected" in str(voice.hear(seed=666).error)
-        assert str(voice.hear().error).startswith("UNAVAILABLE: the engine died: injected")
-
-
 def test_shutdown_with_streams_in_flight_ends_each_of_them(
     scripted_repository: Path, scripted_environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import triton_python_backend_utils as pb_utils
 
-from code2wav_step import startup
+from code2wav_step import guard, startup
 from code2wav_step.requests import CODES, HISTORY, PLACES, STATE, STATES, InvalidInputError, RequestReader
 from code2wav_step.shared_states import SharedStates
 
@@ -34,6 +34,12 @@ class TritonPythonModel:
         # What is loaded lives as long as the model: no collection is to look at it under traffic.
         gc.collect()
         gc.freeze()
+        # Behind all that fails a load, which is Triton's to answer.
+        self._guard = guard.start(args["model_name"])
+
+    def finalize(self) -> None:
+        if self._guard:
+            self._guard.close()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         # One after the other: a caller with several streams sends them as one request.

@@ -12,11 +12,12 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 import triton_io
-from qwen3_tts_engine import startup, warm_up
+from qwen3_tts_engine import guard, startup, warm_up
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.contracts import Runner
 from qwen3_tts_engine.gate import Gate
+from qwen3_tts_engine.liveness import CountedCodec
 from qwen3_tts_engine.opening import Opening
 from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.sequences import Sequences
@@ -48,11 +49,12 @@ class TritonPythonModel:
         prompts = PromptBuilder(checkpoint, config)
         voices = self.make_voices(checkpoint, config, prompts, codec)
         runner = self.make_runner(checkpoint, config, device)
-        self._engine = startup.build_engine(config, prompts, runner, codec)
+        counted = CountedCodec(codec, config.max_codec_failures, lambda error: self._engine.die(error))
+        self._engine = startup.build_engine(config, prompts, runner, counted)
+        triton_io.CALLS.begin(config.call_timeout_seconds, self._engine.die)
         self._sequences = Sequences(self._engine, prompts, config.sequence_idle_seconds)
         self._desk = Desk(self._engine, prompts, voices, self._sequences)
-        if config.unload_when_dead:
-            self._engine.on_death = self._unload
+        self._engine.on_death = self._on_death
         self._watcher = triton_io.CancelWatcher(self._engine.cancel, self._sequences.expire)
         labels = {"model": self._name, "version": args["model_version"]}
         self._reporter = triton_io.MetricsReporter(self._engine.recorder, labels)
@@ -61,6 +63,8 @@ class TritonPythonModel:
         gc.freeze()
         self._gate = Gate(config.max_streams + config.max_waiting)
         self._opening = Opening(self._engine, self._gate, config)
+        # Behind all that fails a load, which is Triton's to answer.
+        self._when_dead, self._guard = config.when_dead, guard.start(self._name)
         if golden is None:
             self._opening.at_once()
         else:
@@ -91,19 +95,25 @@ class TritonPythonModel:
         return self._gate.is_open and self._engine.is_alive
 
     def finalize(self) -> None:
+        if self._guard:
+            self._guard.close()
         self._opening.close()
         self._desk.close()
         self._engine.close()
         self._watcher.close()
         self._reporter.close()
+        triton_io.CALLS.close()
 
     @property
     def _repository(self) -> Path:
         return Path(self._args["model_repository"]).parent
 
-    def _unload(self, error: BaseException) -> None:
-        log.error("unloading %s: %s", self._name, error)
-        pb_utils.unload_model(self._name)
+    def _on_death(self, error: BaseException) -> None:
+        log.error("the engine of %s died: %s; when_dead=%s", self._name, error, self._when_dead)
+        if self._when_dead == "exit" and self._guard:
+            self._guard.end_server(unusable=not self._gate.is_open)
+        elif self._when_dead == "unload":
+            pb_utils.unload_model(self._name)
 
 
 def _lift_file_limit() -> None:

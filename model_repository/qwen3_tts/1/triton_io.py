@@ -18,11 +18,14 @@ from qwen3_tts_engine.chunker import Chunks
 from qwen3_tts_engine.codec import CodecStates, invalid_codes, overflowed, to_pcm
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.gate import Gate
+from qwen3_tts_engine.liveness import CallWatch
 from qwen3_tts_engine.reference_audio import own_samples
 from qwen3_tts_engine.request import InvalidRequest, Outcome, RequestError, ServerStarting, Unavailable
 from qwen3_tts_engine.sequences import SEQUENCE_ID, SequencePiece
 
 log = logging.getLogger("qwen3_tts")
+# Calls of other models that have no answer yet.
+CALLS = CallWatch()
 
 TEXT_FIELDS = ("operation", "text", "language", "speaker", "instruct", "voice", "ref_text")
 AUDIO_FIELD = "ref_audio"
@@ -324,7 +327,8 @@ def call_model(
         preferred_memory=pb_utils.PreferredMemory(kind, device.index or 0),
         parameters=parameters or {},
     )
-    response = request.exec()
+    with CALLS.call(model):
+        response = request.exec()
     if response.has_error():
         raise _model_error(model, response.error())
     return [torch.from_dlpack(pb_utils.get_output_tensor_by_name(response, name).to_dlpack()) for name in outputs]

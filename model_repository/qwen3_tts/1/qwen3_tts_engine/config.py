@@ -51,9 +51,14 @@ class EngineConfig(BaseModel):
     """How long the proof waits for code2wav once Triton has started; requests wait too."""
     cpu_threads: int = Field(default=0, ge=0)
     """Threads of one talker operation on the CPU; 0 takes half of the cores and leaves the rest to the codec."""
-    unload_when_dead: bool = False
-    """Unload the model when its engine dies: for --model-control-mode=explicit only. Where Triton refuses to unload,
-    the refused call itself can crash Triton 2.51."""
+    when_dead: Literal["exit", "unload", "stay"] = "exit"
+    """What happens when the engine dies, after every stream got its error. exit ends tritonserver (guard.py), so that
+    whatever started it starts it again. unload unloads the model, with --model-control-mode=explicit only: where Triton
+    refuses to unload, the refused call itself can crash Triton 2.51. stay refuses every request with UNAVAILABLE."""
+    max_codec_failures: int = Field(default=5, ge=1)
+    """Calls of the codec that may fail in a row; with so many the engine dies."""
+    call_timeout_seconds: float = Field(default=60.0, gt=0)
+    """How long a call of the codec or of an encoder may take; without an answer by then the engine dies."""
     max_streams: int = Field(default=256, ge=1, le=1024)
     """Streams in flight; each holds a slot from admission to its last chunk."""
     max_waiting: int = Field(default=256, ge=0)

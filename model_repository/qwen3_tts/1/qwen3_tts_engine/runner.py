@@ -42,7 +42,10 @@ class TalkerRunner:
                 self._state.open([newcomer])
                 self._prefill(newcomer)
                 self._fresh[newcomer.slot] = True
-            except RuntimeError as error:  # out of memory is one of these; the other streams go on
+            except RuntimeError as error:
+                # Out of memory: the other streams go on. Other errors of a GPU stay for every later operation.
+                if self._device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError):
+                    raise
                 failed.append((newcomer, error))
         return failed
 

@@ -1,10 +1,15 @@
 """A scripted codec: the first samples of a frame are its first codes and the number of frames decoded before it."""
 
+import time
+
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 SAMPLES_PER_FRAME = 1920
 PCM_SCALE = 32767
+# Seeds of streams whose chunks fail, and whose chunks get no answer.
+FAILING_SEED, SILENT_SEED = 667, 668
+FOREVER = 3600
 
 
 class TritonPythonModel:
@@ -16,6 +21,10 @@ class TritonPythonModel:
 
     def decode(self, codes, state, history):
         rows, frames, _ = codes.shape
+        if SILENT_SEED in codes[:, 0, 0]:
+            time.sleep(FOREVER)
+        if FAILING_SEED in codes[:, 0, 0]:
+            raise RuntimeError("injected")
         waveform = np.zeros((rows, frames, SAMPLES_PER_FRAME), np.float32)
         waveform[:, :, :2] = codes[:, :, :2] / PCM_SCALE
         # The state counts frames: a state that is lost, swapped or stale shows in the third sample.

@@ -1,0 +1,1 @@
+../../../qwen3_tts/1/qwen3_tts_engine/guard.py
