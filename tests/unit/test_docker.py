@@ -340,6 +340,36 @@ def test_the_operator_chooses_the_form_once() -> None:
     assert "CODEC_FORM=tensorrt " in instructions("ENV")[-1] + " "
 
 
+def serve_script(tmp_path: Path, life: str) -> subprocess.Popen[str]:
+    """docker/serve.sh with a server that does `life`, in the shell's language."""
+    (tmp_path / "tritonserver").write_text(f"#!/bin/sh\necho started\n{life}\n")
+    (tmp_path / "tritonserver").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CODEC_FORM": "python"}
+    return subprocess.Popen([SERVE], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(("life", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -USR1 $$", 138)])
+def test_container_ends_with_the_servers_code(life: str, code: int, tmp_path: Path) -> None:
+    with serve_script(tmp_path, life) as script:
+        assert script.wait(30) == code
+
+
+def test_container_that_is_stopped_waits_for_the_server(tmp_path: Path) -> None:
+    life = "trap 'sleep 0.5; exit 7' TERM; echo ready; while :; do sleep 0.01; done"
+    with serve_script(tmp_path, life) as script:
+        assert script.stdout is not None
+        assert [script.stdout.readline() for _ in range(2)] == ["started\n", "ready\n"]
+        script.terminate()
+        assert script.wait(30) == 7
+
+
+def test_health_is_that_of_the_model() -> None:
+    """Triton 2.51 calls a server ready whose model is gone."""
+    [check] = instructions("HEALTHCHECK")
+    assert "/v2/models/qwen3_tts/ready" in check
+    assert SERVICES["server"]["restart"] == "unless-stopped"
+
+
 def test_server_has_time_to_end_its_streams() -> None:
     """Longer than --exit-timeout-secs of tritonserver, which is 30."""
     assert "--exit-timeout-secs" not in SERVE.read_text()

@@ -42,9 +42,11 @@ SEQUENCE_START, SEQUENCE_END = 1, 2
 CPU = torch.device("cpu")
 SERVER_STARTS = "Server not ready"
 MODEL_IS_GONE = ("no available versions", "is not ready")
-# At most this many cancel checks (a message to Triton and back, 0.1 ms) in each period.
+# At most this many cancel checks (a message to Triton and back, 0.1 ms) in each period, and one of a stream in each
+# interval.
 CANCEL_CHECKS = 16
 CANCEL_PERIOD = 0.004
+CANCEL_INTERVAL = 0.02
 METRICS_PERIOD = 0.5
 
 
@@ -66,6 +68,7 @@ def accept(request: Any, gate: Gate, desk: "Desk", watcher: "CancelWatcher") -> 
         gate.enter(partial(_answer, take, sink, desk.engine))
 
     _answer(enter, sink, desk.engine)
+    sink.watch()
 
 
 def _answer(take: Callable[[], None], sink: "ResponseSink", engine: Engine) -> None:
@@ -113,7 +116,12 @@ class ResponseSink:
         self._watcher = watcher
         self._lock = threading.Lock()
         self._started = False
-        watcher.watch(self)
+
+    def watch(self) -> None:
+        """Notice when the client goes; for a request that was not refused at once."""
+        with self._lock:
+            if self._sender is not None:
+                self._watcher.watch(self)
 
     def send(self, pcm: np.ndarray) -> None:
         with self._lock:
@@ -155,14 +163,16 @@ class ResponseSink:
 class CancelWatcher:
     """Asks Triton, stream by stream, whether the client has gone, at a bounded rate and only while streams live.
 
+    A stream is first asked about CANCEL_INTERVAL after it was accepted: one that ends at once costs no message.
+
     `expire` is called as often: it ends those of whom nothing is heard any more.
     """
 
     def __init__(self, cancel: Callable[[str], None], expire: Callable[[], None]) -> None:
         self._cancel = cancel
         self._expire = expire
-        # Ordered: the stream that was asked about longest ago comes first.
-        self._sinks: dict[ResponseSink, None] = {}
+        # When each is due, in monotonic seconds: the stream that was asked about longest ago comes first.
+        self._due: dict[ResponseSink, float] = {}
         self._changed = threading.Condition()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cancel", daemon=True)
@@ -170,12 +180,12 @@ class CancelWatcher:
 
     def watch(self, sink: ResponseSink) -> None:
         with self._changed:
-            self._sinks[sink] = None
+            self._due[sink] = time.monotonic() + CANCEL_INTERVAL
             self._changed.notify()
 
     def forget(self, sink: ResponseSink) -> None:
         with self._changed:
-            self._sinks.pop(sink, None)
+            self._due.pop(sink, None)
 
     def close(self) -> None:
         with self._changed:
@@ -193,12 +203,13 @@ class CancelWatcher:
     def _next(self) -> list[ResponseSink]:
         """The streams whose turn it is; waits while there are none."""
         with self._changed:
-            while not self._sinks and not self._closed.is_set():
+            while not self._due and not self._closed.is_set():
                 self._changed.wait()
-            turn = list(itertools.islice(self._sinks, CANCEL_CHECKS))
+            now = time.monotonic()
+            turn = [sink for sink, due in itertools.islice(self._due.items(), CANCEL_CHECKS) if due <= now]
             for sink in turn:
-                del self._sinks[sink]
-                self._sinks[sink] = None
+                del self._due[sink]
+                self._due[sink] = now + CANCEL_INTERVAL
             return turn
 
 

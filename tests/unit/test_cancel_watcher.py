@@ -1,0 +1,115 @@
+"""Triton is asked about live streams alone, and not often."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from qwen3_tts_engine.gate import Gate
+from qwen3_tts_engine.request import InvalidRequest, RequestError
+
+WAIT = 10.0
+
+
+@pytest.fixture
+def triton_io(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The adapter on a stand-in for Triton's module."""
+    error = SimpleNamespace(INVALID_ARG=1)
+    utilities = SimpleNamespace(
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
+        TritonError=type("TritonError", (), {"__init__": lambda self, *given: None, **vars(error)}),
+        InferenceResponse=lambda error=None: error,
+    )
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utilities)
+    monkeypatch.delitem(sys.modules, "triton_io", raising=False)
+    import triton_io
+
+    yield triton_io
+    sys.modules.pop("triton_io")
+
+
+class Sender:
+    """A response sender that counts how often it is asked; asking behind the end is what crashes Triton."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+        self.cancelled = self.ended = False
+
+    def is_cancelled(self) -> bool:
+        assert not self.ended
+        self.asked.append(time.monotonic())
+        return self.cancelled
+
+    def send(self, *response: object, flags: int = 0) -> None:
+        self.ended |= bool(flags)
+
+
+class Watched:
+    def __init__(self, triton_io: Any) -> None:
+        self.triton_io = triton_io
+        self.gone: list[str] = []
+        self.turned = threading.Semaphore(0)
+        self.watcher = triton_io.CancelWatcher(self.gone.append, self.turned.release)
+
+    def accept(self, sender: Sender, take: Callable[[Any], None]) -> None:
+        request = SimpleNamespace(
+            get_response_sender=lambda: sender, inputs=list, correlation_id=lambda: 0, flags=lambda: 0
+        )
+
+        def refuse(sink: Any, error: RequestError) -> None:
+            sink.finish(error)
+
+        desk = SimpleNamespace(accept=lambda fields, sink, piece: take(sink), engine=SimpleNamespace(refuse=refuse))
+        gate = Gate(9)
+        gate.open()
+        self.triton_io.accept(request, gate, desk, self.watcher)
+
+    def turn(self, times: int) -> None:
+        """Let the watcher go round so often."""
+        for _ in range(times):
+            assert self.turned.acquire(timeout=WAIT)
+
+
+@pytest.fixture
+def watched(triton_io: Any) -> Iterator[Watched]:
+    watched = Watched(triton_io)
+    yield watched
+    watched.watcher.close()
+
+
+def test_a_request_that_is_refused_at_once_is_never_asked_about(watched: Watched) -> None:
+    refused, live = Sender(), Sender()
+
+    def take(sink: Any) -> None:
+        raise InvalidRequest("speaker", "nobody", "one of ryan")
+
+    watched.accept(live, lambda sink: None)
+    watched.accept(refused, take)
+    watched.turn(20)
+    assert refused.ended
+    assert not refused.asked
+    assert live.asked
+
+
+def test_a_stream_is_asked_about_once_an_interval_and_not_behind_its_end(watched: Watched) -> None:
+    sender, sinks = Sender(), []
+    accepted = time.monotonic()
+    watched.accept(sender, sinks.append)
+    watched.turn(50)
+    sinks[0].finish(None)
+    assert len(sender.asked) > 2
+    # On average: on a busy machine one may come late, and the next one on time.
+    assert (sender.asked[-1] - accepted) / len(sender.asked) > watched.triton_io.CANCEL_INTERVAL * 0.9
+
+
+def test_a_client_that_goes_is_noticed(watched: Watched) -> None:
+    sender, sinks = Sender(), []
+    watched.accept(sender, sinks.append)
+    sender.cancelled = True
+    watched.turn(50)
+    assert sinks[0].key in watched.gone
+    sinks[0].finish(None)

@@ -1,0 +1,73 @@
+"""The guard ends its parent's parent when its parent dies, and only then."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qwen3_tts_engine.guard import DEAD, UNUSABLE, exit_signal
+
+# A server with a stub, which does what it is told on the server's input.
+STUB = """
+import os, signal, sys
+from qwen3_tts_engine.guard import Guard
+guard = Guard("talker")
+print("loaded", flush=True)
+match sys.stdin.readline().strip():
+    case "die": os.kill(os.getpid(), signal.SIGKILL)
+    case "unload": guard.close()
+    case "fail": guard.end_server()
+    case "refuse": guard.end_server(unusable=True)
+sys.stdin.read()
+"""
+SERVER = f"""
+import subprocess, sys, time
+stub = subprocess.Popen([sys.executable, "-c", {STUB!r}])
+stub.wait()
+time.sleep(1)
+sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("order", "code", "reason"),
+    [
+        ("die", -signal.SIGKILL, "its process died"),
+        ("fail", -signal.SIGKILL, "its engine died"),
+        ("refuse", -signal.SIGUSR1, "it cannot serve"),
+        ("unload", 5, None),
+    ],
+)
+def test_the_server_ends_as_its_stub_does(order: str, code: int, reason: str | None) -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+    assert server.stderr is not None
+    with server.stdin, server.stdout, server.stderr:
+        assert server.stdout.readline() == "loaded\n"
+        server.stdin.write(f"{order}\n")
+        server.stdin.flush()
+        if order == "unload":
+            server.stdin.close()
+        assert server.wait(30) == code
+        if reason is None:
+            assert server.stderr.read() == ""
+        else:
+            chosen = signal.Signals(-code).name
+            assert server.stderr.readline() == f"guard: talker: {reason}; ending tritonserver with {chosen}\n"
+
+
+def test_a_containers_first_process_is_asked_to_end() -> None:
+    """The kernel keeps signals without a handler from it."""
+    assert {exit_signal(word, 1) for word in (b"", DEAD, UNUSABLE)} == {signal.SIGTERM}
+    assert exit_signal(b"", 2) == signal.SIGKILL
+
+
+def test_both_stubs_have_the_same_guard() -> None:
+    repository = Path(__file__).parents[2] / "model_repository"
+    talker = repository / "qwen3_tts" / "1" / "qwen3_tts_engine" / "guard.py"
+    assert (repository / "code2wav" / "1" / "code2wav_step" / "guard.py").resolve() == talker

@@ -1,0 +1,73 @@
+"""When a codec that fails, or a call without an answer, is declared dead."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from qwen3_tts_engine.chunker import Chunks
+from qwen3_tts_engine.liveness import CallWatch, CountedCodec
+from qwen3_tts_engine.request import RequestError, Unavailable
+from tests.fakes.scripted import ScriptedCodec
+
+CHUNKS = Chunks([], np.empty(0, int), np.zeros((1, 2, 16), int), np.empty(0), np.empty(0), np.empty(0), np.empty(0))
+
+
+class Codec:
+    def __init__(self, max_failures: int) -> None:
+        self.deaths: list[Exception] = []
+        self.inner = ScriptedCodec()
+        self.counted = CountedCodec(self.inner, max_failures, self.deaths.append)
+
+    def fail(self, error: Exception, times: int) -> None:
+        self.inner.fail = error
+        for _ in range(times):
+            with pytest.raises(type(error)):
+                self.counted.decode(CHUNKS)
+        self.inner.fail = None
+
+
+def test_failures_in_a_row_are_a_death() -> None:
+    codec = Codec(max_failures=3)
+    codec.fail(RequestError("no plan"), 2)
+    codec.counted.decode(CHUNKS)
+    codec.fail(RuntimeError("no plan"), 2)
+    assert not codec.deaths, "one that worked began the count again"
+    codec.fail(RuntimeError("no plan"), 1)
+    assert str(codec.deaths[0]) == "3 codec calls in a row failed (max_codec_failures): no plan"
+    codec.fail(RuntimeError("no plan"), 5)
+    assert len(codec.deaths) == 1
+
+
+def test_a_codec_that_triton_takes_away_is_not_dead() -> None:
+    codec = Codec(max_failures=1)
+    codec.fail(Unavailable("the server ends"), 5)
+    assert not codec.deaths
+
+
+def test_a_call_without_an_answer_is_a_death() -> None:
+    died, deaths = threading.Event(), []
+
+    def die(error: Exception) -> None:
+        deaths.append(str(error))
+        died.set()
+
+    watch = CallWatch()
+    watch.begin(0.05, die)
+    with watch.call("speaker_encoder"):
+        assert died.wait(10)
+    assert deaths == ["speaker_encoder has not answered for 0.05 s (call_timeout_seconds)"]
+    watch.close()
+
+
+def test_calls_that_are_answered_are_no_death() -> None:
+    deaths: list[Exception] = []
+    watch = CallWatch()
+    with watch.call("code2wav"):
+        pass
+    with pytest.raises(RequestError), watch.call("code2wav"):
+        raise RequestError("no")
+    watch.begin(1e-3, deaths.append)
+    threading.Event().wait(0.05)
+    watch.close()
+    assert not deaths
