@@ -1,5 +1,7 @@
 """The guard ends its parent's parent when its parent dies, and only then."""
 
+import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,15 +13,16 @@ from qwen3_tts_engine.guard import DEAD, UNUSABLE, exit_signal
 
 # A server with a stub, which does what it is told on the server's input.
 STUB = """
-import os, signal, sys
+import os, signal, sys, time
 from qwen3_tts_engine.guard import Guard
 guard = Guard("talker")
-print("loaded", flush=True)
+print(os.getpid(), flush=True)
 match sys.stdin.readline().strip():
     case "die": os.kill(os.getpid(), signal.SIGKILL)
     case "unload": guard.close()
     case "fail": guard.end_server()
     case "refuse": guard.end_server(unusable=True)
+    case "stay": time.sleep(3600)
 sys.stdin.read()
 """
 SERVER = f"""
@@ -48,7 +51,7 @@ def test_the_server_ends_as_its_stub_does(order: str, code: int, reason: str | N
     assert server.stdout is not None
     assert server.stderr is not None
     with server.stdin, server.stdout, server.stderr:
-        assert server.stdout.readline() == "loaded\n"
+        server.stdout.readline()
         server.stdin.write(f"{order}\n")
         server.stdin.flush()
         if order == "unload":
@@ -59,6 +62,18 @@ def test_the_server_ends_as_its_stub_does(order: str, code: int, reason: str | N
         else:
             chosen = signal.Signals(-code).name
             assert server.stderr.readline() == f"guard: talker: {reason}; ending tritonserver with {chosen}\n"
+
+
+def test_a_stub_that_hangs_ends_behind_its_server() -> None:
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        stub = os.pidfd_open(int(server.stdout.readline()))
+        server.stdin.write(b"stay\n")
+        server.stdin.flush()
+        server.kill()
+        assert select.select([stub], [], [], 30)[0]
+        os.close(stub)
 
 
 def test_a_containers_first_process_is_asked_to_end() -> None:

@@ -14,15 +14,23 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 FAREWELL, DEAD, UNUSABLE = b"farewell", b"dead", b"unusable"
 REASONS = {b"": "its process died", DEAD: "its engine died", UNUSABLE: "it cannot serve"}
 # From a dead engine's last errors to the end of the server, so that they reach the callers.
 DELIVERY_SECONDS = 0.5
+# A stub ends itself a third of a second after its server.
+STUB_SECONDS = 2.0
 # Shared memory of Triton's stubs, which only a server that ends in order removes.
 REGIONS = "/dev/shm/triton_python_backend_shm_region"
 INIT = 1
 log = logging.getLogger(__name__)
+
+
+class Process(NamedTuple):
+    number: int
+    descriptor: int  # a pidfd: of this process for ever, whoever gets its number
 
 
 class Guard:
@@ -30,20 +38,21 @@ class Guard:
 
     def __init__(self, model: str) -> None:
         """Raises OSError where the kernel has no pidfd, or tritonserver is gone."""
-        parent = os.getppid()
-        server = os.pidfd_open(parent)
+        server, stub = os.getppid(), os.getpid()
+        descriptors = [os.pidfd_open(server), os.pidfd_open(stub)]
         try:
-            if os.getppid() != parent:
-                raise ProcessLookupError(f"tritonserver (process {parent}) is gone")
+            if os.getppid() != server:
+                raise ProcessLookupError(f"tritonserver (process {server}) is gone")
             # In a stub, sys.executable need not be Python.
             python = shutil.which("python3") or sys.executable
-            command = [python, "-I", "-S", __file__, model, str(parent), str(server)]
+            command = [python, "-I", "-S", __file__, model, *map(str, (server, stub, *descriptors))]
             # A session of its own: Ctrl-C at the terminal is for the server.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, pass_fds=[server], start_new_session=True, bufsize=0
+                command, stdin=subprocess.PIPE, pass_fds=descriptors, start_new_session=True, bufsize=0
             )
         finally:
-            os.close(server)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def close(self) -> None:
         """The model is unloaded: nothing is to be ended."""
@@ -83,36 +92,50 @@ def start(model: str) -> Guard | None:
         return None
 
 
-def main(model: str, server: int, descriptor: int) -> None:
-    regions = _regions(os.getppid())
-    last_word = sys.stdin.buffer.read()
+def main(model: str, server: Process, stub: Process) -> None:
+    regions = _regions(stub)
+    last_word = _last_word(server)
     if last_word == FAREWELL:
         return
-    if not _is_gone(descriptor, DELIVERY_SECONDS if last_word else 0):
+    if last_word is not None and not _is_gone(server, DELIVERY_SECONDS if last_word else 0):
         regions |= _regions(server)
-        _end(descriptor, exit_signal(last_word, server), f"{model}: {REASONS[last_word]}")
+        _end(server, exit_signal(last_word, server.number), f"{model}: {REASONS[last_word]}")
+    # One that waits for an answer of the server waits for ever, and keeps its GPU memory.
+    if not _is_gone(stub, STUB_SECONDS):
+        _send(stub, signal.SIGKILL)
     for region in regions:
         Path(region).unlink(missing_ok=True)
 
 
-def _end(descriptor: int, chosen: signal.Signals, reason: str) -> None:
+def _last_word(server: Process) -> bytes | None:
+    """What the stub says before it closes the pipe, None when the server ends before that."""
+    ended, _, _ = select.select([sys.stdin, server.descriptor], [], [])
+    return sys.stdin.buffer.read() if sys.stdin in ended else None
+
+
+def _end(server: Process, chosen: signal.Signals, reason: str) -> None:
     print(f"guard: {reason}; ending tritonserver with {chosen.name}", file=sys.stderr, flush=True)
+    _send(server, chosen)
+    _is_gone(server, None)
+
+
+def _send(process: Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(descriptor, chosen)
-    _is_gone(descriptor, None)
+        signal.pidfd_send_signal(process.descriptor, number)
 
 
-def _is_gone(descriptor: int, wait_seconds: float | None) -> bool:
-    return bool(select.select([descriptor], [], [], wait_seconds)[0])
+def _is_gone(process: Process, wait_seconds: float | None) -> bool:
+    return bool(select.select([process.descriptor], [], [], wait_seconds)[0])
 
 
-def _regions(process: int) -> set[str]:
+def _regions(process: Process) -> set[str]:
     """Triton's shared memory that a process has mapped."""
     with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+        lines = Path(f"/proc/{process.number}/maps").read_text().splitlines()
         return {line[line.index(REGIONS) :] for line in lines if REGIONS in line and not line.endswith("(deleted)")}
     return set()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    server, stub, *descriptors = map(int, sys.argv[2:])
+    main(sys.argv[1], Process(server, descriptors[0]), Process(stub, descriptors[1]))

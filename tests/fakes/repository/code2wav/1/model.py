@@ -9,7 +9,8 @@ SAMPLES_PER_FRAME = 1920
 PCM_SCALE = 32767
 # Seeds of streams whose chunks fail, and whose chunks get no answer.
 FAILING_SEED, SILENT_SEED = 667, 668
-FOREVER = 3600
+# Seconds; longer than call_timeout_seconds of the tests.
+FOREVER = 30
 
 
 class TritonPythonModel:
