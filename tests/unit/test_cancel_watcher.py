@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qwen3_tts_engine.gate import Gate
-from qwen3_tts_engine.request import InvalidRequest, RequestError
+from qwen3_tts_engine.request import Cancelled, InvalidRequest, RequestError
 
 WAIT = 10.0
 
@@ -18,7 +18,7 @@ WAIT = 10.0
 @pytest.fixture
 def triton_io(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The adapter on a stand-in for Triton's module."""
-    error = SimpleNamespace(INVALID_ARG=1)
+    error = SimpleNamespace(INVALID_ARG=1, CANCELLED=2)
     utilities = SimpleNamespace(
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
         TritonError=type("TritonError", (), {"__init__": lambda self, *given: None, **vars(error)}),
@@ -106,10 +106,22 @@ def test_a_stream_is_asked_about_once_an_interval_and_not_behind_its_end(watched
     assert (sender.asked[-1] - accepted) / len(sender.asked) > watched.triton_io.CANCEL_INTERVAL * 0.9
 
 
-def test_a_client_that_goes_is_noticed(watched: Watched) -> None:
+def test_a_client_that_goes_is_noticed_and_triton_told_when_it_has_settled(watched: Watched) -> None:
     sender, sinks = Sender(), []
     watched.accept(sender, sinks.append)
     sender.cancelled = True
     watched.turn(50)
     assert sinks[0].key in watched.gone
-    sinks[0].finish(None)
+    cancelled = time.monotonic()
+    sinks[0].finish(Cancelled("cancelled by the client"))
+    while not sender.ended:
+        watched.turn(1)
+    assert time.monotonic() - cancelled >= watched.triton_io.CANCEL_SETTLE
+
+
+def test_closing_tells_triton_of_every_end(watched: Watched) -> None:
+    sender, sinks = Sender(), []
+    watched.accept(sender, sinks.append)
+    sinks[0].finish(Cancelled("cancelled by the client"))
+    watched.watcher.close()
+    assert sender.ended

@@ -2,9 +2,11 @@
 
 import itertools
 import logging
+import math
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -20,7 +22,7 @@ from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.gate import Gate
 from qwen3_tts_engine.liveness import CallWatch
 from qwen3_tts_engine.reference_audio import own_samples
-from qwen3_tts_engine.request import InvalidRequest, Outcome, RequestError, ServerStarting, Unavailable
+from qwen3_tts_engine.request import Cancelled, InvalidRequest, Outcome, RequestError, ServerStarting, Unavailable
 from qwen3_tts_engine.sequences import SEQUENCE_ID, SequencePiece
 
 log = logging.getLogger("qwen3_tts")
@@ -47,6 +49,9 @@ MODEL_IS_GONE = ("no available versions", "is not ready")
 CANCEL_CHECKS = 16
 CANCEL_PERIOD = 0.004
 CANCEL_INTERVAL = 0.02
+# From the moment at which a stream's cancel is seen to its FINAL. Triton's gRPC front end releases such a stream on the
+# first event behind FINAL, and touches it again on the second: there must be no write of it left on its way by then.
+CANCEL_SETTLE = 0.25
 METRICS_PERIOD = 0.5
 
 
@@ -148,11 +153,10 @@ class ResponseSink:
             if sender is None:
                 return
             self._watcher.forget(self)
-            final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-            if error is None:
-                sender.send(flags=final)
+            if isinstance(error, Cancelled):
+                self._watcher.settle(partial(_send_final, sender, error))
             else:
-                sender.send(pb_utils.InferenceResponse(error=_triton_error(error)), flags=final)
+                _send_final(sender, error)
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone. Under the lock: asking about a stream that has ended crashes Triton."""
@@ -163,7 +167,8 @@ class ResponseSink:
 class CancelWatcher:
     """Asks Triton, stream by stream, whether the client has gone, at a bounded rate and only while streams live.
 
-    A stream is first asked about CANCEL_INTERVAL after it was accepted: one that ends at once costs no message.
+    A stream is first asked about CANCEL_INTERVAL after it was accepted: one that ends at once costs no message. The
+    engine lets go of a cancelled stream at once; its FINAL is sent CANCEL_SETTLE later.
 
     `expire` is called as often: it ends those of whom nothing is heard any more.
     """
@@ -173,6 +178,8 @@ class CancelWatcher:
         self._expire = expire
         # When each is due, in monotonic seconds: the stream that was asked about longest ago comes first.
         self._due: dict[ResponseSink, float] = {}
+        # What ends cancelled streams, and when, in monotonic seconds.
+        self._ends: deque[tuple[float, Callable[[], None]]] = deque()
         self._changed = threading.Condition()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cancel", daemon=True)
@@ -187,15 +194,23 @@ class CancelWatcher:
         with self._changed:
             self._due.pop(sink, None)
 
+    def settle(self, end: Callable[[], None]) -> None:
+        """Call `end` in CANCEL_SETTLE."""
+        with self._changed:
+            self._ends.append((time.monotonic() + CANCEL_SETTLE, end))
+            self._changed.notify()
+
     def close(self) -> None:
         with self._changed:
             self._closed.set()
             self._changed.notify()
         self._thread.join()
+        self._end_settled(math.inf)
 
     def _run(self) -> None:
         while not self._closed.wait(CANCEL_PERIOD):
             self._expire()
+            self._end_settled(time.monotonic())
             for sink in self._next():
                 if sink.is_cancelled():
                     self._cancel(sink.key)
@@ -203,7 +218,7 @@ class CancelWatcher:
     def _next(self) -> list[ResponseSink]:
         """The streams whose turn it is; waits while there are none."""
         with self._changed:
-            while not self._due and not self._closed.is_set():
+            while not self._due and not self._ends and not self._closed.is_set():
                 self._changed.wait()
             now = time.monotonic()
             turn = [sink for sink, due in itertools.islice(self._due.items(), CANCEL_CHECKS) if due <= now]
@@ -211,6 +226,23 @@ class CancelWatcher:
                 del self._due[sink]
                 self._due[sink] = now + CANCEL_INTERVAL
             return turn
+
+    def _end_settled(self, now: float) -> None:
+        # One thread takes from the front.
+        while self._ends and self._ends[0][0] <= now:
+            _, end = self._ends.popleft()
+            try:
+                end()
+            except Exception:
+                log.exception("a cancelled stream's end could not be sent")
+
+
+def _send_final(sender: Any, error: RequestError | None) -> None:
+    final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    if error is None:
+        sender.send(flags=final)
+    else:
+        sender.send(pb_utils.InferenceResponse(error=_triton_error(error)), flags=final)
 
 
 class BlsCodec:
