@@ -22,7 +22,8 @@ def triton_io(monkeypatch: pytest.MonkeyPatch) -> Any:
     utilities = SimpleNamespace(
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
         TritonError=type("TritonError", (), {"__init__": lambda self, *given: None, **vars(error)}),
-        InferenceResponse=lambda error=None: error,
+        InferenceResponse=lambda *outputs, error=None: error,
+        Tensor=lambda name, values: values,
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utilities)
     monkeypatch.delitem(sys.modules, "triton_io", raising=False)
@@ -117,6 +118,17 @@ def test_a_client_that_goes_is_noticed_and_triton_told_when_it_has_settled(watch
     while not sender.ended:
         watched.turn(1)
     assert time.monotonic() - cancelled >= watched.triton_io.CANCEL_SETTLE
+
+
+def test_a_stream_that_ends_as_its_client_goes_settles_too(watched: Watched) -> None:
+    sender, sinks = Sender(), []
+    watched.accept(sender, sinks.append)
+    sinks[0].send(b"audio")
+    sender.cancelled = True
+    sinks[0].finish(None)
+    assert not sender.ended
+    watched.watcher.close()
+    assert sender.ended
 
 
 def test_closing_tells_triton_of_every_end(watched: Watched) -> None:

@@ -153,7 +153,7 @@ class ResponseSink:
             if sender is None:
                 return
             self._watcher.forget(self)
-            if isinstance(error, Cancelled):
+            if isinstance(error, Cancelled) or (self._started and sender.is_cancelled()):
                 self._watcher.settle(partial(_send_final, sender, error))
             else:
                 _send_final(sender, error)
