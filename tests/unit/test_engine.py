@@ -4,13 +4,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from qwen3_tts_engine.capacity import Capacity
 from qwen3_tts_engine.chunker import Chunker
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.request import Outcome, RequestError, SynthesisRequest, Unavailable
-from qwen3_tts_engine.scheduler import Scheduler, SchedulerLimits
+from qwen3_tts_engine.scheduler import Frames, Scheduler, SchedulerLimits
 from qwen3_tts_engine.slots import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, ScriptedCodec, ScriptedPrompts, ScriptedRunner, make_stream
 
@@ -41,12 +42,13 @@ class Harness:
             self.codec,
             take_turns=take_turns,  # type: ignore[arg-type]
         )
-        self._keys = 0
+        self.listeners: list[Listener] = []
 
     def speak(self, seed: int = 0, frames: int = 8, listener: Listener | None = None) -> Listener:
         listener = listener or Listener()
-        self.engine.submit(SynthesisRequest(text="x", seed=seed, max_frames=frames), listener, str(self._keys))
-        self._keys += 1
+        key = str(len(self.listeners))
+        self.listeners.append(listener)
+        self.engine.submit(SynthesisRequest(text="x", seed=seed, max_frames=frames), listener, key)
         return listener
 
     def is_empty(self) -> bool:
@@ -65,6 +67,7 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     harness.codec.gate.set()
     harness.engine.close()
     assert all(not thread.is_alive() for thread in harness.engine._threads)
+    assert not any(listener.late for listener in harness.listeners), "audio came behind the end"
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -81,6 +84,46 @@ def test_every_stream_hears_its_own_frames_in_order(harness: Harness) -> None:
         assert listener.signatures() == [(seed, frame) for frame in range(3 + seed % 40)]
         assert (listener.ends, listener.error) == (1, None)
     assert harness.is_empty()
+
+
+@pytest.mark.parametrize("harness", [(0, False)], indirect=True, ids=["read-at-once"])
+def test_an_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
+    """The end is sampled while the codec's thread is about to hand on the last frame."""
+    outbox, launch = harness.engine._outbox, harness.runner.launch
+    handing_on, ended = threading.Event(), threading.Event()
+
+    class Outbox:
+        get = staticmethod(outbox.get)
+
+        @staticmethod
+        def put(job: Callable[[], None] | None) -> None:
+            if threading.current_thread().name == "codec":
+                handing_on.set()
+                ended.wait(0.3)
+            outbox.put(job)
+            if threading.current_thread().name == "talker":
+                ended.set()
+
+    def launch_end_late(slots: np.ndarray) -> Frames:
+        if harness.runner.launched:
+            handing_on.wait()
+        return launch(slots)
+
+    harness.engine._outbox = Outbox()  # type: ignore[assignment]
+    harness.runner.launch = launch_end_late  # type: ignore[method-assign]
+    harness.runner.lengths[7] = 1
+    listener = harness.speak(seed=7)
+    assert listener.ended.wait(WAIT)
+    harness.engine.close()
+    assert (listener.signatures(), listener.error, listener.late) == ([(7, 0)], None, 0)
+
+
+def test_a_stream_that_ends_behind_its_last_chunk_is_no_longer_counted(harness: Harness) -> None:
+    harness.runner.lengths[7] = 1
+    listener = harness.speak(seed=7)
+    eventually(lambda: len(listener.pcm) == 1)
+    assert listener.ended.wait(WAIT)
+    assert harness.engine.recorder.take().gauges["qwen3_tts_requests_running"] == 0
 
 
 def test_streams_share_codec_calls(harness: Harness) -> None:

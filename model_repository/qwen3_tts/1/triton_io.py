@@ -111,7 +111,10 @@ def read_fields(request: Any) -> dict[str, Any]:
 
 
 class ResponseSink:
-    """One request's way back (stream.Sink). FINAL is sent once, whoever comes first; what comes later is dropped."""
+    """One request's way back (stream.Sink). FINAL is sent once, whoever comes first.
+
+    Audio that comes behind an error is dropped; behind an end without error it would be lost.
+    """
 
     def __init__(self, sender: Any, watcher: "CancelWatcher") -> None:
         # The client's request id may be empty or used twice; it never becomes a key.
@@ -120,7 +123,7 @@ class ResponseSink:
         self._sender: Any | None = sender
         self._watcher = watcher
         self._lock = threading.Lock()
-        self._started = False
+        self._started = self._completed = False
 
     def watch(self) -> None:
         """Notice when the client goes; for a request that was not refused at once."""
@@ -130,6 +133,7 @@ class ResponseSink:
 
     def send(self, pcm: np.ndarray) -> None:
         with self._lock:
+            assert not self._completed, "audio behind the end of a stream"
             if self._sender is None:
                 return
             outputs = [pb_utils.Tensor(WAVEFORM, pcm)]
@@ -152,6 +156,7 @@ class ResponseSink:
             sender, self._sender = self._sender, None
             if sender is None:
                 return
+            self._completed = error is None
             self._watcher.forget(self)
             if isinstance(error, Cancelled) or (self._started and sender.is_cancelled()):
                 self._watcher.settle(partial(_send_final, sender, error))

@@ -174,7 +174,8 @@ class Engine:
         with self._lock:
             self.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, decoded - called)
             ended = self._settle(chunks, decoded)
-        self._outbox.put(partial(self._deliver, chunks, pcm, failed, ended, decoded))
+            # Under the lock, or the end of a stream that has no more to decode could overtake this.
+            self._outbox.put(partial(self._deliver, chunks, pcm, failed, ended, decoded))
 
     def _call_codec(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         """The codec client's answer; a call that fails ends the streams that were in it and no other."""
@@ -250,6 +251,8 @@ class Engine:
                 self.scheduler.capacity.add_tick(len(batch), seconds)
             drained = self.scheduler.collect(batch, frames, now)
             self._codec_work.notify()
+            if drained:
+                self._gauge()
         for stream in drained:
             self._finish_later(stream)
 
@@ -328,6 +331,7 @@ class Engine:
                 # Whoever comes after a crash is told to try elsewhere, not that its own request failed.
                 self._closed = Unavailable(str(reason))
             ended = [stream for stream in list(self.scheduler.live.values()) if self.scheduler.end(stream)]
+            self._gauge()
             self._talker_work.notify_all()
             self._codec_work.notify_all()
         for stream in ended:
