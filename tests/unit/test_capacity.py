@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen3_tts_engine.capacity import Capacity, LineFit
+from qwen3_tts_engine.capacity import Capacity, WorkTime
 from qwen3_tts_engine.code2wav import FRAME_SECONDS, SAMPLES_PER_FRAME
 from qwen3_tts_engine.request import Unavailable
 from tests.fakes.scripted import Listener
@@ -21,7 +21,7 @@ FITTING = int(LOAD_LIMIT * FRAME_SECONDS / ROW_SECONDS)
 
 @given(st.floats(0.001, 0.1), st.floats(0, 0.01))
 def test_a_line_is_found_and_followed_when_it_changes(fixed: float, each: float) -> None:
-    fit = LineFit(batching_is_free=False)
+    fit = WorkTime(batching_is_free=False)
     for factor in (1.0, 2.0, 0.5):
         for i in range(400):
             fit.add(1 + i % 32, factor * (fixed + each * (1 + i % 32)))
@@ -29,7 +29,7 @@ def test_a_line_is_found_and_followed_when_it_changes(fixed: float, each: float)
 
 
 def test_of_one_size_alone_the_guess_decides() -> None:
-    proportional, free = LineFit(batching_is_free=False), LineFit(batching_is_free=True)
+    proportional, free = WorkTime(batching_is_free=False), WorkTime(batching_is_free=True)
     for _ in range(50):
         proportional.add(4, 0.02)
         free.add(4, 0.02)
@@ -44,6 +44,37 @@ def test_a_hiccup_does_not_stop_admission() -> None:
         capacity.add_codec_call(32, 0.008)
     capacity.add_tick(4, 2.0)
     assert capacity.admits(32)
+
+
+def measure(capacity: Capacity, sizes: list[int], busy: float) -> None:
+    """Samples of a machine on which most of a tick is the same for one stream and for eight."""
+    for size in sizes:
+        capacity.add_tick(size, busy * (0.0075 + 0.0005 * size))
+        capacity.add_codec_call(size * 8, busy * (0.0055 + 0.00006 * 8 * size))
+
+
+@pytest.mark.parametrize("alone", [300, 3000])
+def test_a_machine_that_ran_eight_streams_knows_so_while_it_is_busy_and_once_it_is_free(alone: int) -> None:
+    """Also when only single streams were measured for as long as a minute."""
+    capacity = Capacity(0.9, 8, batching_is_free=False)
+    measure(capacity, [1, 2, 4, 8] * 100, busy=1)
+    assert capacity.admits(8)
+    measure(capacity, [1] * alone, busy=5)
+    assert capacity.frame_seconds(8) == pytest.approx(5 * (0.01267), rel=0.15)
+    assert capacity.admits(8)
+    measure(capacity, [1] * 150, busy=1)
+    assert capacity.frame_seconds(8) == pytest.approx(0.01267, rel=0.2)
+    assert capacity.admits(16)
+
+
+def test_large_batches_that_were_measured_while_the_machine_was_busy_do_not_cost_more_than_in_proportion() -> None:
+    capacity = Capacity(0.9, 8, batching_is_free=False)
+    for _ in range(100):
+        capacity.add_tick(1, 0.002)
+        capacity.add_tick(8, 0.040)
+        capacity.add_codec_call(8, 0.001)
+    mean = (0.002 + 0.040) / 9
+    assert capacity.frame_seconds(16) <= 1.05 * (16 * mean + 16 * 0.001 / 8)
 
 
 def test_talker_and_codec_add_up() -> None:

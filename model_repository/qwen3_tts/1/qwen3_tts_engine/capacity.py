@@ -4,8 +4,10 @@ import math
 
 from qwen3_tts_engine.code2wav import FRAME_SECONDS, MAX_BATCH
 
-# Weight of a sample after each newer one: about the last 50 count, some seconds' worth.
-MEMORY = 0.98
+# Weight of a sample after each newer one. How busy the machine is counts over about 50 samples, some seconds' worth;
+# what a larger batch costs beside a small one is a property of the machine and kept for 500 changes of size.
+PACE_MEMORY = 0.98
+SHAPE_MEMORY = 0.998
 # A sample counts at most this many times what was expected: a hiccup is not the machine's pace.
 LARGEST_SURPRISE = 3.0
 # Of a first guess beside the samples: enough to decide while all of these have the same size, not more.
@@ -24,23 +26,22 @@ def urgent_lead(frame_seconds: float) -> float:
 
 
 class LineFit:
-    """Seconds of work as fixed + each * size, by least squares over what was seen lately."""
+    """Cost as fixed + each * size, neither of them negative, by least squares over what was seen lately."""
 
-    def __init__(self, *, batching_is_free: bool) -> None:
+    def __init__(self, memory: float, *, batching_is_free: bool = False) -> None:
         """As long as only one size was seen, a larger one is taken to cost as much, or else in proportion."""
+        self._memory = memory
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._free = batching_is_free
 
-    def add(self, size: float, seconds: float) -> None:
-        if self._weight and (expected := self.at(size)) > 0:
-            seconds = min(seconds, LARGEST_SURPRISE * expected)
+    def add(self, size: float, cost: float) -> None:
         sums = (self._weight, self._x, self._y, self._xx, self._xy)
-        sample = (1.0, size, seconds, size * size, size * seconds)
-        updated = (MEMORY * total + new for total, new in zip(sums, sample, strict=True))
+        sample = (1.0, size, cost, size * size, size * cost)
+        updated = (self._memory * total + new for total, new in zip(sums, sample, strict=True))
         self._weight, self._x, self._y, self._xx, self._xy = updated
 
     def at(self, size: float) -> float:
-        """Seconds for this size; before the first sample, as if batching cost nothing, or too much."""
+        """Cost of this size; before the first sample, as if batching cost nothing, or too much."""
         if not self._weight:
             return 0.0 if self._free else math.inf
         # The guess is one more sample: nothing costs nothing, or twice the size costs the same.
@@ -50,8 +51,35 @@ class LineFit:
         mean_x, mean_y = (self._x + GUESS_WEIGHT * guess_x) / weight, (self._y + GUESS_WEIGHT * guess_y) / weight
         variance = (self._xx + GUESS_WEIGHT * guess_x**2) / weight - mean_x**2
         covariance = (self._xy + GUESS_WEIGHT * guess_x * guess_y) / weight - mean_x * mean_y
-        each = max(covariance / variance, 0.0) if variance > 0 else 0.0
-        return max(mean_y + each * (size - mean_x), 0.0)
+        each = covariance / variance if variance > 0 else 0.0
+        return mean_y + min(max(each, 0.0), mean_y / mean_x) * (size - mean_x)
+
+
+class WorkTime:
+    """Seconds that work of some size takes: how a machine's cost grows with size, times how busy it is now.
+
+    While a machine is busy few streams run, and only small batches are measured. Of one line through these alone, the
+    cost of a larger batch would be in proportion, which is many times too much; so few would be let in for good.
+    """
+
+    def __init__(self, *, batching_is_free: bool) -> None:
+        self._shape = LineFit(SHAPE_MEMORY, batching_is_free=batching_is_free)
+        self._pace = 1.0
+        self._last_size = 0.0
+
+    def add(self, size: float, seconds: float) -> None:
+        if self._last_size and (expected := self.at(size)) > 0:
+            seconds = min(seconds, LARGEST_SURPRISE * expected)
+        # A size that stays the same says how busy the machine is, and nothing of other sizes.
+        if size != self._last_size:
+            self._shape.add(size, seconds / self._pace)
+        self._last_size = size
+        if (usual := self._shape.at(size)) > 0:
+            self._pace = PACE_MEMORY * self._pace + (1 - PACE_MEMORY) * seconds / usual
+
+    def at(self, size: float) -> float:
+        """Seconds for this size; before the first sample nothing where batching is free, else infinite."""
+        return self._pace * self._shape.at(size)
 
 
 class Capacity:
@@ -64,8 +92,8 @@ class Capacity:
         """`load_limit` is the share of real time that work may take; 0 admits everyone."""
         self._budget = load_limit * FRAME_SECONDS
         self._chunk_frames = max_chunk_frames
-        self._tick = LineFit(batching_is_free=batching_is_free)
-        self._codec = LineFit(batching_is_free=batching_is_free)
+        self._tick = WorkTime(batching_is_free=batching_is_free)
+        self._codec = WorkTime(batching_is_free=batching_is_free)
 
     def add_tick(self, rows: int, seconds: float) -> None:
         self._tick.add(rows, seconds)
