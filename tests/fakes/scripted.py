@@ -23,8 +23,10 @@ class ScriptedRunner:
     It ends at its cap, or behind `lengths[s]` frames.
     """
 
-    def __init__(self, num_slots: int, tick_seconds: float = 0.0, lookahead: int = 0) -> None:
-        self.limits = RunnerLimits(num_slots, num_pages=1 << 16, page_size=32, max_positions=1 << 16, max_trailing=0)
+    def __init__(self, num_slots: int, tick_seconds: float = 0.0, lookahead: int = 0, page_size: int = 32) -> None:
+        self.limits = RunnerLimits(
+            num_slots, num_pages=1 << 16, page_size=page_size, max_positions=1 << 16, max_trailing=0
+        )
         self.lookahead = lookahead
         self.tick_seconds = tick_seconds
         self.row_seconds = 0.0
@@ -38,17 +40,27 @@ class ScriptedRunner:
         self._signature = np.zeros(num_slots, np.int64)
         self._frame = np.zeros(num_slots, np.int64)
         self._length = np.zeros(num_slots, np.int64)
+        self._rows = np.zeros(num_slots, np.int64)
+        self._pages: list[list[int]] = [[] for _ in range(num_slots)]
 
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
         failed = []
         for newcomer in newcomers:
             seed = newcomer.stream.sampling.seed
             self._signature[newcomer.slot] = seed % SIGNATURES
-            self._frame[newcomer.slot] = 0
+            self._frame[newcomer.slot] = len(newcomer.frames)
+            assert (newcomer.frames[:, 1:2].ravel() == np.arange(len(newcomer.frames)) % SIGNATURES).all()
+            self._rows[newcomer.slot] = len(newcomer.stream.prompt)
+            self._pages[newcomer.slot] = list(newcomer.pages)
             self._length[newcomer.slot] = self.lengths.get(seed, ENDLESS)
             if seed in self.prefill_failures:
                 failed.append((newcomer, self.prefill_failures[seed]))
         return failed
+
+    def grow(self, grown: np.ndarray) -> None:
+        for slot, place, page in grown.tolist():
+            assert place == len(self._pages[slot])
+            self._pages[slot].append(page)
 
     def feed(self, feeds: list[TextFeed]) -> None:
         self.fed += feeds
@@ -57,6 +69,7 @@ class ScriptedRunner:
         if self.fail:
             raise self.fail
         self.gate.wait()
+        self._check_pages(slots)
         self.launched += 1
         time.sleep(self.tick_seconds + self.row_seconds * len(slots))
         codes = np.zeros((len(slots), NUM_CODEBOOKS), np.int64)
@@ -64,6 +77,14 @@ class ScriptedRunner:
         ended = self._frame[slots] >= self._length[slots]
         self._frame[slots] += 1
         return Frames(codes, ended)
+
+    def _check_pages(self, slots: np.ndarray) -> None:
+        """Each position that is written and read lies in a page of its own stream."""
+        positions = self._rows[slots] + np.maximum(self._frame[slots], 1) - 1
+        pages = [page for slot in slots for page in self._pages[slot]]
+        assert len(set(pages)) == len(pages)
+        held = [len(self._pages[slot]) * self.limits.page_size for slot in slots]
+        assert (positions <= held).all()
 
     def collect(self, tick: Frames) -> Frames:
         self.collected += 1

@@ -59,7 +59,7 @@ def engine(checkpoint: Checkpoint) -> Iterator[Engine]:
     limits = SchedulerLimits(runner.limits.page_size, PAGES, SLOTS, REQUESTS, prefill_rows=1)
     scheduler = Scheduler(table, limits, Capacity(0, 8, batching_is_free=True))
     engine = Engine(
-        PromptBuilder(checkpoint, config), scheduler, Chunker(table, 8, lambda: 0.002), runner, CodesAsAudio()
+        PromptBuilder(checkpoint, config), scheduler, Chunker(table, 8, lambda streams: 0.002), runner, CodesAsAudio()
     )
     engine.start()
     yield engine

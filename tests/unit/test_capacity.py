@@ -119,7 +119,7 @@ def test_streams_beyond_real_time_wait_and_the_others_never_stall() -> None:
             harness.speak(frames=20, listener=player)
         running = 0
         while not all(player.ended.wait(0.005) for player in players):
-            running = max(running, harness.engine.scheduler.num_talking)
+            running = max(running, harness.engine.scheduler.num_active)
         assert 2 <= running <= FITTING + 1
         assert all(player.error is None for player in players)
         assert max(player.largest_stall for player in players) < FRAME_SECONDS / 2

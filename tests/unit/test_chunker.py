@@ -25,7 +25,7 @@ def table_with(pending: list[int], sent: list[int] | None = None, done: bool = F
 
 
 def chunker_of(table: SlotTable, frame_seconds: float = 0.002) -> Chunker:
-    return Chunker(table, 8, lambda: frame_seconds)
+    return Chunker(table, 8, lambda streams: frame_seconds)
 
 
 def speak(frames: int, frame_seconds: float) -> tuple[list[int], float]:
@@ -74,7 +74,7 @@ def test_the_codec_is_asked_for_verified_lengths_only(
     pending, sent, lead, talking = zip(*streams, strict=True)
     table = table_with(list(pending), list(sent))
     table.deadline[:], table.talking[:] = lead, talking
-    chunker = Chunker(table, longest, lambda: frame_seconds)
+    chunker = Chunker(table, longest, lambda streams: frame_seconds)
     while chunks := chunker.next_chunks(0.0):
         assert chunks.codes.shape[1] in CHUNK_FRAMES
         assert chunks.codes.shape[1] <= longest

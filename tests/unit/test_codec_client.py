@@ -63,7 +63,7 @@ def test_a_clone_goes_on_behind_its_reference() -> None:
     clone.voice = Voice(np.zeros(4, np.float32), np.zeros((80, 16), np.int32), "text", torch.zeros(8))
     for slot, stream in enumerate((clone, make_stream("other", Listener()))):
         table.open(slot, stream)
-    chunker = Chunker(table, 1, lambda: 0.0)
+    chunker = Chunker(table, 1, lambda streams: 0.0)
     table.codes[:] = 0
     for frame in range(3):
         table.written += 1

@@ -27,13 +27,14 @@ class Harness:
         load_limit: float = 0,
         refuse: bool = False,
         take_turns: bool = False,
+        pages: int = 1000,
     ) -> None:
         table = SlotTable(slots, 256, NUM_CODEBOOKS)
-        self.runner = ScriptedRunner(slots, lookahead=lookahead)
+        self.runner = ScriptedRunner(slots, lookahead=lookahead, page_size=4)
         self.codec = ScriptedCodec()
-        limits = SchedulerLimits(4, 1000, slots, max_waiting, 1000, refuse)
+        limits = SchedulerLimits(4, pages, slots, max_waiting, 1000, refuse)
         scheduler = Scheduler(table, limits, Capacity(load_limit, 8, batching_is_free=False))
-        chunker = Chunker(table, 8, lambda: scheduler.frame_seconds)
+        chunker = Chunker(table, 8, scheduler.capacity.frame_seconds)
         self.engine = Engine(
             ScriptedPrompts(),
             scheduler,

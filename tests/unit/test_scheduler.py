@@ -37,7 +37,7 @@ class Traffic(RuleBasedStateMachine):
     @initialize(slots=st.integers(1, 4), pages=st.integers(7, 24), batch=st.integers(1, 4), rows=st.integers(1, 12))
     def start(self, slots: int, pages: int, batch: int, rows: int) -> None:
         self.scheduler = make_scheduler(slots, pages, max_batch=batch, prefill_rows=rows)
-        self.chunker = Chunker(self.scheduler.table, 8, lambda: 0.01)
+        self.chunker = Chunker(self.scheduler.table, 8, lambda streams: 0.01)
         self.accepted: list[Stream] = []
         self.ended: list[Stream] = []
         self.tick: Batch | None = None
@@ -187,7 +187,7 @@ def test_no_frame_is_launched_beyond_the_cap() -> None:
     scheduler = make_scheduler()
     scheduler.submit(make_stream("0", Listener(), max_frames=2))
     assert [len(scheduler.next_batch(NOW)) for _ in range(4)] == [1, 1, 0, 0]
-    assert not scheduler.has_work
+    assert not scheduler.has_work(NOW)
 
 
 def test_newcomers_go_alone_while_everyone_has_audio() -> None:

@@ -160,17 +160,17 @@ def test_a_stream_without_text_is_left_out_and_comes_back() -> None:
     scheduler = make_scheduler()
     stream = make_held("0")
     scheduler.hold(stream)
-    assert not scheduler.has_work
+    assert not scheduler.has_work(0.0)
     stream.prompt = make_prompt([1], is_open=True, frames=RESERVED)
     scheduler.text_came(stream)
     assert [len(scheduler.next_batch(0.0)) for _ in range(4)] == [1, 1, 0, 0]
-    assert not scheduler.has_work
+    assert not scheduler.has_work(0.0)
     stream.prompt.arrived.append(2)
     scheduler.text_came(stream)
-    assert scheduler.has_work
+    assert scheduler.has_work(0.0)
     [feed] = scheduler.next_batch(0.0).feeds
     assert feed == TextFeed(0, 1, [2], is_open=True, late=True)
-    assert not scheduler.has_work
+    assert not scheduler.has_work(0.0)
 
 
 def test_streams_without_words_are_limited() -> None:

@@ -40,6 +40,7 @@ def test_the_table_in_use_ends_with_the_last_slot_and_is_the_same_memory() -> No
     assert len(table.in_use.talking) == 0
     for slot in (0, 1, 4):
         table.open(slot, make_stream(str(slot), Listener()))
+        table.pages[slot] = 1
     table.in_use.written[4] = 3
     assert table.written[4] == 3
     assert table.in_use.pending.tolist() == [0, 0, 0, 0, 3]

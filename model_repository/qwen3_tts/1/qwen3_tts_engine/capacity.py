@@ -13,6 +13,10 @@ LARGEST_SURPRISE = 3.0
 # Of a first guess beside the samples: enough to decide while all of these have the same size, not more.
 GUESS_WEIGHT = 0.5
 
+# Text tokens and frames of ordinary speech, which count until others were heard (also startup.COMMON_POSITIONS).
+USUAL_SPEECH = (100, 375)
+SPEECH_MEMORY = 0.98
+
 # Prompts to prefill, the sending and accidents; and how often every stream may have to get a frame before a listener's
 # turn comes: with its own, and with a tick and a codec call that had just begun. Tested with 256 streams on one H200.
 URGENT_LEAD, URGENT_FRAMES = 0.02, 3
@@ -80,6 +84,23 @@ class WorkTime:
     def at(self, size: float) -> float:
         """Seconds for this size; before the first sample nothing where batching is free, else infinite."""
         return self._pace * self._shape.at(size)
+
+
+class SpeechLength:
+    """How many frames a text takes, learnt from what was spoken."""
+
+    def __init__(self) -> None:
+        self._fit = LineFit(SPEECH_MEMORY)
+        self._fit.add(*USUAL_SPEECH)
+
+    def add(self, tokens: int, frames: int, *, was_cut: bool) -> None:
+        """A text that `was_cut` at its cap would have taken longer."""
+        expected = self.at(tokens)
+        frames_at_least = max(frames, expected) if was_cut else frames
+        self._fit.add(tokens, min(frames_at_least, LARGEST_SURPRISE * expected))
+
+    def at(self, tokens: int) -> float:
+        return self._fit.at(tokens)
 
 
 class Capacity:

@@ -63,8 +63,8 @@ class Chunker:
     listener lives on what was sent before.
     """
 
-    def __init__(self, table: SlotTable, max_chunk_frames: int, frame_seconds: Callable[[], float]) -> None:
-        """`frame_seconds` says how long one frame of every stream takes at present."""
+    def __init__(self, table: SlotTable, max_chunk_frames: int, frame_seconds: Callable[[int], float]) -> None:
+        """`frame_seconds` says how long one frame of each of so many streams takes at present."""
         self._table = table
         self._max_chunk_frames = max_chunk_frames
         self._frame_seconds = frame_seconds
@@ -103,7 +103,7 @@ class Chunker:
 
     def _is_due(self, urgent: np.ndarray, need: Need) -> bool:
         """Whether a call is to be made for ready chunks, of which some are urgent, bool [ready]."""
-        enough = 1 if need is Need.ANY else max(1, min(MAX_BATCH, self._table.in_use.talking.sum() * WORTHWHILE_SHARE))
+        enough = 1 if need is Need.ANY else max(1, min(MAX_BATCH, self._table.in_use.num_active * WORTHWHILE_SHARE))
         return bool(urgent.any()) or (need is not Need.URGENT and len(urgent) >= enough)
 
     def done(self, chunks: Chunks, now: float) -> list[Stream]:
@@ -124,7 +124,7 @@ class Chunker:
         pending = made - table.sent
         # What is over or waits for text sends what it has: the listener has nothing else.
         over = ~table.talking | ((table.launched >= table.horizon) & (made >= table.launched))
-        lead, frame_seconds = table.deadline - now, self._frame_seconds()
+        lead, frame_seconds = table.deadline - now, self._frame_seconds(table.num_active)
         urgent = lead < urgent_lead(frame_seconds)
         long_enough = (pending >= self._chunk_frames(pending, lead, frame_seconds)) | urgent
         ready = np.flatnonzero(~table.decoding & (pending > 0) & (over | long_enough))

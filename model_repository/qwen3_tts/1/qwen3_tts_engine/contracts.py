@@ -24,6 +24,9 @@ class Runner(Protocol):
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
         """Load prompts into their slots; returns those that failed, with the reason."""
 
+    def grow(self, grown: np.ndarray) -> None:
+        """Give slots further pages, int64 [pages, 3]: slot, place in its page table, page."""
+
     def feed(self, feeds: list[TextFeed]) -> None:
         """Bring text to parts in progress."""
 

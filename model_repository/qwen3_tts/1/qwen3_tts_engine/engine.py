@@ -144,6 +144,9 @@ class Engine:
             if isinstance(step, Chunks):
                 self._decode(step)
                 continue
+            # Before the newcomers: some may have been given pages that others lost.
+            if len(step.grown):
+                self._runner.grow(step.grown)
             batch = self._prefill(step)
             if batch.feeds:
                 self._runner.feed(batch.feeds)
@@ -196,7 +199,7 @@ class Engine:
         with self._lock:
             while not self._closed:
                 now = time.perf_counter()
-                has_work = not idle or self.scheduler.has_work
+                has_work = not idle or self.scheduler.has_work(now)
                 if self._take_turns and idle and (chunks := self._chunker.next_chunks(now, _need(has_work, last))):
                     return chunks
                 if has_work:

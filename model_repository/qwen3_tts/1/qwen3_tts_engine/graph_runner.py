@@ -139,14 +139,15 @@ class GraphRunner(TalkerRunner):
 
     def _prompt_rows(self, newcomer: Newcomer) -> np.ndarray:
         prompt = newcomer.stream.prompt
-        count = len(prompt)
+        text_ids, code_ids = newcomer.rows(self._pad_text_id)
+        count = len(text_ids)
         receiver = np.full(count, self._state.padding_slot)
         receiver[-1] = newcomer.slot
         speaker = np.full(count, self._state.padding_slot)
         if prompt.vector is not None:
             speaker[prompt.vector_row] = newcomer.slot
-        columns = (np.full(count, newcomer.slot), np.arange(count), receiver, speaker, prompt.text_ids)
-        rows: np.ndarray = np.concatenate([np.stack(columns, axis=1), prompt.code_ids], axis=1)
+        columns = (np.full(count, newcomer.slot), np.arange(count), receiver, speaker, text_ids)
+        rows: np.ndarray = np.concatenate([np.stack(columns, axis=1), code_ids], axis=1)
         return rows.astype(np.int64)
 
     def _prefill_rows(self, rows: Tensor) -> None:

@@ -50,6 +50,10 @@ class TalkerRunner:
         return failed
 
     @torch.inference_mode()
+    def grow(self, grown: np.ndarray) -> None:
+        self._state.grow(grown)
+
+    @torch.inference_mode()
     def feed(self, feeds: list[TextFeed]) -> None:
         self._state.feed(feeds)
 
@@ -66,15 +70,13 @@ class TalkerRunner:
         return tick
 
     def _prefill(self, newcomer: Newcomer) -> None:
-        """Run the prompt through the talker; what it gives for the last row becomes the first frame."""
+        """Run the prompt through the talker; what it gives for the last row becomes the next frame."""
         prompt = newcomer.stream.prompt
-        text, codes = (
-            torch.from_numpy(ids).to(self._device, torch.int64) for ids in (prompt.text_ids, prompt.code_ids)
-        )
+        text, codes = (torch.from_numpy(ids).to(self._device, torch.int64) for ids in newcomer.rows(self._pad_text_id))
         rows = self._talker.embed(text, codes)
         if prompt.vector is not None:
             rows[prompt.vector_row] += self._state.vectors[newcomer.slot]
-        positions = torch.arange(len(prompt), device=self._device)
+        positions = torch.arange(len(rows), device=self._device)
         slots = torch.full_like(positions, newcomer.slot)
         attention = self._ops.paged_attention(self._cache, slots, positions, prefill=True)
         self._state.input[newcomer.slot] = self._talker.forward(rows, attention)[-1]

@@ -1,11 +1,13 @@
 """Which streams run: admission, the next batch, and what becomes of its frames. No tensors, no threads."""
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 
 from qwen3_tts_engine.capacity import Capacity, urgent_lead
+from qwen3_tts_engine.paging import Paging
 from qwen3_tts_engine.request import Unavailable
 from qwen3_tts_engine.slots import Pool, SlotTable
 from qwen3_tts_engine.stream import Stream
@@ -13,15 +15,29 @@ from qwen3_tts_engine.stream import Stream
 # Audio beyond the urgent that every listener must have for newcomers to go alone: what their prefill, their first frame
 # and a codec call take (measured on one H200).
 COMFORT = 0.01
+# Of a queue whose first stream waits for pages, how many behind it are looked at, and how many may go before it.
+LOOKAHEAD, MAX_OVERTAKING = 8, 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Newcomer:
-    """A stream whose prompt is to be prefilled, and what it was given; its own fields may change under a cancel."""
+    """A stream whose prompt is to be prefilled, and what it was given; its own fields may change under a cancel.
+
+    `frames`, int [frames, codebooks], are those that it has made of the prompt already: they are prefilled behind it.
+    """
 
     stream: Stream
     slot: int
     pages: list[int]
+    frames: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int16))
+
+    def rows(self, pad_text_id: int) -> tuple[np.ndarray, np.ndarray]:
+        """What is prefilled: text ids int [rows] and code ids int [rows, codebooks], as those of a prompt."""
+        prompt, count = self.stream.prompt, len(self.frames)
+        if not count:
+            return prompt.text_ids, prompt.code_ids
+        text = [*prompt.trailing[:count], *[pad_text_id] * (count - len(prompt.trailing))]
+        return np.concatenate([prompt.text_ids, text]), np.concatenate([prompt.code_ids, self.frames])
 
 
 @dataclass(frozen=True)
@@ -40,10 +56,14 @@ class TextFeed:
 
 @dataclass(frozen=True)
 class Batch:
-    """One tick: streams to prefill, text to feed, and the slots (int64 [rows]) that each make a frame."""
+    """One tick: streams to prefill, text to feed, and the slots (int64 [rows]) that each make a frame.
+
+    `grown` int64 [pages, 3] are pages that streams were given: slot, place in the slot's page table, page.
+    """
 
     newcomers: list[Newcomer]
     feeds: list[TextFeed]
+    grown: np.ndarray
     slots: np.ndarray
     lives: np.ndarray
 
@@ -89,13 +109,18 @@ class Scheduler:
         self.limits = limits
         self.capacity = capacity
         self.slots = Pool(len(table.streams))
-        self.pages = Pool(limits.num_pages)
+        self.paging = Paging(table, limits.page_size, limits.num_pages, capacity)
         self.waiting: deque[Stream] = deque()
         self.live: dict[str, Stream] = {}
         # Streams whose first words have not come, between two parts, and with text that the runner has not had.
         self.held: dict[str, Stream] = {}
         self._resting: dict[str, Stream] = {}
         self._told: dict[str, Stream] = {}
+        self._overtaken = 0
+
+    @property
+    def pages(self) -> Pool:
+        return self.paging.pool
 
     def hold(self, stream: Stream) -> None:
         """Take in a stream that waits for its first words; it holds nothing. Raises Unavailable when many do."""
@@ -109,26 +134,30 @@ class Scheduler:
         Raises Unavailable for the first words of a stream when there is no room for it.
         """
         if stream.key in self._resting:
-            if stream.is_open or stream.following:
-                return False
-            return self._hang_up(stream.slot) is not None
-        if stream.key in self.held:
+            if stream.following:
+                self._turn(stream)
+            elif not stream.is_open:
+                return self._hang_up(stream.slot) is not None
+        elif stream.key in self.held:
             if len(stream.prompt):
                 self.submit(stream)
                 del self.held[stream.key]
+        elif stream.key in self.paging.parked:
+            stream.prompt.take_arrived()
+            self.table.set_bounds(stream.slot, stream)
         elif stream.slot >= 0 and self.table.talking[stream.slot]:
             self._told[stream.key] = stream
         return False
 
     def submit(self, stream: Stream) -> None:
         """Queue a stream; raises Unavailable when the queue is full, or it could never fit, or not in real time."""
-        if self._num_pages(stream) > self.pages.size:
+        if self.paging.most(stream) > self.pages.size:
             tokens = self.pages.size * self.limits.page_size
             raise Unavailable(f"{stream.num_positions} positions wanted, the key/value cache holds {tokens}")
         if len(self.waiting) >= self.limits.max_waiting and not self._fits(stream):
             raise Unavailable(f"busy: {self.slots.num_used} streams run, {len(self.waiting)} wait")
-        if self.limits.refuse_overload and not self.capacity.admits(self.num_talking + len(self.waiting) + 1):
-            raise Unavailable(f"busy: {self.num_talking} streams talk, another one would not be served in real time")
+        if self.limits.refuse_overload and not self.capacity.admits(self.num_active + len(self.waiting) + 1):
+            raise Unavailable(f"busy: {self.num_active} streams talk, another one would not be served in real time")
         self.waiting.append(stream)
         self.live[stream.key] = stream
 
@@ -137,8 +166,11 @@ class Scheduler:
 
         Newcomers go alone as long as everyone else has audio to listen to: their first audio waits for nobody's frame.
         """
-        newcomers = self._admit(self._turn())
         feeds = self._feed()
+        grown = self.paging.grow(now)
+        # One of them may have lost its pages; it is prefilled with its text later.
+        feeds = [feed for feed in feeds if self.table.pages[feed.slot]]
+        newcomers = self._admit(now)
         table = self.table.in_use
         slots = np.flatnonzero(table.runnable)
         if newcomers and self._is_comfortable(now):
@@ -147,12 +179,12 @@ class Scheduler:
             order = np.argsort(table.deadline[slots], kind="stable")
             slots = np.sort(slots[order[: self.limits.max_batch]])
         table.launched[slots] += 1
-        return Batch(newcomers, feeds, slots, table.life[slots])
+        return Batch(newcomers, feeds, grown, slots, table.life[slots])
 
-    @property
-    def has_work(self) -> bool:
-        turning = any(stream.following for stream in self._resting.values())
-        return bool(self.table.in_use.runnable.any()) or self._can_admit or bool(self._told) or turning
+    def has_work(self, now: float) -> bool:
+        if self.table.in_use.runnable.any() or self._told:
+            return True
+        return bool(self.paging.ready()) or self._next_waiting(now) is not None
 
     def collect(self, batch: Batch, frames: Frames, now: float) -> list[Stream]:
         """Store a tick's frames; returns the streams that ended with nothing left to decode."""
@@ -175,7 +207,7 @@ class Scheduler:
                 self.waiting.remove(stream)
             return True
         self._forget(stream)
-        self._free_pages(stream)
+        self.paging.free(stream)
         self.table.talking[stream.slot] = False
         self.table.written[stream.slot] = self.table.sent[stream.slot]
         if not self.table.decoding[stream.slot]:
@@ -191,55 +223,49 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError when a slot, a page or a stream is lost, or held by two."""
         self.slots.check_integrity()
-        self.pages.check_integrity()
+        self.paging.check_integrity()
         held = [s for s in self.table.streams if s is not None]
         assert len(held) == self.slots.num_used, "a slot is in use without a stream"
-        assert sum(len(s.pages) for s in held) == self.pages.num_used, "pages are in use without a stream"
         assert all(s.slot < 0 and not s.pages for s in self.waiting), "a waiting stream holds something"
-        expecting = (*self.waiting, *self.held.values(), *self._resting.values(), *self._told.values())
+        talking = (*self._resting.values(), *self._told.values(), *self.paging.parked.values())
+        expecting = (*self.waiting, *self.held.values(), *talking)
         assert {id(s) for s in self.live.values()} >= {id(s) for s in expecting}, "an ended stream waits"
-        talking = (*self._resting.values(), *self._told.values())
         assert all(self.table.talking[s.slot] for s in talking), "text is kept for a stream that does not talk"
 
     @property
-    def num_talking(self) -> int:
-        return int(self.table.in_use.talking.sum())
-
-    @property
-    def frame_seconds(self) -> float:
-        """Work that one frame of every stream takes at present."""
-        return self.capacity.frame_seconds(self.num_talking)
+    def num_active(self) -> int:
+        """Streams that cost work at present."""
+        return self.table.in_use.num_active
 
     def _is_comfortable(self, now: float) -> bool:
         """Whether every listener whose next frame would wait has audio for some time to come."""
         table = self.table.in_use
         listening = table.runnable & (table.sent > 0)
-        return bool((table.deadline[listening] - now > urgent_lead(self.frame_seconds) + COMFORT).all())
-
-    def _num_pages(self, stream: Stream) -> int:
-        return -(-stream.num_positions // self.limits.page_size)
+        needed = urgent_lead(self.capacity.frame_seconds(self.num_active)) + COMFORT
+        return bool((table.deadline[listening] - now > needed).all())
 
     def _fits(self, stream: Stream) -> bool:
-        return not self.waiting and self._has_room(stream)
+        return not self.waiting and self._may_start and self.paging.has_room(stream, stream.arrived)
 
     @property
-    def _can_admit(self) -> bool:
-        return bool(self.waiting) and self._has_room(self.waiting[0])
+    def _may_start(self) -> bool:
+        """Whether there are a slot and time for one more."""
+        return self.slots.num_free > 0 and self.capacity.admits(self.num_active + 1)
 
-    def _has_room(self, stream: Stream) -> bool:
-        if not self.slots.num_free or self.pages.num_free < self._num_pages(stream):
-            return False
-        return self.capacity.admits(self.num_talking + 1)
+    def _next_waiting(self, now: float) -> Stream | None:
+        """The first that waits, or one behind it while there are no pages for that one."""
+        if not self.waiting or not self._may_start:
+            return None
+        count = LOOKAHEAD if self._overtaken < MAX_OVERTAKING else 1
+        return next((stream for stream in islice(self.waiting, count) if self.paging.has_room(stream, now)), None)
 
-    def _turn(self) -> list[Newcomer]:
-        """Streams that go on to their next part, in the slot and the pages that they have."""
-        turning = [stream for stream in self._resting.values() if stream.following]
-        for stream in turning:
-            del self._resting[stream.key]
-            stream.next_part()
-            stream.prompt.take_arrived()
-            self.table.begin_part(stream.slot, stream)
-        return [Newcomer(stream, stream.slot, stream.pages) for stream in turning]
+    def _turn(self, stream: Stream) -> None:
+        """Go on to the next part, in the same slot; its prompt is prefilled once there are pages."""
+        self._resting.pop(stream.key, None)
+        stream.next_part()
+        stream.prompt.take_arrived()
+        self.table.begin_part(stream.slot, stream)
+        self.paging.parked[stream.key] = stream
 
     def _feed(self) -> list[TextFeed]:
         feeds = []
@@ -250,35 +276,53 @@ class Scheduler:
                 late = bool(self.table.launched[slot] - self.table.part_start[slot] > start)
                 feeds.append(TextFeed(slot, start, ids, prompt.is_open, late))
                 self.table.set_bounds(slot, stream)
+                self.paging.expect(stream)
         self._told.clear()
         return feeds
 
-    def _admit(self, newcomers: list[Newcomer]) -> list[Newcomer]:
-        """`newcomers` and as many of those that wait as fit beside them."""
-        rows = sum(len(newcomer.stream.prompt) for newcomer in newcomers)
-        while self._can_admit:
-            rows += len(self.waiting[0].prompt)
+    def _admit(self, now: float) -> list[Newcomer]:
+        """Those that have a slot and wait for pages, then as many of those that wait as fit beside them."""
+        newcomers: list[Newcomer] = []
+        rows = 0
+        while (stream := self._next_start(now)) is not None:
+            rows += self.paging.num_rows(stream)
             if newcomers and rows > self.limits.prefill_rows:
                 break
-            stream = self.waiting.popleft()
-            # All that the stream may come to need at once: it is never put back for want of a page.
-            stream.pages = self.pages.allocate(self._num_pages(stream))
+            newcomers.append(self._start(stream, now))
+        return newcomers
+
+    def _next_start(self, now: float) -> Stream | None:
+        if self.paging.parked and (ready := self.paging.ready()):
+            return ready[0] if self.paging.make_room(ready[0], now) else None
+        return self._next_waiting(now)
+
+    def _start(self, stream: Stream, now: float) -> Newcomer:
+        table = self.table
+        if stream.slot < 0:
+            self._overtaken = self._overtaken + 1 if stream is not self.waiting[0] else 0
+            self.waiting.remove(stream)
             stream.slot = self.slots.allocate(1)[0]
             stream.prompt.take_arrived()
-            self.table.open(stream.slot, stream)
-            newcomers.append(Newcomer(stream, stream.slot, stream.pages))
-        return newcomers
+            table.open(stream.slot, stream)
+        self.paging.place(stream, now)
+        made = slice(table.part_start[stream.slot], table.written[stream.slot])
+        return Newcomer(stream, stream.slot, stream.pages.copy(), table.codes[stream.slot, made].copy())
 
     def _finish_part(self, slot: int) -> Stream | None:
         """The talker is done with a part; returns the stream when that ends it and nothing is left to decode."""
         stream = self.table.streams[slot]
         assert stream is not None
+        frames, limit = self.table.written[slot] - self.table.part_start[slot], self.table.limit[slot]
+        self.paging.lengths.add(stream.prompt.num_spoken, int(frames), was_cut=self.table.written[slot] >= limit)
         goes_on = stream.is_open or stream.following
         if not goes_on or self.table.written[slot] >= stream.max_frames:
             return self._hang_up(slot)
         self._told.pop(stream.key, None)
-        self._resting[stream.key] = stream
+        self.paging.free(stream)
         self.table.rest(slot)
+        self._resting[stream.key] = stream
+        if stream.following:
+            self._turn(stream)
         return None
 
     def _hang_up(self, slot: int) -> Stream | None:
@@ -287,16 +331,12 @@ class Scheduler:
         assert stream is not None
         self.table.talking[slot] = False
         self._forget(stream)
-        self._free_pages(stream)
+        self.paging.free(stream)
         if self.table.decoding[slot] or self.table.in_use.pending[slot]:
             return None
         self.end(stream)
         return stream
 
     def _forget(self, stream: Stream) -> None:
-        self._resting.pop(stream.key, None)
-        self._told.pop(stream.key, None)
-
-    def _free_pages(self, stream: Stream) -> None:
-        self.pages.free(stream.pages)
-        stream.pages = []
+        for kept in (self._resting, self._told, self.paging.parked):
+            kept.pop(stream.key, None)

@@ -45,14 +45,22 @@ class SlotState:
 
     def open(self, newcomers: list[Newcomer]) -> None:
         """Set slots up for streams whose prompts are about to be prefilled."""
-        fields = self._to_device(np.stack([self._row(n.stream, n.pages) for n in newcomers]))
+        fields = self._to_device(np.stack([self._row(newcomer) for newcomer in newcomers]))
         slots = self._to_device(np.array([n.slot for n in newcomers]))
         self._fields[slots] = fields
-        # An assignment of False would wait for the device.
+        # An assignment of a constant would wait for the device.
         self.seen.index_fill_(0, slots, False)
         for newcomer in newcomers:
+            if len(newcomer.frames):
+                drawn = self._to_device(newcomer.frames[:, 0].astype(np.int64))
+                self.seen[newcomer.slot].index_fill_(0, drawn, True)
             if (vector := newcomer.stream.prompt.vector) is not None:
                 self.vectors[newcomer.slot] = self._to_device(vector)
+
+    def grow(self, grown: np.ndarray) -> None:
+        """Give slots further pages, int64 [pages, 3]: slot, place in its page table, page."""
+        slots, places, pages = self._to_device(grown).T
+        self.page_table[slots, places] = pages
 
     def feed(self, feeds: list[TextFeed]) -> None:
         """Give slots text that came for frames to come; a frame that went ahead of its text gets it now."""
@@ -65,11 +73,12 @@ class SlotState:
         self.num_trailing[slots] = counts
         self.input[slots] += self._text_table[late]
 
-    def _row(self, stream: Stream, pages: list[int]) -> np.ndarray:
+    def _row(self, newcomer: Newcomer) -> np.ndarray:
+        stream, pages, made = newcomer.stream, newcomer.pages, len(newcomer.frames)
         prompt = stream.prompt
         row = np.zeros(sum(self._widths), np.int64)
         ends = np.cumsum(self._widths)
-        row[:4] = len(prompt) - 1, 0, len(prompt.trailing), stream.seed
+        row[:4] = len(prompt) + made - 1, made, len(prompt.trailing), stream.seed
         row[ends[3] : ends[4]] = _options(stream).view(np.int64)
         row[ends[4] : ends[4] + len(pages)] = pages
         if prompt.is_open:

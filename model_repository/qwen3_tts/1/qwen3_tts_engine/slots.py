@@ -71,11 +71,32 @@ class Columns:
         """Frames of a cloned voice's reference, which the codec has had before the stream's own."""
         self.deadline = np.zeros(num_slots)
         """When the listener runs dry, perf_counter seconds; until the first audio the arrival, far in the past."""
+        self.pages = np.zeros(num_slots, np.int32)
+        """Pages that the slot holds: none before its prompt is prefilled, and none once its talker is done."""
+        self.room = np.zeros(num_slots, np.int32)
+        """How many frames may be launched with the pages that the slot holds."""
+        self.expected = np.zeros(num_slots, np.int32)
+        """Pages that the part is expected to come to need."""
 
     @property
     def runnable(self) -> np.ndarray:
         """Slots that may make a frame, bool [slots]."""
-        return self.talking & (self.launched < self.horizon)
+        return self.talking & (self.launched < self.horizon) & (self.pages > 0)
+
+    @property
+    def waiting(self) -> np.ndarray:
+        """Slots that wait for text, bool [slots]."""
+        return self.talking & (self.launched >= self.horizon) & (self.horizon < self.limit)
+
+    @property
+    def paused(self) -> np.ndarray:
+        """Slots that wait for text and of which all that was made has been sent, bool [slots]."""
+        return self.waiting & (self.sent >= self.launched)
+
+    @property
+    def num_active(self) -> int:
+        """Streams that cost work: those that talk and are not paused."""
+        return int(np.count_nonzero(self.talking) - np.count_nonzero(self.paused))
 
     @property
     def pending(self) -> np.ndarray:
@@ -103,7 +124,7 @@ class SlotTable(Columns):
         self.decoding[slot] = False
         self.preset[slot] = stream.voice.num_frames if stream.voice else 0
         self.deadline[slot] = stream.arrived - FIRST_AUDIO_LEAD
-        for counter in (self.launched, self.written, self.sent):
+        for counter in (self.launched, self.written, self.sent, self.pages, self.room):
             counter[slot] = 0
         self.begin_part(slot, stream)
         if slot >= len(self.in_use.life):
@@ -121,10 +142,14 @@ class SlotTable(Columns):
         # A frame is fed the text that has its number. The last one goes ahead and is fed as soon as there is some.
         self.horizon[slot] = min(limit, start + len(prompt.trailing) + 1) if prompt.is_open else limit
 
-    def rest(self, slot: int) -> None:
-        """Stop between two parts; frames that are on their way come too late."""
+    def rewind(self, slot: int) -> None:
+        """Go back to the frames that were read; those that are on their way come too late."""
         self.life[slot] += 1
         self.launched[slot] = self.written[slot]
+
+    def rest(self, slot: int) -> None:
+        """Stop between two parts."""
+        self.rewind(slot)
         self.horizon[slot] = 0
 
     def close(self, slot: int) -> None:

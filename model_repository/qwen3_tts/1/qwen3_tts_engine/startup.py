@@ -164,7 +164,7 @@ def build_engine(config: EngineConfig, prompts: PromptBuilder, runner: Runner, c
     # A tick of a graph costs nearly the same for one stream and for many; on a CPU each stream costs its own.
     capacity = Capacity(config.load_limit, config.max_chunk_frames, batching_is_free=runner.lookahead > 0)
     scheduler = Scheduler(table, limits, capacity)
-    chunker = Chunker(table, config.max_chunk_frames, lambda: scheduler.frame_seconds)
+    chunker = Chunker(table, config.max_chunk_frames, capacity.frame_seconds)
     take_turns = config.take_turns == "on" or (config.take_turns == "auto" and runner.lookahead > 0)
     return Engine(prompts, scheduler, chunker, runner, codec, take_turns=take_turns)
 

@@ -1,0 +1,231 @@
+"""Streams share fewer pages than all of them may come to need, and no listener notices."""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qwen3_tts_engine.capacity import Capacity
+from qwen3_tts_engine.chunker import Chunker
+from qwen3_tts_engine.scheduler import MAX_OVERTAKING, Batch, Frames, Scheduler, SchedulerLimits
+from qwen3_tts_engine.slots import SlotTable
+from qwen3_tts_engine.stream import Prompt, Stream
+from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
+from tests.unit.test_engine import WAIT, Harness, eventually
+
+PAGE = 8
+MAX_FRAMES = 400
+PREFILL_SECONDS = 0.00001
+
+
+def make_scheduler(slots: int, pages: int, page_size: int = PAGE, max_frames: int = MAX_FRAMES) -> Scheduler:
+    table = SlotTable(slots, max_frames, NUM_CODEBOOKS)
+    limits = SchedulerLimits(page_size, pages, slots, max_waiting=1000, prefill_rows=512)
+    return Scheduler(table, limits, Capacity(0, 8, batching_is_free=True))
+
+
+def of_text(key: str, tokens: int, max_frames: int, rows: int) -> Stream:
+    stream = make_stream(key, Listener(), max_frames=max_frames, rows=rows)
+    stream.prompt.num_spoken = tokens
+    return stream
+
+
+@dataclass
+class Machine:
+    """An engine with a clock of its own: what a tick takes is given, and the codec takes no time.
+
+    `lengths` are frames by key until a stream ends by itself.
+    """
+
+    scheduler: Scheduler
+    lengths: dict[str, int] = field(default_factory=dict)
+    row_seconds: float = 0.0005
+    now: float = 0.0
+    largest_stall: float = 0.0
+    made: dict[str, list[int]] = field(default_factory=dict)
+    in_flight: deque[tuple[Batch, np.ndarray]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.chunker = Chunker(self.scheduler.table, 8, self.scheduler.capacity.frame_seconds)
+        self._frame = np.zeros(len(self.scheduler.table.streams), int)
+
+    def tick(self) -> None:
+        """Launch a tick, read the one before, send what is ready."""
+        batch = self.scheduler.next_batch(self.now)
+        rows = 0
+        for newcomer in batch.newcomers:
+            self._frame[newcomer.slot] = len(newcomer.frames)
+            rows += len(newcomer.stream.prompt) + len(newcomer.frames)
+        frames = self._frame[batch.slots].copy()
+        self._frame[batch.slots] += 1
+        self.in_flight.append((batch, frames))
+        self.scheduler.check_integrity()
+        self.now += self._tick_seconds(batch) + PREFILL_SECONDS * rows
+        if len(self.in_flight) > 1 or not len(batch):
+            self._collect(*self.in_flight.popleft())
+        self._send()
+
+    def _tick_seconds(self, batch: Batch) -> float:
+        return 0.002 + self.row_seconds * len(batch) if len(batch) else 0.0
+
+    def _collect(self, batch: Batch, frames: np.ndarray) -> None:
+        streams = [self.scheduler.table.streams[slot] for slot in batch.slots]
+        ends = [frame >= self.lengths.get(s.key, 1 << 30) for s, frame in zip(streams, frames, strict=True) if s]
+        ended = np.array(ends if len(ends) == len(batch) else [False] * len(batch), bool)
+        codes = np.repeat(frames[:, None], NUM_CODEBOOKS, axis=1)
+        if len(batch):
+            self.scheduler.capacity.add_tick(len(batch), self._tick_seconds(batch))
+        for stream in self.scheduler.collect(batch, Frames(codes, ended), self.now):
+            assert stream.key not in self.scheduler.live
+
+    def _send(self) -> None:
+        table = self.scheduler.table
+        while chunks := self.chunker.next_chunks(self.now):
+            stalls = np.where(chunks.first, 0.0, self.now - table.deadline[chunks.slots])
+            self.largest_stall = max(self.largest_stall, float(stalls.max()))
+            for stream, codes, count in zip(chunks.streams, chunks.codes, chunks.counts, strict=True):
+                self.made.setdefault(stream.key, []).extend(codes[:count, 0].tolist())
+            for stream in self.chunker.done(chunks, self.now):
+                if self.scheduler.end(stream):
+                    continue
+                self.scheduler.release(stream)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 1 << 30), st.floats(0.35, 1.0), st.integers(4, 24))
+def test_nobody_stalls_and_everyone_ends_with_a_part_of_the_pages(seed: int, part: float, slots: int) -> None:
+    """Random arrivals, lengths and cancels, on a machine that is faster than speech."""
+    chance = random.Random(seed)
+    rows = 20
+    tokens = [chance.randint(1, 40) for _ in range(3 * slots)]
+    streams = [of_text(str(i), n, min(MAX_FRAMES, 75 + 12 * n), rows) for i, n in enumerate(tokens)]
+    most = -(-(rows + MAX_FRAMES) // PAGE)
+    machine = Machine(make_scheduler(slots, max(most, int(part * slots * most))))
+    for stream in streams:
+        machine.lengths[stream.key] = chance.choice(
+            [chance.randint(1, stream.max_frames), 4 * stream.prompt.num_spoken]
+        )
+    coming = sorted((chance.uniform(0, 3.0), i) for i in range(len(streams)))
+    cancels = sorted((at + chance.uniform(0, 5.0), i) for at, i in coming if chance.random() < 0.2)
+    while coming or machine.scheduler.live:
+        while coming and coming[0][0] <= machine.now:
+            arrived, i = coming.pop(0)
+            streams[i].arrived = arrived
+            machine.scheduler.submit(streams[i])
+        while cancels and cancels[0][0] <= machine.now:
+            machine.scheduler.end(streams[cancels.pop(0)[1]])
+        machine.now += 0.001 * (not machine.scheduler.has_work(machine.now))
+        machine.tick()
+    assert machine.largest_stall <= 0
+    assert machine.scheduler.pages.num_used == machine.scheduler.slots.num_used == 0
+    for stream in streams:
+        frames = machine.made.get(stream.key, [])
+        assert frames == [*range(len(frames))], "a frame was lost or made twice"
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 1 << 30), st.integers(1, 8))
+def test_everyone_ends_however_few_pages_there_are(seed: int, slots: int) -> None:
+    """One page more than the longest stream may need, every stream at its longest."""
+    chance = random.Random(seed)
+    machine = Machine(make_scheduler(slots, -(-(4 + 120) // PAGE) + chance.randint(0, 2)))
+    streams = [of_text(str(i), chance.randint(0, 20), chance.randint(1, 120), 4) for i in range(20)]
+    for stream in streams:
+        machine.scheduler.submit(stream)
+        for _ in range(chance.randint(0, 10)):
+            machine.tick()
+    for _ in range(100_000):
+        if not machine.scheduler.live:
+            break
+        machine.tick()
+    assert [len(machine.made[s.key]) for s in streams] == [s.max_frames for s in streams]
+
+
+def test_the_default_cache_holds_as_many_long_texts_as_there_are_slots_for() -> None:
+    """256 slots of 512 positions, texts of 199 tokens that are spoken in 750 frames and may take 2 463."""
+    scheduler = make_scheduler(256, 256 * 512 // 32, page_size=32, max_frames=4096)
+    machine = Machine(scheduler, row_seconds=0.00002)
+    for i in range(300):
+        machine.lengths[str(i)] = 750
+        scheduler.submit(of_text(str(i), 199, 2463, 20))
+    running = []
+    while scheduler.live:
+        machine.tick()
+        running.append(scheduler.slots.num_used)
+    assert max(running) == 256
+    assert machine.largest_stall <= 0
+
+
+def test_a_long_request_lets_some_pass_and_then_holds_its_place() -> None:
+    machine = Machine(make_scheduler(64, 20))
+    scheduler = machine.scheduler
+    first, long = (of_text(key, 60, 139, 20) for key in ("first", "long"))
+    scheduler.submit(first)
+    while len(first.pages) < 14:
+        machine.tick()
+    passing = [of_text(str(i), 1, 1, 2) for i in range(MAX_OVERTAKING + 20)]
+    for stream in (long, *passing):
+        scheduler.submit(stream)
+    for _ in range(20):
+        machine.tick()
+    assert long in scheduler.waiting
+    assert sum(stream not in scheduler.waiting for stream in passing) == MAX_OVERTAKING
+    scheduler.end(first)
+    assert long in [newcomer.stream for newcomer in scheduler.next_batch(machine.now).newcomers]
+
+
+@pytest.mark.parametrize(("lookahead", "take_turns"), [(0, False), (1, False), (1, True)])
+def test_streams_that_were_parked_are_heard_without_a_gap(lookahead: int, take_turns: bool) -> None:
+    harness = Harness(slots=8, lookahead=lookahead, take_turns=take_turns, pages=40)
+    parked = []
+    park = harness.engine.scheduler.paging.park
+
+    def watched(slot: int) -> None:
+        parked.append(slot)
+        park(slot)
+
+    harness.engine.scheduler.paging.park = watched  # type: ignore[method-assign]
+    harness.engine.start()
+    try:
+        listeners = [harness.speak(seed, frames=60 + 10 * (seed % 8)) for seed in range(32)]
+        for seed, listener in enumerate(listeners):
+            assert listener.ended.wait(WAIT)
+            assert listener.error is None
+            assert listener.signatures() == [(seed, frame) for frame in range(60 + 10 * (seed % 8))]
+        assert parked
+        eventually(harness.is_empty)
+    finally:
+        harness.engine.close()
+
+
+def test_who_waits_for_text_holds_no_pages_that_another_needs() -> None:
+    scheduler = make_scheduler(4, 10)
+    paused = []
+    for key in "ab":
+        stream = of_text(key, 2, 60, 8)
+        stream.prompt = Prompt(stream.prompt.text_ids, stream.prompt.code_ids, [1, 2], 2, max_frames=60, is_open=True)
+        stream.is_open = True
+        scheduler.submit(stream)
+        paused.append(stream)
+    machine = Machine(scheduler)
+    while scheduler.has_work(machine.now):
+        machine.tick()
+    machine.tick()
+    assert scheduler.table.paused[:2].all()
+    other = of_text("c", 10, 66, 8)
+    scheduler.submit(other)
+    while other.key in scheduler.live:
+        machine.tick()
+    assert machine.made["c"] == [*range(66)]
+    for stream in paused:
+        stream.prompt.arrived += range(3, 20)
+        stream.prompt.complete = True
+        stream.is_open = False
+        scheduler.text_came(stream)
+    while scheduler.live:
+        machine.tick()
+    assert [machine.made[key] for key in "ab"] == [[*range(60)]] * 2

@@ -1,0 +1,87 @@
+"""The runner makes the same codes whether a stream gets its pages at once, one by one, or anew with all it has made."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.request import SynthesisRequest
+from qwen3_tts_engine.runner import TalkerRunner
+from qwen3_tts_engine.scheduler import Newcomer
+from qwen3_tts_engine.startup import load_runner
+from qwen3_tts_engine.stream import Stream
+from tests.fakes.scripted import Listener
+from tests.unit.test_graph_rows import as_graph_runner
+
+FRAMES, PAGE = 40, 4
+SLOT, OTHER = np.array([1]), np.array([2])
+
+
+@pytest.fixture(scope="module", params=["streaming", "full"])
+def config(request: pytest.FixtureRequest, tiny_checkpoint: Path) -> EngineConfig:
+    sizes = {"max_streams": 4, "max_text_tokens": 64, "max_frames_limit": 64, "page_size": PAGE}
+    return EngineConfig.model_validate({"checkpoint": str(tiny_checkpoint), "text_layout": request.param, **sizes})
+
+
+@pytest.fixture(scope="module")
+def runner(config: EngineConfig) -> TalkerRunner:
+    return load_runner(Checkpoint.open(config.checkpoint), config, torch.device("cpu"))
+
+
+def stream(config: EngineConfig) -> Stream:
+    prompts = PromptBuilder(Checkpoint.open(config.checkpoint), config)
+    request = {"text": "Hello there, my friend.", "speaker": "ryan", "temperature": 0.0, "repetition_penalty": 1.3}
+    return prompts.stream(SynthesisRequest.of(request), Listener(), "0")
+
+
+def speak(runner: TalkerRunner, slot: np.ndarray, frames: int) -> np.ndarray:
+    return np.concatenate([runner.collect(runner.launch(slot)).codes for _ in range(frames)])
+
+
+def at_once(runner: TalkerRunner, config: EngineConfig) -> np.ndarray:
+    assert runner.prefill([Newcomer(stream(config), 1, list(range(40)))]) == []
+    return speak(runner, SLOT, FRAMES)
+
+
+def test_pages_that_come_one_by_one(runner: TalkerRunner, config: EngineConfig) -> None:
+    expected = at_once(runner, config)
+    speaker = stream(config)
+    rows = len(speaker.prompt)
+    pages = list(range(40))[::-1]
+    held = -(-rows // PAGE)
+    assert runner.prefill([Newcomer(speaker, 1, pages[:held])]) == []
+    made = [speak(runner, SLOT, 1)]
+    for position in range(rows, rows + FRAMES - 1):
+        if position == held * PAGE:
+            runner.grow(np.array([[1, held, pages[held]], [3, held, 99]]))
+            held += 1
+        made.append(speak(runner, SLOT, 1))
+    np.testing.assert_array_equal(np.concatenate(made), expected)
+
+
+@pytest.mark.parametrize("made", [0, 1, 5, 25])
+def test_a_stream_that_lost_its_pages_goes_on_where_it_was(
+    runner: TalkerRunner, config: EngineConfig, made: int
+) -> None:
+    """In another slot here, so that nothing is left of it on the device; its text may have ended before."""
+    expected = at_once(runner, config)
+    made = min(made, int((expected[:, 0] != runner._state.eos).cumprod().sum()))
+    again = Newcomer(stream(config), 2, list(range(40, 80)), expected[:made].astype(np.int16))
+    assert runner.prefill([again]) == []
+    np.testing.assert_array_equal(speak(runner, OTHER, FRAMES - made), expected[made:])
+
+
+def test_rows_of_a_graph_hold_what_was_made(runner: TalkerRunner, config: EngineConfig) -> None:
+    made = at_once(runner, config)[:9].astype(np.int16)
+    again = Newcomer(stream(config), 2, list(range(40, 80)), made)
+    assert runner.prefill([again]) == []
+    expected = runner._state.input[2].clone()
+    runner._state.input.zero_()
+    graphs = as_graph_runner(runner)
+    with torch.inference_mode():
+        graphs._prefill_rows(torch.from_numpy(graphs._prompt_rows(again)))
+    torch.testing.assert_close(runner._state.input[2], expected, atol=1e-5, rtol=1e-5)
