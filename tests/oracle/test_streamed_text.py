@@ -84,7 +84,7 @@ class Studio:
         runner = load_runner(self.checkpoint, self.config, CPU)
         runner.lookahead = lookahead
         self.engine: Engine = build_engine(self.config, self.prompts, runner, codec or self.recorder)
-        self.sequences = Sequences(self.engine, self.prompts, idle_seconds=60)
+        self.sequences = Sequences(self.engine, self.prompts, idle_seconds=60, max_characters=4096)
         self._keys = itertools.count()
 
     def key(self) -> str:

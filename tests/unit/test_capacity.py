@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qwen3_tts_engine.capacity import Capacity, WorkTime
 from qwen3_tts_engine.code2wav import FRAME_SECONDS, SAMPLES_PER_FRAME
 from qwen3_tts_engine.request import Unavailable
-from tests.fakes.scripted import Listener
+from tests.fakes.scripted import Listener, make_stream
 from tests.unit.test_engine import WAIT, Harness, eventually
 
 ROW_SECONDS = 0.004
@@ -147,5 +147,26 @@ def test_streams_beyond_real_time_are_refused_where_configured() -> None:
             speak_on()
         assert 1 <= len(admitted) <= FITTING
         assert all(listener.ended.wait(WAIT) and listener.error is None for listener in admitted)
+    finally:
+        harness.engine.close()
+
+
+@pytest.mark.parametrize("refuse", [False, True], ids=["wait", "refuse"])
+def test_streams_that_wait_for_text_take_no_place_of_one_that_can_run(refuse: bool) -> None:
+    harness = Harness(slots=32, load_limit=LOAD_LIMIT, refuse=refuse)
+    harness.runner.row_seconds = ROW_SECONDS
+    harness.engine.start()
+    try:
+        for number in range(3 * FITTING):
+            stream, listener = make_stream(f"open {number}", Listener(), max_frames=50), Listener()
+            stream.sink, stream.is_open = listener, True
+            stream.prompt.trailing, stream.prompt.is_open = [1], True
+            harness.engine.hold(stream)
+            harness.engine.tell(stream, lambda: None)
+            eventually(lambda listener=listener: len(listener.signatures()) == 2 or listener.error)
+            assert listener.error is None
+        assert harness.speak(frames=20).ended.wait(WAIT)
+        assert harness.listeners[-1].error is None
+        assert harness.engine.scheduler.num_active == 0
     finally:
         harness.engine.close()

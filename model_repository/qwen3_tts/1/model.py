@@ -52,7 +52,8 @@ class TritonPythonModel:
         counted = CountedCodec(codec, config.max_codec_failures, lambda error: self._engine.die(error))
         self._engine = startup.build_engine(config, prompts, runner, counted)
         triton_io.CALLS.begin(config.call_timeout_seconds, self._engine.die)
-        self._sequences = Sequences(self._engine, prompts, config.sequence_idle_seconds)
+        limits = (config.sequence_idle_seconds, config.max_text_characters)
+        self._sequences = Sequences(self._engine, prompts, *limits)
         self._desk = Desk(self._engine, prompts, voices, self._sequences)
         self._engine.on_death = self._on_death
         self._watcher = triton_io.CancelWatcher(self._engine.cancel, self._sequences.expire)

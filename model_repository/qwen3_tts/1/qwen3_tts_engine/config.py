@@ -136,6 +136,11 @@ class EngineConfig(BaseModel):
     def max_reference_frames(self) -> int:
         return math.ceil(self.max_reference_seconds / FRAME_SECONDS)
 
+    @property
+    def max_text_characters(self) -> int:
+        """A token is at least one character in practice, and seldom more than a few."""
+        return 16 * self.max_text_tokens
+
     def default_max_frames(self, text_tokens: int) -> int:
         """Frames that a text of this many tokens may take when the request names no cap."""
         return min(self.max_frames_limit, self.base_frames + self.frames_per_text_token * text_tokens)

@@ -106,10 +106,6 @@ class Engine:
         if ended:
             self._finish_later(stream)
 
-    def is_live(self, stream: Stream) -> bool:
-        with self._lock:
-            return stream.key in self.scheduler.live
-
     def refuse(self, sink: Sink, error: RequestError) -> None:
         """End a request that was never queued."""
         self._finish(sink, error)

@@ -67,19 +67,22 @@ class PromptBuilder:
         )
         return StreamedText(builder, request, stream, PiecewiseText(self._tokenizer, config.part_text_tokens))
 
-    def begin_part(self, request: SynthesisRequest, ids: list[int], reserved_frames: int, whole: bool) -> Prompt | None:
-        """The prompt of a part that begins with `ids`, open for more; None while they do not fill its rows.
+    def ids_to_begin(self, request: SynthesisRequest) -> int:
+        """How many ids of a part fill the rows of its prompt, so that it can begin while more are to come."""
+        voice = request.cloned
+        if voice is None or voice.codes is None:
+            return 1
+        return max(1, 1 + len(voice.codes) - len(self._tokenizer.reference(voice.text or "")))
 
-        `whole` says that there are no more, so that they need not.
-        """
+    def begin_part(self, request: SynthesisRequest, ids: list[int], reserved_frames: int) -> Prompt:
+        """The prompt of a part that begins with `ids`; open for more when they fill its rows."""
         prompt = self.build(request, SpokenText(self._tokenizer.role, ids))
         prompt.max_frames = reserved_frames
         if prompt.trailing:
             # The end of the text is not fed before it is there.
             prompt.trailing.pop()
             prompt.is_open = True
-            return prompt
-        return prompt if whole else None
+        return prompt
 
     def end_part(self, request: SynthesisRequest, prompt: Prompt) -> None:
         """No more text comes for a part."""
