@@ -98,8 +98,8 @@ def test_text_that_waits_for_a_voice_is_bounded() -> None:
     for _ in range(1000):
         sequences.append(7, "", last=False)
     sequences.append(7, "w" * 90, last=False)
-    for text in ("w" * 50_000_000, "more"):
-        with pytest.raises(InvalidRequest, match="text: .*: at most 100 characters"):
+    for text in ("w" * 5_000_000, "more"):
+        with pytest.raises(InvalidRequest, match="at most 100 characters"):
             sequences.append(7, text, last=False)
     begin(sequences, sequence, Listener())
     streamed = sequences._prompts.streamed.return_value  # type: ignore[attr-defined]
@@ -121,7 +121,7 @@ def test_the_prompt_of_a_clone_is_built_once_it_is_full(
 ) -> None:
     """In context a part begins when its text fills the rows of the reference; nothing is built under the lock."""
     checkpoint = Checkpoint.open(str(checkpoint_of("base")))
-    prompts = PromptBuilder(checkpoint, EngineConfig(checkpoint=str(checkpoint.folder), max_text_tokens=256))
+    prompts = PromptBuilder(checkpoint, EngineConfig(checkpoint=str(checkpoint.folder), max_text_tokens=512))
     voice = Voice(np.zeros(8, np.float32), np.zeros((60, 16), np.int32), "It says.")
     needed = 1 + 60 - len(prompts._tokenizer.reference("It says."))
     built: list[int] = []

@@ -37,8 +37,8 @@ class Sequence:
     sequence_id: SequenceId
     backlog: str
     ended: bool
+    heard: float
     text: StreamedText | None = None
-    heard: float = field(default_factory=time.perf_counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -81,7 +81,7 @@ class Sequences:
         with self._lock:
             if sequence_id in self._open:
                 raise InvalidRequest(SEQUENCE_ID, sequence_id, "in use: end its utterance first, or take another id")
-            sequence = Sequence(sequence_id, text, last)
+            sequence = Sequence(sequence_id, text, last, time.perf_counter())
             if not last:
                 self._open[sequence_id] = sequence
         return sequence
