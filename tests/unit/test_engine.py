@@ -54,8 +54,9 @@ class Harness:
 
     def is_empty(self) -> bool:
         scheduler = self.engine.scheduler
-        scheduler.check_integrity()
-        return not scheduler.live and scheduler.slots.num_used == 0 and scheduler.pages.num_used == 0
+        with self.engine._lock:
+            scheduler.check_integrity()
+            return not scheduler.live and scheduler.slots.num_used == 0 and scheduler.pages.num_used == 0
 
 
 @pytest.fixture(params=[(0, False), (1, False), (1, True)], ids=["read-at-once", "read-one-tick-late", "in-turn"])
