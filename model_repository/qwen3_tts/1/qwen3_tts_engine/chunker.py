@@ -103,8 +103,10 @@ class Chunker:
 
     def _is_due(self, urgent: np.ndarray, need: Need) -> bool:
         """Whether a call is to be made for ready chunks, of which some are urgent, bool [ready]."""
-        enough = 1 if need is Need.ANY else max(1, min(MAX_BATCH, self._table.in_use.num_active * WORTHWHILE_SHARE))
-        return bool(urgent.any()) or (need is not Need.URGENT and len(urgent) >= enough)
+        if need is Need.ANY or not len(urgent) or urgent.any():
+            return len(urgent) > 0
+        enough = min(MAX_BATCH, self._table.in_use.num_active * WORTHWHILE_SHARE)
+        return need is Need.WORTHWHILE and len(urgent) >= enough
 
     def done(self, chunks: Chunks, now: float) -> list[Stream]:
         """The codec is through with `chunks`; returns the streams of which it was the last one."""

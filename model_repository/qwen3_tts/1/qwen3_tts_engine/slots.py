@@ -96,7 +96,8 @@ class Columns:
     @property
     def num_active(self) -> int:
         """Streams that cost work: those that talk and are not paused."""
-        return int(np.count_nonzero(self.talking) - np.count_nonzero(self.paused))
+        active = (self.launched < self.horizon) | (self.horizon >= self.limit) | (self.sent < self.launched)
+        return int(np.count_nonzero(self.talking & active))
 
     @property
     def pending(self) -> np.ndarray:
