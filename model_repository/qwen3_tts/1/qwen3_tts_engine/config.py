@@ -71,7 +71,8 @@ class EngineConfig(BaseModel):
     page_size: int = Field(default=32, ge=1)
     """Positions in one page of the talker's key/value cache."""
     kv_cache_gib: float = Field(default=0.0, ge=0)
-    """Size of the key/value cache; 0 takes what max_streams streams of common length need, or what memory is free."""
+    """Size of the key/value cache; 0 takes what max_streams streams of common length need, or what memory is free.
+    When streams come to need more, those with the most audio ahead make way (docs/architecture.md)."""
     max_text_tokens: int = Field(default=1024, ge=1)
     max_frames_limit: int = Field(default=4096, ge=2)
     """Upper limit of a request's frames, whatever it asks for (4 096 are 5.5 minutes)."""
@@ -84,7 +85,7 @@ class EngineConfig(BaseModel):
     """A part of a long text ends with the first sentence behind so many tokens; the next one is spoken on its own, in
     the same voice and without a seam. 0 speaks every text at once."""
     streamed_part_frames: int = Field(default=1024, ge=2)
-    """Frames for which a stream whose text still comes reserves cache; no part of it can take more."""
+    """Frames that a part of a text that still comes may take at most."""
     sequence_idle_seconds: float = Field(default=30.0, gt=0)
     """A sequence that brings no text for so long, and no end, is ended."""
     text_layout: Literal["auto", "full", "streaming"] = "auto"

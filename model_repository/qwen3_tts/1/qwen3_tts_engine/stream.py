@@ -88,7 +88,7 @@ class Stream:
     part: int = 0
     """Number of the part that is spoken, from 0."""
     reserved_frames: int = 0
-    """Frames that a part may take that has not come yet."""
+    """Frames that a part may take that has not come yet; nothing is held for them."""
 
     @property
     def num_positions(self) -> int:
