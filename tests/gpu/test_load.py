@@ -25,8 +25,8 @@ from tests.fakes.scripted import Listener
 # Up to 8 rows share one form of every kernel, so a stream's codes do not depend on the others at all.
 SLOTS = 8
 REQUESTS = 120
-# Fewer than so many streams may want, so that some wait for pages.
-PAGES = 40
+# As many as all streams may come to want: one that is parked draws other codes, as prompts round otherwise than frames.
+PAGES = 64
 
 
 class CodesAsAudio:

@@ -1,0 +1,51 @@
+"""CUDA graphs go on with pages that come while they speak, and behind codes that are prefilled again."""
+
+import numpy as np
+import torch
+
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.runner import TalkerRunner
+from qwen3_tts_engine.scheduler import Newcomer
+from tests.gpu.test_runner import graphs, newcomer, waiting_is_an_error
+
+__all__ = ["graphs"]
+PAGE, FRAMES, SLOT = 32, 100, np.array([1])
+
+
+def speak(runner: TalkerRunner, frames: int) -> np.ndarray:
+    return np.concatenate([runner.collect(runner.launch(SLOT)).codes for _ in range(frames)])
+
+
+def test_pages_that_come_one_by_one(graphs: TalkerRunner, checkpoint: Checkpoint) -> None:
+    whole = newcomer(checkpoint, 1, temperature=0.0, max_frames=FRAMES)
+    graphs.prefill([whole])
+    expected = speak(graphs, FRAMES)
+    rows, held = len(whole.stream.prompt), -(-len(whole.stream.prompt) // PAGE)
+    pages = whole.pages[::-1]
+    made = []
+    with waiting_is_an_error():
+        graphs.prefill([Newcomer(whole.stream, 1, pages[:held])])
+        for position in range(rows - 1, rows + FRAMES - 1):
+            if position == held * PAGE:
+                graphs.grow(np.array([[1, held, pages[held]]]))
+                held += 1
+            made.append(speak(graphs, 1))
+    np.testing.assert_array_equal(np.concatenate(made), expected)
+
+
+def test_codes_that_are_prefilled_again_leave_the_same_keys(graphs: TalkerRunner, checkpoint: Checkpoint) -> None:
+    """But for rounding: a prompt's pass and a frame's have kernels of their own."""
+    one = newcomer(checkpoint, 1, temperature=0.0, max_frames=FRAMES)
+    graphs.prefill([one])
+    codes = speak(graphs, 60)
+    # The last frame's position is not written yet.
+    positions = torch.arange(len(one.stream.prompt) + 59)
+    rows = torch.tensor(one.pages)[positions // PAGE] * PAGE + positions % PAGE
+    expected = graphs._cache.data[:, :, rows.to(graphs._device)].float()
+    with waiting_is_an_error():
+        graphs.prefill([Newcomer(one.stream, 1, one.pages, codes.astype(np.int16))])
+    found = graphs._cache.data[:, :, rows.to(graphs._device)].float()
+    assert float((found - expected).norm() / expected.norm()) < 0.02
+    assert graphs._state.position[1] == len(one.stream.prompt) + 59
+    assert graphs._state.frame[1] == 60
+    assert bool(graphs._state.seen[1, torch.from_numpy(codes[:, 0]).to(graphs._device).clamp(max=2047)].all())
