@@ -1,0 +1,227 @@
+"""A soak: callers of all kinds at once, faults at random, and every answer checked.
+
+    python -m scripts.soak --minutes 3
+
+Each utterance is first heard alone; from then on it has to sound the same, whatever else happens. In the first half of
+the time faults are injected: a failed codec call, a prefill without memory, processes killed or stopped. In the second
+half there are none, and what the server's processes hold is compared. Ends with 1 when a request hung, sounded like
+another one, or ended as it should not have.
+"""
+
+import json
+import shlex
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import numpy as np
+import typer
+from rich.console import Console
+from tritonclient.grpc import service_pb2_grpc
+
+from client.environment import environment
+from client.errors import SpeechError
+from client.protocol import encode
+from client.stream import Timeouts
+from client.sync_stream import speak
+from scripts.embedded.server import GPU_OPTIONS
+from scripts.soak.callers import KINDS, MIXED, Caller, Outcome
+from scripts.soak.faults import Fault, Faults
+from scripts.soak.figures import Figures
+from scripts.soak.server import Server, Setting, launched
+from scripts.soak.utterances import Utterance, requests
+from scripts.synthetic_configs import Size
+
+# In a fault's time a request may also end so.
+MET_A_FAULT = {"error", "unavailable", "disconnected", "cancelled"}
+TIMED_OUT = "timeout"
+# Between two requests of a caller that found no server.
+PAUSE_SECONDS = 0.2
+QUIET_SECONDS = 5.0
+# Shares of the time. What a new server takes by and by, it has taken once it is warm.
+WITH_FAULTS, WARM_UP = 0.5, 0.1
+SETTINGS = {
+    "QWEN3_TTS_CALL_TIMEOUT_SECONDS": "10",
+    "QWEN3_TTS_SEQUENCE_IDLE_SECONDS": "3",
+    "QWEN3_TTS_PART_TEXT_TOKENS": "20",
+    # What words that come one by one are to sound like.
+    "QWEN3_TTS_TEXT_LAYOUT": "streaming",
+}
+# Failures on the console.
+SHOWN = 20
+console = Console()
+
+
+@dataclass
+class Tally:
+    """What became of the requests; `unreached` found no server."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    unreached: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, outcome: Outcome) -> None:
+        with self._lock:
+            self.outcomes.append(outcome)
+
+    def miss(self) -> None:
+        with self._lock:
+            self.unreached += 1
+
+    def wrong(self, faults: list[Fault]) -> list[Outcome]:
+        """Requests that ended otherwise than they should have, and neither hung nor sounded wrong."""
+        return [o for o in self.outcomes if o.result not in (MIXED, TIMED_OUT) and not is_right(o, faults)]
+
+    def of_result(self, result: str) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.result == result]
+
+
+def is_right(outcome: Outcome, faults: list[Fault]) -> bool:
+    if outcome.result == KINDS[outcome.kind].right:
+        return True
+    met = any(fault.meets(outcome.began, outcome.ended) for fault in faults)
+    return met and outcome.result in MET_A_FAULT
+
+
+def main(
+    minutes: Annotated[float, typer.Option(min=0.5)] = 3.0,
+    callers: Annotated[int, typer.Option(min=1, help="at once")] = 12,
+    size: Annotated[Size, typer.Option(help="of the synthetic checkpoints")] = "tiny",
+    form: Annotated[str, typer.Option(help="of the codec, onnx or python")] = "onnx",
+    fault_interval: Annotated[float, typer.Option(help="seconds between two faults")] = 10.0,
+    folder: Annotated[Path, typer.Option(help="checkpoints, repository, the server's log")] = Path("build/soak"),
+    output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
+) -> None:
+    options = [*GPU_OPTIONS, "--model-config-name=python"] if form == "python" else ["--model-config-name=onnxruntime"]
+    setting = Setting(folder.resolve(), size, form, options)
+    setting.prepare()
+    seconds, tally = minutes * 60, Tally()
+    with launched(setting, SETTINGS) as server:
+        utterances = list(heard_alone(server))
+        console.print(f"{len(utterances)} utterances heard alone")
+        faults = Faults(setting, server, fault_interval, partial(is_serving, server, utterances))
+        call = partial(calling, server, utterances, tally, callers)
+        with call(), injected(faults):
+            time.sleep(seconds * WITH_FAULTS)
+        console.print(f"{len(tally.outcomes)} requests, {faults.restarts} restarts; no more faults")
+        with call():
+            time.sleep(seconds * WARM_UP)
+        before = quiet(server)
+        with call():
+            time.sleep(seconds * (1 - WITH_FAULTS - WARM_UP))
+        after = quiet(server)
+    record = recorded(tally, faults, before, after)
+    console.print(record)
+    show_failures(tally, faults.happened)
+    if output:
+        output.write_text(json.dumps(record, indent=1) + "\n")
+    raise typer.Exit(bool(record["hung"] or record["mixed"] or record["wrong_outcome"]))
+
+
+def heard_alone(server: Server) -> Iterator[Utterance]:
+    stub = connect(server)
+    for model, request in requests():
+        chunks = [chunk.pcm for _, chunk in speak(stub, [encode(request, model)], Timeouts())]
+        yield Utterance(model, request, np.concatenate(chunks))
+
+
+def connect(server: Server) -> service_pb2_grpc.GRPCInferenceServiceStub:
+    return service_pb2_grpc.GRPCInferenceServiceStub(grpc.insecure_channel(f"localhost:{server.ports.grpc}"))
+
+
+def is_serving(server: Server, utterances: list[Utterance]) -> bool:
+    """Whether each model speaks."""
+    stub = connect(server)
+    try:
+        for utterance in {utterance.model: utterance for utterance in utterances}.values():
+            for _ in speak(stub, utterance.whole(), Timeouts()):
+                pass
+    except SpeechError:
+        return False
+    return True
+
+
+@contextmanager
+def calling(server: Server, utterances: list[Utterance], tally: Tally, count: int) -> Iterator[None]:
+    """So many callers, for as long as it takes; they end the requests that they have begun."""
+    stop = threading.Event()
+
+    def run(seed: int) -> None:
+        caller = Caller(server.ports, utterances, seed)
+        while not stop.is_set():
+            outcome = caller.call()
+            if outcome.result == "disconnected" and "Connection refused" in outcome.message:
+                tally.miss()
+                stop.wait(PAUSE_SECONDS)
+            else:
+                tally.add(outcome)
+
+    with running([partial(run, len(tally.outcomes) + i) for i in range(count)]):
+        try:
+            yield
+        finally:
+            stop.set()
+
+
+@contextmanager
+def injected(faults: Faults) -> Iterator[None]:
+    stop = threading.Event()
+    with running([partial(faults.run, stop)]):
+        try:
+            yield
+        finally:
+            stop.set()
+
+
+@contextmanager
+def running(jobs: list[Callable[[], None]]) -> Iterator[None]:
+    """Each in a thread; waits for them, and raises what one of them raised."""
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        futures = [pool.submit(job) for job in jobs]
+        yield
+    for future in futures:
+        future.result()
+
+
+def quiet(server: Server) -> Figures:
+    """What an idle server holds."""
+    time.sleep(QUIET_SECONDS)
+    return Figures.of(server.processes)
+
+
+def recorded(tally: Tally, faults: Faults, before: Figures, after: Figures) -> dict[str, Any]:
+    machine = environment()
+    return {
+        "gpu": ", ".join(gpu["name"] for gpu in machine["gpus"]) or f"none ({machine['cpu']}, {machine['cpus']} cores)",
+        "commit": machine["commit"],
+        "command": shlex.join(["python", "-m", "scripts.soak", *sys.argv[1:]]),
+        "requests": len(tally.outcomes),
+        "hung": len(tally.of_result(TIMED_OUT)),
+        "mixed": len(tally.of_result(MIXED)),
+        "wrong_outcome": len(tally.wrong(faults.happened)),
+        "unreached": tally.unreached,
+        "restarts": faults.restarts,
+        "faults": Counter(fault.name for fault in faults.happened),
+        "kinds": Counter(f"{outcome.kind}: {outcome.result}" for outcome in tally.outcomes),
+        **before.named("before"),
+        **after.named("after"),
+    }
+
+
+def show_failures(tally: Tally, faults: list[Fault]) -> None:
+    failures = [*tally.of_result(TIMED_OUT), *tally.of_result(MIXED), *tally.wrong(faults)]
+    for outcome in failures[:SHOWN]:
+        console.print(outcome, markup=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,156 @@
+"""The server of a soak: three models in a repository of its own, under the launcher, with faults on demand."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from rich.progress import Progress
+
+from scripts.add_model import add_model
+from scripts.embedded.server import Ports
+from scripts.soak.utterances import BASE, CUSTOM, DESIGN
+from scripts.synthetic_checkpoint import make_checkpoint
+from scripts.synthetic_configs import ModelType, Size
+
+ROOT = Path(__file__).parents[2]
+# What a developer may have built in the repository.
+BUILT = ("__pycache__", "model.onnx*", "model.safetensors", "golden.safetensors", "model.json", "*_encoder*")
+MODEL_TYPES: dict[str, ModelType] = {CUSTOM: "custom_voice", BASE: "base", DESIGN: "voice_design"}
+READY_SECONDS = 900.0
+POLL_SECONDS = 0.1
+STUB = "triton_python_backend_stub"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a soak keeps its files, and what it serves."""
+
+    folder: Path
+    size: Size
+    form: str
+    options: Sequence[str]
+    """Of tritonserver."""
+
+    @property
+    def faults(self) -> Path:
+        return self.folder / "faults"
+
+    @property
+    def repository(self) -> Path:
+        return self.folder / "model_repository"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "server.log"
+
+    def checkpoint(self, model: str) -> Path:
+        return self.folder / "checkpoints" / MODEL_TYPES[model]
+
+    def prepare(self) -> None:
+        """Make checkpoints and repository anew."""
+        shutil.rmtree(self.repository, ignore_errors=True)
+        self.faults.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(ROOT / "model_repository", self.repository, ignore=shutil.ignore_patterns(*BUILT))
+        with Progress() as progress:
+            for model, model_type in MODEL_TYPES.items():
+                make_checkpoint(self.checkpoint(model), self.size, model_type, progress=progress)
+        repository = ["--model-repository", str(self.repository), "--form", self.form]
+        export = [sys.executable, "-m", "export", "--checkpoint", str(self.checkpoint(BASE)), *repository]
+        subprocess.run(export, cwd=ROOT, check=True)
+        for model in (BASE, DESIGN):
+            add_model(model, str(self.checkpoint(model)), self.repository)
+        version = self.repository / CUSTOM / "1"
+        (version / "model.py").rename(version / "real_model.py")
+        shutil.copy(Path(__file__).parent / "faulty" / "model.py", version / "model.py")
+
+
+class Server:
+    """The launcher, which starts tritonserver again when it dies."""
+
+    def __init__(self, launcher: psutil.Process, ports: Ports) -> None:
+        self._launcher, self.ports = launcher, ports
+
+    @property
+    def triton(self) -> psutil.Process:
+        """Raises LookupError while there is none."""
+        return _one(self._launcher.children(), "tritonserver")
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """tritonserver and the stubs of its Python models."""
+        triton = self.triton
+        return [triton, *(child for child in triton.children() if STUB in child.name() or STUB in _command(child))]
+
+    def stub(self, model: str) -> psutil.Process:
+        """Raises LookupError where the model is not served by Python, or there is no server."""
+        return _one(self.triton.children(), f"/{model}/1/")
+
+    def is_ready(self) -> bool:
+        return all(self._answers(f"v2/models/{model}/ready") for model in MODEL_TYPES)
+
+    def wait_ready(self, deadline_seconds: float = READY_SECONDS) -> None:
+        """Raises TimeoutError."""
+        end = time.monotonic() + deadline_seconds
+        while not self.is_ready():
+            if time.monotonic() > end or not self._launcher.is_running():
+                raise TimeoutError("the server did not become ready; its log says why")
+            time.sleep(POLL_SECONDS)
+
+    def _answers(self, path: str) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://localhost:{self.ports.http}/{path}", timeout=5):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+@contextmanager
+def launched(setting: Setting, environment: dict[str, str]) -> Iterator[Server]:
+    ports = _free_ports()
+    command = [sys.executable, "-m", "scripts.embedded.server", f"--model-repository={setting.repository}"]
+    command += [f"--build-folder={setting.folder}", *ports.options, *setting.options]
+    own = {"SOAK_FAULTS": str(setting.faults), "QWEN3_TTS_CHECKPOINT": str(setting.checkpoint(CUSTOM))}
+    own["QWEN3_TTS_VOICES_FOLDER"] = str(setting.folder / "voices")
+    with setting.log.open("wb") as log:
+        launcher = subprocess.Popen(
+            command, cwd=ROOT, env=dict(os.environ) | own | environment, stdout=log, stderr=subprocess.STDOUT
+        )
+        try:
+            server = Server(psutil.Process(launcher.pid), ports)
+            server.wait_ready()
+            yield server
+        finally:
+            launcher.terminate()
+            launcher.wait()
+
+
+def _one(processes: list[psutil.Process], sign: str) -> psutil.Process:
+    for process in processes:
+        if sign in _command(process):
+            return process
+    raise LookupError(f"no process of {sign}")
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _free_ports() -> Ports:
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(3)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return Ports(*ports)

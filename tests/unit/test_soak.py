@@ -1,0 +1,57 @@
+"""What a soak counts as right."""
+
+import numpy as np
+import pytest
+
+from client.protocol import SpeechRequest
+from scripts.soak.__main__ import Tally, is_right
+from scripts.soak.callers import HUNG_UP, KINDS, MIXED, Outcome
+from scripts.soak.faults import Fault
+from scripts.soak.utterances import TOLERANCE, Utterance, requests
+
+FAULT = Fault("codec error", 10.0, 12.0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "right"),
+    [
+        (Outcome("listen", "ok", 0, 1), True),
+        (Outcome("listen", "error", 0, 9), False),
+        (Outcome("listen", "error", 0, 10), True),
+        (Outcome("listen", "error", 12, 13), True),
+        (Outcome("listen", "error", 13, 14), False),
+        (Outcome("err", "invalid", 0, 1), True),
+        (Outcome("err", "ok", 0, 11), False),
+        (Outcome("hang up", HUNG_UP, 0, 1), True),
+        (Outcome("listen", "timeout", 0, 11), False),
+        (Outcome("listen", MIXED, 0, 11), False),
+    ],
+)
+def test_how_requests_are_to_end(outcome: Outcome, right: bool) -> None:
+    assert is_right(outcome, [FAULT]) == right
+
+
+def test_each_failure_counts_once() -> None:
+    tally = Tally([Outcome("listen", result, 0, 1) for result in ("ok", "timeout", MIXED, "error", "invalid")])
+    assert [outcome.result for outcome in tally.wrong([FAULT])] == ["error", "invalid"]
+
+
+def test_an_utterance_is_known_by_its_samples() -> None:
+    samples = 10 * np.arange(1000, dtype=np.int16)
+    utterance = Utterance("qwen3_tts", SpeechRequest("Hello."), samples)
+    assert utterance.is_beginning_of(samples)
+    assert utterance.is_beginning_of(samples[:10] + np.int16(TOLERANCE))
+    assert utterance.is_beginning_of(samples[:0])
+    assert not utterance.is_beginning_of(samples[:10] + np.int16(TOLERANCE + 1))
+    assert not utterance.is_beginning_of(samples[1:])
+    assert not utterance.is_beginning_of(10 * np.arange(1001, dtype=np.int16))
+
+
+def test_every_model_speaks_and_every_seed_is_used_once() -> None:
+    made = list(requests())
+    assert len({model for model, _ in made}) == 3
+    assert len({request.seed for _, request in made}) == len(made)
+
+
+def test_every_kind_has_a_chance() -> None:
+    assert all(kind.weight > 0 for kind in KINDS.values())
