@@ -64,10 +64,16 @@ def main(
 
 @contextmanager
 def server_of(
-    form: str, checkpoint: str, max_streams: int, log_file: Path, real_backends: Sequence[Path]
+    form: str,
+    checkpoint: str,
+    max_streams: int,
+    log_file: Path,
+    real_backends: Sequence[Path],
+    more_settings: dict[str, str] | None = None,
 ) -> Iterator[TritonServer]:
     """A ready server of this repository."""
     settings = {"CHECKPOINT": checkpoint, "MAX_STREAMS": str(max_streams), "MAX_WAITING": "1024"}
+    settings |= more_settings or {}
     environment = {f"QWEN3_TTS_{name}": value for name, value in settings.items()}
     options = [*EXPLICIT, *EXIT, *configuration(form), *backend_options(ROOT / "build", real_backends)]
     with ExitStack() as running:

@@ -57,10 +57,10 @@ class Setting:
         return self.folder / "checkpoints" / MODEL_TYPES[model]
 
     def prepare(self) -> None:
-        """Make checkpoints and repository anew."""
-        shutil.rmtree(self.repository, ignore_errors=True)
+        """Make checkpoints and repository; what an earlier soak exported stays."""
         self.faults.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(ROOT / "model_repository", self.repository, ignore=shutil.ignore_patterns(*BUILT))
+        unbuilt = shutil.ignore_patterns(*BUILT)
+        shutil.copytree(ROOT / "model_repository", self.repository, ignore=unbuilt, dirs_exist_ok=True)
         with Progress() as progress:
             for model, model_type in MODEL_TYPES.items():
                 make_checkpoint(self.checkpoint(model), self.size, model_type, progress=progress)
@@ -68,9 +68,10 @@ class Setting:
         export = [sys.executable, "-m", "export", "--checkpoint", str(self.checkpoint(BASE)), *repository]
         subprocess.run(export, cwd=ROOT, check=True)
         for model in (BASE, DESIGN):
+            shutil.rmtree(self.repository / model, ignore_errors=True)
             add_model(model, str(self.checkpoint(model)), self.repository)
         version = self.repository / CUSTOM / "1"
-        (version / "model.py").rename(version / "real_model.py")
+        (version / "model.py").replace(version / "real_model.py")
         shutil.copy(Path(__file__).parent / "faulty" / "model.py", version / "model.py")
 
 

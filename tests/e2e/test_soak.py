@@ -1,0 +1,30 @@
+"""Three minutes of scripts.soak; what it is for is said there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.serving import ROOT
+
+MINUTES = 3
+# By which all processes together may grow in a minute of calls, and Python's own caches do.
+GROWTH_MIB = 100
+
+
+@pytest.mark.timeout(900)
+def test_soak(tmp_path: Path) -> None:
+    output = tmp_path / "soak.json"
+    command = [sys.executable, "-m", "scripts.soak", f"--minutes={MINUTES}", f"--folder={tmp_path}"]
+    done = subprocess.run([*command, f"--output={output}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr)
+    record = json.loads(output.read_text())
+    assert (record["hung"], record["mixed"], record["wrong_outcome"], done.returncode) == (0, 0, 0, 0)
+    assert record["restarts"] >= 1
+    assert set(record["faults"]) >= {"codec error", "out of memory"}
+    assert record["requests"] > 300
+    assert record["rss_mib_after"] < record["rss_mib_before"] + GROWTH_MIB
+    assert record["fds_after"] <= record["fds_before"] + 5
+    assert record["threads_after"] <= record["threads_before"] + 5
