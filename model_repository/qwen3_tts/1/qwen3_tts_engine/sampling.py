@@ -11,6 +11,8 @@ GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 MIN_NEW_TOKENS = 2
+# A vector register: over fewer candidates a CPU adds in another order, and a row beside one with more would differ.
+MIN_CANDIDATES = 16
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ class DrawParameters:
 
     @cached_property
     def num_candidates(self) -> int:
-        """Largest top_k of the batch; 0 when a row keeps everything."""
-        return int(self.top_k.max()) if bool((self.top_k > 0).all()) else 0
+        """Largest top_k of the batch, at least MIN_CANDIDATES; 0 when a row keeps everything."""
+        return max(MIN_CANDIDATES, int(self.top_k.max())) if bool((self.top_k > 0).all()) else 0
 
 
 def uniforms(seed: Tensor, frame: Tensor, num_codebooks: int) -> Tensor:
@@ -67,8 +69,9 @@ def draw(logits: Tensor, parameters: DrawParameters, uniform: Tensor) -> Tensor:
     Temperature, top_k, top_p in the order of the reference, then inverse transform over the candidates from the most
     likely on. Temperature 0 takes the largest logit.
     """
+    likeliest = logits.argmax(-1)
     if parameters.all_greedy:
-        return logits.argmax(-1)
+        return likeliest
     values, ids = logits.topk(min(parameters.num_candidates or logits.shape[1], logits.shape[1]), dim=-1)
     greedy, top_k = parameters.temperature == 0, parameters.top_k[:, None]
     beyond = (torch.arange(values.shape[1], device=values.device) >= top_k) & (top_k > 0)
@@ -76,10 +79,11 @@ def draw(logits: Tensor, parameters: DrawParameters, uniform: Tensor) -> Tensor:
     probability = scaled.masked_fill_(beyond, -torch.inf).softmax(-1)
     cumulative = probability.cumsum(-1)
     if parameters.any_nucleus:
-        outside = cumulative - probability >= parameters.top_p[:, None]
+        top_p = parameters.top_p[:, None]
+        outside = (cumulative - probability >= top_p) & (top_p < 1)
         cumulative = probability.masked_fill_(outside, 0.0).cumsum(-1)
     rank = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1).clamp_(max=values.shape[1] - 1)
-    return ids.gather(1, torch.where(greedy, 0, rank)[:, None]).squeeze(1)
+    return torch.where(greedy, likeliest, ids.gather(1, rank[:, None]).squeeze(1))
 
 
 def _signed(constant: int) -> int:

@@ -1,4 +1,7 @@
-"""The operations of a tick in PyTorch: the form that the CPU runs, and that the kernels are held against."""
+"""The operations of a tick in PyTorch: the form that the CPU runs, and that the kernels are held against.
+
+On a CPU the arithmetic of a row does not depend on the rows beside it, so that equal seeds give equal codes.
+"""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the customary name
@@ -14,6 +17,8 @@ from qwen3_tts_engine.transformer import LayerWeights
 
 # Bounds the memory that a prefill gathers at once.
 GATHER_ROWS = 64
+# The CPU's library adds in another order where there are fewer rows, or fewer are left over.
+PRODUCT_ROWS = 4
 
 
 class TorchOps:
@@ -23,17 +28,17 @@ class TorchOps:
     def norm_linear(
         self, x: Tensor, norm: Tensor, weight: Matrix, eps: float, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        return _put(F.linear(rms_norm(x, norm, eps), weight.dense, bias), out)
+        return _put(linear(rms_norm(x, norm, eps), weight, bias), out)
 
     def norm_logits(self, x: Tensor, norm: Tensor, weight: Matrix, eps: float) -> Tensor:
-        return F.linear(rms_norm(x, norm, eps), weight.dense).float()
+        return linear(rms_norm(x, norm, eps), weight).float()
 
     def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Matrix, eps: float) -> Tensor:
-        gate, up = F.linear(rms_norm(x, norm, eps), gate_up.dense).chunk(2, dim=-1)
+        gate, up = linear(rms_norm(x, norm, eps), gate_up).chunk(2, dim=-1)
         return F.silu(gate) * up
 
     def add_linear(self, residual: Tensor, x: Tensor, weight: Matrix) -> None:
-        residual += F.linear(x, weight.dense)
+        residual += linear(x, weight)
 
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:
         return table[indices].sum(1)
@@ -41,15 +46,15 @@ class TorchOps:
     def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prefill: bool) -> Attention:
         written = cache.page_table[slots, positions // cache.page_size] * cache.page_size + positions % cache.page_size
         cos, sin = cache.cos[positions], cache.sin[positions]
-        seen = [
-            _seen(cache, *block) for block in zip(slots.split(GATHER_ROWS), positions.split(GATHER_ROWS), strict=True)
-        ]
+        # Over a neighbour's longer past a row would be rounded otherwise.
+        at_once = 1 if slots.is_cpu and not prefill else GATHER_ROWS
+        seen = [_seen(cache, *block) for block in zip(slots.split(at_once), positions.split(at_once), strict=True)]
 
         def attend(layer: int, qkv: Tensor, weights: LayerWeights) -> Tensor:
             query, key, value = split_heads(qkv, weights, cache.config, cos, sin)
             keys, values = cache.data[layer]
             keys[written], values[written] = key, value
-            blocks = zip(query.unsqueeze(1).split(GATHER_ROWS), seen, strict=True)
+            blocks = zip(query.unsqueeze(1).split(at_once), seen, strict=True)
             return torch.cat([attend_grouped(rows, keys[index], values[index], mask) for rows, (index, mask) in blocks])
 
         return attend
@@ -59,12 +64,17 @@ class TorchOps:
         cos, sin = cache.cos[start:end], cache.sin[start:end]
         # One position sees all before it; several at once see each other as far as they come before.
         mask = None if count == 1 else torch.ones(1, count, end, dtype=torch.bool, device=cache.data.device).tril(start)
+        # Each thread has a buffer, and how those are aligned decides how a row is rounded.
+        alone = cache.data.is_cpu and torch.get_num_threads() > 1
 
         def attend(layer: int, qkv: Tensor, weights: LayerWeights) -> Tensor:
             query, key, value = split_heads(qkv.unflatten(0, (-1, count)), weights, cache.config, cos, sin)
             keys, values = cache.data[layer, :, : len(query), :end]
             keys[:, start:], values[:, start:] = key, value
-            return attend_grouped(query, keys, values, mask)
+            if not alone:
+                return attend_grouped(query, keys, values, mask)
+            rows = zip(query.split(1), keys.split(1), values.split(1), strict=True)
+            return torch.cat([attend_grouped(*row, mask) for row in rows])
 
         return attend
 
@@ -110,6 +120,14 @@ class TorchRows:
     def _keep(self, codebook: int, codes: Tensor, inputs: Tensor, out: Tensor) -> None:
         self.codes[:, codebook] = codes
         out.copy_(inputs[codes])
+
+
+def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias; on a CPU as a multiple of PRODUCT_ROWS rows."""
+    missing = -len(x) % PRODUCT_ROWS if x.is_cpu else 0
+    if not missing:
+        return F.linear(x, weight.dense, bias)
+    return F.linear(torch.cat((x, x[:1].expand(missing, -1))), weight.dense, bias)[: len(x)]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

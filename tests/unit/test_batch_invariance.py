@@ -1,0 +1,238 @@
+"""On a CPU a stream is the same whatever runs beside it: to the last bit in the talker, to rounding in the codec."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnxruntime  # type: ignore[import-untyped]
+import pytest
+import torch
+
+from qwen3_tts_engine import code2wav
+from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.chunker import Chunks
+from qwen3_tts_engine.codec import CodecStates, to_pcm
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.contracts import Tick
+from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.request import RequestError, SynthesisRequest
+from qwen3_tts_engine.runner import TalkerRunner
+from qwen3_tts_engine.sampling import DrawParameters, draw
+from qwen3_tts_engine.scheduler import Frames, Newcomer, TextFeed
+from qwen3_tts_engine.startup import build_engine, load_runner
+from qwen3_tts_engine.voice import Voice
+from tests.conftest import CheckpointOf
+from tests.fakes.scripted import Listener
+
+WAIT = 120.0
+CPU = torch.device("cpu")
+SLOTS, FRAMES, REPETITIONS, NEIGHBOURS = 12, 20, 6, 6
+SEED = 3
+FAILS_IN_PREFILL, FAILS_IN_CODEC, FAILS_TO_SEND, IS_CANCELLED, ENDS = range(5)
+# Of the rounding of a codec call of another shape.
+LEVELS = 4
+
+
+class OverheardRunner:
+    """The runner, and all that it computed of each stream: what is written to the cache for each frame."""
+
+    lookahead = 0
+
+    def __init__(self, runner: TalkerRunner) -> None:
+        self.limits = runner.limits
+        self.computed: dict[str, list[torch.Tensor]] = {}
+        self.failing: set[str] = set()
+        self._runner = runner
+        self._keys: dict[int, str] = {}
+
+    def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
+        self._keys |= {newcomer.slot: newcomer.stream.key for newcomer in newcomers}
+        failed = [newcomer for newcomer in newcomers if newcomer.stream.key in self.failing]
+        self._runner.prefill([newcomer for newcomer in newcomers if newcomer not in failed])
+        return [(newcomer, RuntimeError("injected")) for newcomer in failed]
+
+    def feed(self, feeds: list[TextFeed]) -> None:
+        self._runner.feed(feeds)
+
+    def launch(self, slots: np.ndarray) -> Frames:
+        frames = self._runner.launch(slots)
+        for slot in slots:
+            self.computed.setdefault(self._keys[int(slot)], []).append(self._last_written(int(slot)))
+        return frames
+
+    def collect(self, tick: Tick) -> Frames:
+        assert isinstance(tick, Frames)
+        return tick
+
+    def _last_written(self, slot: int) -> torch.Tensor:
+        position, size = int(self._runner._state.position[slot]) - 1, self.limits.page_size
+        page = int(self._runner._state.page_table[slot, position // size])
+        return self._runner._cache.data[:, :, page * size + position % size].clone()
+
+
+class OnnxCodec:
+    """The exported codec step; `failing` are streams whose rows have no audio."""
+
+    def __init__(self, model: Path, decoder_config: object) -> None:
+        self._session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        size = code2wav.state_size(decoder_config)  # type: ignore[arg-type]
+        self.states = CodecStates(torch.zeros(SLOTS + 1, size), code2wav.max_history(decoder_config))  # type: ignore[arg-type]
+        self.failing: set[str] = set()
+
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        rows = self.states.rows(chunks)
+        waveform, state = self.step(
+            self.states.codes(chunks).numpy(), self.states.gather(rows).numpy(), self.states.history(chunks)
+        )
+        self.states.store(rows, torch.from_numpy(state))
+        pcm, failed = to_pcm(torch.from_numpy(waveform))
+        injected = {row: RequestError("injected") for row, s in enumerate(chunks.streams) if s.key in self.failing}
+        return pcm, failed | injected
+
+    def step(self, codes: np.ndarray, state: np.ndarray, history: np.ndarray) -> list[np.ndarray]:
+        outputs: list[np.ndarray] = self._session.run(
+            [code2wav.WAVEFORM, code2wav.STATE_OUT],
+            {code2wav.CODES: codes, code2wav.STATE: state, code2wav.HISTORY: history},
+        )
+        return outputs
+
+
+class Crowd:
+    """An engine with a clone that asks again and again for the same, and neighbours."""
+
+    def __init__(self, folder: Path, repository: Path) -> None:
+        checkpoint = Checkpoint.open(str(folder))
+        config = EngineConfig(checkpoint=str(folder), max_streams=SLOTS, max_text_tokens=64, max_frames_limit=64)
+        self._hidden = checkpoint.config.talker_config.hidden_size
+        self.runner = OverheardRunner(load_runner(checkpoint, config, CPU))
+        decoder = checkpoint.speech_tokenizer.decoder_config
+        self.codec = OnnxCodec(repository / code2wav.MODEL_NAME / "1" / "model.onnx", decoder)
+        self.engine: Engine = build_engine(config, PromptBuilder(checkpoint, config), self.runner, self.codec)
+        self.engine.start()
+        self._voice = self._make_voice(SEED, in_context=True)
+
+    def speak_the_same(self, key: str) -> Listener:
+        return self._speak(key, "Hello there, how are you?", self._voice, SEED)
+
+    def add_neighbour(self, key: str, rng: random.Random) -> Listener:
+        fate = rng.randrange(5)
+        listener = Listener()
+        if fate == FAILS_IN_PREFILL:
+            self.runner.failing.add(key)
+        if fate == FAILS_IN_CODEC:
+            self.codec.failing.add(key)
+        if fate == FAILS_TO_SEND:
+            listener.send_error = OSError("gone")
+        voice = self._make_voice(rng.randrange(9), in_context=rng.random() < 0.5)
+        options = rng.choice([{}, {"top_k": 3}, {"top_k": 0}, {"top_p": 0.7}, {"temperature": 0.0}])
+        self._speak(key, "One, two. " * rng.randint(1, 5), voice, rng.randrange(99), listener, **options)
+        if fate == IS_CANCELLED:
+            threading.Timer(rng.random() * 0.2, self.engine.cancel, (key,)).start()
+        return listener
+
+    def _speak(
+        self, key: str, text: str, voice: Voice, seed: int, listener: Listener | None = None, **options: float
+    ) -> Listener:
+        listener = listener or Listener()
+        fields = {"text": text, "voice": "any", "seed": seed, "max_frames": FRAMES, **options}
+        self.engine.submit(SynthesisRequest.of(fields).in_voice(voice), listener, key)
+        return listener
+
+    def _make_voice(self, seed: int, *, in_context: bool) -> Voice:
+        random = np.random.default_rng(seed)
+        vector = random.normal(0, 0.3, self._hidden).astype(np.float32)
+        if not in_context:
+            return Voice(vector)
+        codes = random.integers(0, 2048, (4, 16), np.int32)
+        cold, none = np.zeros((1, self.codec.states.state_size), np.float32), np.zeros((1, 1), np.int32)
+        _, state = self.codec.step(codes[None], cold, none)
+        return Voice(vector, codes, "What it says.", torch.from_numpy(state[0]))
+
+
+@pytest.fixture(scope="module")
+def crowd(checkpoint_of: CheckpointOf, tiny_base_models: Path) -> Iterator[Crowd]:
+    crowd = Crowd(checkpoint_of("base"), tiny_base_models)
+    yield crowd
+    crowd.engine.close()
+
+
+def test_a_seeded_request_beside_neighbours_that_come_cancel_and_fail(crowd: Crowd) -> None:
+    rng = random.Random(0)
+    alone = crowd.speak_the_same("alone")
+    assert alone.ended.wait(WAIT)
+    assert alone.error is None
+    for repetition in range(REPETITIONS):
+        neighbours = [crowd.add_neighbour(f"{repetition} before {i}", rng) for i in range(rng.randrange(NEIGHBOURS))]
+        again = crowd.speak_the_same(f"{repetition}")
+        neighbours += [crowd.add_neighbour(f"{repetition} behind {i}", rng) for i in range(rng.randrange(NEIGHBOURS))]
+        assert all(listener.ended.wait(WAIT) for listener in (again, *neighbours))
+        assert again.error is None
+        expected, computed = (torch.stack(crowd.runner.computed[key]) for key in ("alone", f"{repetition}"))
+        assert torch.equal(computed, expected)
+        samples, expected_samples = np.concatenate(again.pcm), np.concatenate(alone.pcm)
+        assert len(samples) == len(expected_samples) > 0
+        np.testing.assert_allclose(samples, expected_samples, atol=LEVELS)
+
+
+@pytest.fixture
+def num_threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("threads", "frames"), [(1, FRAMES), (2, 2)])
+def test_a_row_is_computed_the_same_in_every_batch(
+    crowd: Crowd, num_threads: Callable[[int], None], threads: int, frames: int
+) -> None:
+    num_threads(threads)
+    runner = crowd.runner._runner
+    prompts = crowd.engine._prompts
+    newcomers = []
+    for slot in range(SLOTS):
+        fields = {"text": "Hello there. " * (1 + slot % 4), "voice": "any", "seed": slot, "max_frames": FRAMES}
+        request = SynthesisRequest.of(fields).in_voice(crowd._make_voice(slot, in_context=slot % 3 == 0))
+        stream = prompts.stream(request, Listener(), str(slot))
+        pages = -(-(stream.num_positions + 1) // crowd.runner.limits.page_size)
+        newcomers.append(Newcomer(stream, slot, list(range(slot * 8, slot * 8 + pages))))
+
+    def written(batches: Iterator[np.ndarray]) -> torch.Tensor:
+        runner._cache.data.zero_()
+        assert runner.prefill(newcomers) == []
+        for slots in batches:
+            runner.launch(slots)
+        return runner._cache.data.clone()
+
+    alone = written(np.array([slot]) for slot in range(SLOTS) for _ in range(frames))
+    assert torch.equal(written(mixed_batches(random.Random(threads), frames)), alone)
+
+
+def mixed_batches(rng: random.Random, frames: int) -> Iterator[np.ndarray]:
+    """Slots in batches of all sizes, each `frames` times."""
+    left = dict.fromkeys(range(SLOTS), frames)
+    while left:
+        chosen = sorted(rng.sample(list(left), rng.randint(1, len(left))))
+        yield np.array(chosen)
+        left = {slot: count - (slot in chosen) for slot, count in left.items() if count - (slot in chosen)}
+
+
+def test_a_draw_does_not_depend_on_how_its_neighbours_are_drawn() -> None:
+    """At the borders between two codes, where the least difference in a sum shows."""
+    logits = torch.randn(1, 2048, generator=torch.Generator().manual_seed(5)) * 4
+    options = [(1.0, 5, 1.0), (0.7, 0, 0.9), (1.3, 50, 1.0), (0.0, 3, 1.0), (1.0, 100, 0.5), (0.9, 0, 1.0)]
+    cumulative = logits.topk(5).values.softmax(-1).cumsum(-1)[0]
+    borders = torch.cat([torch.nextafter(cumulative, torch.tensor(x)) for x in (0.0, 1.0)] + [cumulative]).clamp(
+        max=0.9999
+    )
+    for border in borders.tolist():
+        together = draw(logits.expand(len(options), -1), parameters(options), torch.full((len(options),), border))
+        alone = [draw(logits, parameters([option]), torch.tensor([border])).item() for option in options]
+        assert together.tolist() == alone
+
+
+def parameters(options: list[tuple[float, int, float]]) -> DrawParameters:
+    temperature, top_k, top_p = zip(*options, strict=True)
+    return DrawParameters(torch.tensor(temperature), torch.tensor(top_k), torch.tensor(top_p))
