@@ -133,6 +133,13 @@ class Crowd:
             threading.Timer(rng.random() * 0.2, self.engine.cancel, (key,)).start()
         return listener
 
+    def newcomer(self, slot: int) -> Newcomer:
+        fields = {"text": "Hello there. " * (1 + slot % 4), "voice": "any", "seed": slot, "max_frames": FRAMES}
+        request = SynthesisRequest.of(fields).in_voice(self._make_voice(slot, in_context=slot % 3 == 0))
+        stream = self.engine._prompts.stream(request, Listener(), str(slot))
+        pages = -(-(stream.num_positions + 1) // self.runner.limits.page_size)
+        return Newcomer(stream, slot, list(range(slot * 8, slot * 8 + pages)))
+
     def _speak(
         self, key: str, text: str, voice: Voice, seed: int, listener: Listener | None = None, **options: float
     ) -> Listener:
@@ -190,14 +197,7 @@ def test_a_row_is_computed_the_same_in_every_batch(
 ) -> None:
     num_threads(threads)
     runner = crowd.runner._runner
-    prompts = crowd.engine._prompts
-    newcomers = []
-    for slot in range(SLOTS):
-        fields = {"text": "Hello there. " * (1 + slot % 4), "voice": "any", "seed": slot, "max_frames": FRAMES}
-        request = SynthesisRequest.of(fields).in_voice(crowd._make_voice(slot, in_context=slot % 3 == 0))
-        stream = prompts.stream(request, Listener(), str(slot))
-        pages = -(-(stream.num_positions + 1) // crowd.runner.limits.page_size)
-        newcomers.append(Newcomer(stream, slot, list(range(slot * 8, slot * 8 + pages))))
+    newcomers = [crowd.newcomer(slot) for slot in range(SLOTS)]
 
     def written(batches: Iterator[np.ndarray]) -> torch.Tensor:
         runner._cache.data.zero_()
@@ -208,6 +208,22 @@ def test_a_row_is_computed_the_same_in_every_batch(
 
     alone = written(np.array([slot]) for slot in range(SLOTS) for _ in range(frames))
     assert torch.equal(written(mixed_batches(random.Random(threads), frames)), alone)
+
+
+def test_frames_are_computed_the_same_when_they_are_prefilled(crowd: Crowd) -> None:
+    runner, newcomer = crowd.runner._runner, crowd.newcomer(0)
+    runner._cache.data.zero_()
+    assert runner.prefill([newcomer]) == []
+    frames = np.concatenate([runner.launch(np.array([0])).codes for _ in range(FRAMES)])
+    computed = runner._cache.data.clone()
+    # The last frame has been fed to nobody yet.
+    prompt, made = newcomer.stream.prompt, FRAMES - 1
+    text = [*prompt.trailing, *[runner._pad_text_id] * made][:made]
+    prompt.text_ids = np.concatenate([prompt.text_ids, text])
+    prompt.code_ids = np.concatenate([prompt.code_ids, frames[:made]])
+    runner._cache.data.zero_()
+    assert runner.prefill([newcomer]) == []
+    assert torch.equal(runner._cache.data, computed)
 
 
 def mixed_batches(rng: random.Random, frames: int) -> Iterator[np.ndarray]:

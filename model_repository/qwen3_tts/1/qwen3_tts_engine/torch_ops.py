@@ -1,6 +1,7 @@
 """The operations of a tick in PyTorch: the form that the CPU runs, and that the kernels are held against.
 
-On a CPU the arithmetic of a row does not depend on the rows beside it, so that equal seeds give equal codes.
+On a CPU the arithmetic of a row does not depend on the rows beside it, nor on whether it is prefilled, so that equal
+seeds give equal codes.
 """
 
 import torch
@@ -46,8 +47,8 @@ class TorchOps:
     def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prefill: bool) -> Attention:
         written = cache.page_table[slots, positions // cache.page_size] * cache.page_size + positions % cache.page_size
         cos, sin = cache.cos[positions], cache.sin[positions]
-        # Over a neighbour's longer past a row would be rounded otherwise.
-        at_once = 1 if slots.is_cpu and not prefill else GATHER_ROWS
+        # Over the longer past of another row it would be rounded otherwise.
+        at_once = 1 if slots.is_cpu else GATHER_ROWS
         seen = [_seen(cache, *block) for block in zip(slots.split(at_once), positions.split(at_once), strict=True)]
 
         def attend(layer: int, qkv: Tensor, weights: LayerWeights) -> Tensor:
@@ -174,11 +175,14 @@ def attend_grouped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | N
     return out.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
-def _seen(cache: PagedCache, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the keys that rows may see lie in the cache, int64 [rows, longest], and which of them each row does see."""
+def _seen(cache: PagedCache, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Where the keys that rows may see lie in the cache, int64 [rows, longest], and which of them each row does see.
+
+    None of the latter for a single row, which sees them all.
+    """
     past = torch.arange(int(positions.max()) + 1, device=positions.device)
     index = cache.page_table[slots][:, past // cache.page_size] * cache.page_size + past % cache.page_size
-    return index, past <= positions[:, None, None]
+    return index, None if len(slots) == 1 else past <= positions[:, None, None]
 
 
 def _put(value: Tensor, out: Tensor | None) -> Tensor:
