@@ -1,5 +1,6 @@
 """Text in pieces: its ids are those of the whole, and its parts do not depend on how it came."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,26 @@ def test_the_whole_is_as_limited_as_a_single_request(tiny_checkpoint: Path) -> N
         text.add(" 6 7 8 9")
     with pytest.raises(InvalidRequest, match="129 characters, at most 128 are allowed"):
         PiecewiseText(tokenizer, 0).add("x" * 129)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\u3000", "a\u2003", "no ", "你好", "你。", "a" + "\u3000" * 999, "。\u0301"],
+    ids=["wide blanks", "words", "narrow words", "no end", "clauses", "blanks behind a word", "marks"],
+)
+def test_a_text_eight_times_as_long_takes_no_more_than_its_share(
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(tokenizer, "max_tokens", 1 << 20)
+    short, long = (processor_seconds(tokenizer, (text * 16_000)[:size]) for size in (2_000, 16_000))
+    assert long / short < 24
+
+
+def processor_seconds(tokenizer: TextTokenizer, text: str) -> float:
+    taken = []
+    for _ in range(3):
+        pieces = PiecewiseText(tokenizer, 150)
+        begun = time.thread_time()
+        pieces.add(text)
+        taken.append(time.thread_time() - begun)
+    return min(taken)

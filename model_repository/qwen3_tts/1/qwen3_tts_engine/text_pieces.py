@@ -4,6 +4,7 @@ Both are decided from left to right, from the text alone: how it was cut into pi
 """
 
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,10 +52,11 @@ class PiecewiseText:
         self._tokenizer = tokenizer
         self._part_tokens = part_tokens
         self._ends = Ends()
-        self._tail = ""  # what is not final, behind what is
-        self._scanned = 0  # characters of it that were looked at
+        self._tail: list[str] = []  # characters that are not final
+        self._final = 0  # how many of them are, by now
         self._recent = ""
         self._count = 0  # final ids of this part
+        self._size = PartSize()
         self._total = 0
         self._num_chars = 0
 
@@ -64,24 +66,8 @@ class PiecewiseText:
         Raises InvalidRequest for control tokens and for a text that is too long by now; it cannot be used after that.
         """
         self._check(text)
-        self._tail += text
-        pieces = []
-        final = 0
-        while self._scanned < len(self._tail):
-            at = self._scanned
-            self._scanned += 1
-            rank = self._ends.before(self._tail[at])
-            if rank and self._is_long(rank, at):
-                pieces.append(self._take(at, ends=True))
-                final = 0
-            elif at and is_final(self._tail[at - 1], self._tail[at]):
-                final = at
-            if final >= LONG_TAIL:
-                pieces.append(self._take(final, ends=False))
-                final = 0
-        if final:
-            pieces.append(self._take(final, ends=False))
-        return pieces
+        pieces = [piece for char in text for piece in self._read(char)]
+        return [*pieces, self._take(self._final, ends=False)] if self._final else pieces
 
     def end(self) -> list[Piece]:
         """The rest. Raises InvalidRequest for a text that was all white space."""
@@ -89,6 +75,17 @@ class PiecewiseText:
         if not self._total:
             raise InvalidRequest("text", "", "must hold something besides white space")
         return [piece]
+
+    def _read(self, char: str) -> Iterator[Piece]:
+        rank = self._ends.before(char)
+        if rank and self._is_long(rank):
+            yield self._take(len(self._tail), ends=True)
+        elif self._tail and is_final(self._tail[-1], char):
+            self._final = len(self._tail)
+            if self._final >= LONG_TAIL:
+                yield self._take(self._final, ends=False)
+        self._tail.append(char)
+        self._size.add(char)
 
     def _check(self, text: str) -> None:
         self._num_chars += len(text)
@@ -99,29 +96,49 @@ class PiecewiseText:
         self._recent = self._recent[-CONTROL_CHARS:] + text
         self._tokenizer.check("text", self._recent)
 
-    def _is_long(self, rank: int, at: int) -> bool:
-        if not self._part_tokens:
+    def _is_long(self, rank: int) -> bool:
+        needed = rank * self._part_tokens
+        if not needed or self._size.most < needed:
             return False
-        needed = rank * self._part_tokens - self._count
-        # A token is a byte or more: most ends need no tokenizing.
-        num_bytes = len(unicodedata.normalize("NFC", self._tail[:at]).encode())
-        return num_bytes >= needed and len(self._encode(at, ends=True)) >= needed
+        self._size.most = self._count + len(self._encode(len(self._tail), ends=True))
+        return self._size.most >= needed
 
     def _take(self, end: int, *, ends: bool) -> Piece:
         ids = self._encode(end, ends)
-        self._tail = self._tail[end:]
-        self._scanned -= end
+        del self._tail[:end]
+        self._final = 0
         self._count = 0 if ends else self._count + len(ids)
+        if ends:
+            self._size = PartSize()
         self._total += len(ids)
         limit = self._tokenizer.max_tokens
         if self._total > limit:
-            raise InvalidRequest("text", self._tail, f"{self._total} tokens, at most {limit} are allowed")
+            raise InvalidRequest("text", "".join(self._tail), f"{self._total} tokens, at most {limit} are allowed")
         return Piece(ids, ends)
 
     def _encode(self, end: int, ends: bool) -> list[int]:
-        text = self._tail[:end]
+        text = "".join(self._tail[:end])
         text = text.rstrip() if ends else text
         return self._tokenizer.encode(text if self._count else text.lstrip())
+
+
+class PartSize:
+    """How many tokens a part has at most: as many as when it was last tokenized, and one for each byte since.
+
+    White space counts once something follows it, so that a run of it is tokenized once.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._blanks = 0
+
+    def add(self, char: str) -> None:
+        size = len(unicodedata.normalize("NFD", char).encode())
+        if char.isspace():
+            self._blanks += size
+        else:
+            self.most += self._blanks + size
+            self._blanks = 0
 
 
 class Ends:
