@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from export.codec import CodecStep
 from qwen3_tts_engine.checkpoint import TOKENIZER_FILES, Checkpoint, CheckpointError, load_tensors
+from qwen3_tts_engine.text import TextTokenizer
 from qwen3_tts_engine.weights import talker_shapes
 
 
@@ -83,6 +84,57 @@ def test_missing_and_wrong_fields_are_all_named(folder: Path) -> None:
 def test_unknown_dialect(folder: Path) -> None:
     rewrite(folder / "config.json", {"eric": "elvish"}, "talker_config", "spk_is_dialect")
     assert "elvish" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", -1), ("subtalker_temperature", 11), ("top_p", 7), ("top_k", -1), ("repetition_penalty", 0)],
+)
+def test_sampling_that_cannot_be(folder: Path, field: str, value: float) -> None:
+    path = folder / "generation_config.json"
+    rewrite(path, {field: value})
+    assert refusal(folder).startswith(f"{path}: {field}: Input should be")
+
+
+@pytest.mark.parametrize(
+    ("change", "keys", "problem"),
+    [
+        ({"tts_pad_token_id": 2048}, (), "tts_pad_token_id is 2048, talker_config.text_vocab_size is 2048"),
+        ({"codec_bos_id": 3072}, ("talker_config",), "codec_bos_id is 3072, vocab_size is 3072"),
+        ({"ryan": 5000}, ("talker_config", "spk_id"), "spk_id.ryan is 5000, vocab_size is 3072"),
+        ({"codec_pad_id": -1}, ("talker_config",), "talker_config.codec_pad_id: Input should be"),
+    ],
+)
+def test_an_id_that_no_embedding_has(folder: Path, change: dict[str, int], keys: tuple[str, ...], problem: str) -> None:
+    rewrite(folder / "config.json", change, *keys)
+    message = refusal(folder)
+    assert message.startswith(f"{folder / 'config.json'}: ")
+    assert problem in message
+
+
+def test_a_vocabulary_beyond_the_embedding(folder: Path) -> None:
+    rewrite(folder / "vocab.json", {"hello": 10_000_198})
+    with pytest.raises(CheckpointError) as refused:
+        TextTokenizer(Checkpoint.open(str(folder)), 64)
+    wrong = "'hello' has id 10000198, talker_config.text_vocab_size of config.json is 2048"
+    assert str(refused.value) == f"{folder / 'vocab.json'}: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{", "not JSON: "),
+        ("{}", "added_tokens_decoder: Field required"),
+        ('{"added_tokens_decoder": {"7": {}}}', "added_tokens_decoder.7.content: Field required"),
+    ],
+)
+def test_a_tokenizer_configuration_that_cannot_be_read(folder: Path, content: str, problem: str) -> None:
+    path = folder / "tokenizer_config.json"
+    path.unlink()
+    path.write_text(content)
+    with pytest.raises(CheckpointError) as refused:
+        TextTokenizer(Checkpoint.open(str(folder)), 64)
+    assert str(refused.value).startswith(f"{path}: {problem}")
 
 
 def test_config_of_another_size(folder: Path) -> None:

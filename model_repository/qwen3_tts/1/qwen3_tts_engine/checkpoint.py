@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import torch
 from huggingface_hub import snapshot_download
@@ -19,6 +19,14 @@ GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 SPEECH_TOKENIZER = "speech_tokenizer"
 TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
+
+
+# How codes may be drawn, by a checkpoint's defaults and by a request.
+Temperature = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
+TopK = Annotated[int, Field(ge=0)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+RepetitionPenalty = Annotated[float, Field(ge=0.01, le=10)]
+TokenId = Annotated[int, Field(ge=0)]
 
 
 class CheckpointError(ValueError):
@@ -63,15 +71,15 @@ class TalkerConfig(TransformerConfig):
     text_vocab_size: int
     text_hidden_size: int
     num_code_groups: int = Field(gt=1)
-    codec_pad_id: int
-    codec_bos_id: int
-    codec_eos_token_id: int
-    codec_think_id: int
-    codec_nothink_id: int
-    codec_think_bos_id: int
-    codec_think_eos_id: int
-    codec_language_id: dict[str, int]
-    spk_id: dict[str, int]
+    codec_pad_id: TokenId
+    codec_bos_id: TokenId
+    codec_eos_token_id: TokenId
+    codec_think_id: TokenId
+    codec_nothink_id: TokenId
+    codec_think_bos_id: TokenId
+    codec_think_eos_id: TokenId
+    codec_language_id: dict[str, TokenId]
+    spk_id: dict[str, TokenId]
     spk_is_dialect: dict[str, str | Literal[False]]
 
     @property
@@ -87,6 +95,15 @@ class TalkerConfig(TransformerConfig):
         missing = {d for d in self.spk_is_dialect.values() if d} - self.codec_language_id.keys()
         if missing:
             raise ValueError(f"spk_is_dialect names {sorted(missing)}, which codec_language_id does not have")
+        return self
+
+    @model_validator(mode="after")
+    def _ids_are_embedded(self) -> "TalkerConfig":
+        own = {name: getattr(self, name) for name in type(self).model_fields if name.startswith("codec_")}
+        ids = {name: token_id for name, token_id in own.items() if isinstance(token_id, int)}
+        for table in ("codec_language_id", "spk_id"):
+            ids |= {f"{table}.{name}": token_id for name, token_id in getattr(self, table).items()}
+        _check_ids(ids, "vocab_size", self.vocab_size)
         return self
 
 
@@ -109,27 +126,43 @@ class ModelConfig(ReleasedConfig):
     tts_model_size: str
     talker_config: TalkerConfig
     speaker_encoder_config: SpeakerEncoderConfig = SpeakerEncoderConfig()
-    im_start_token_id: int
-    im_end_token_id: int
-    assistant_token_id: int
-    tts_pad_token_id: int
-    tts_bos_token_id: int
-    tts_eos_token_id: int
+    im_start_token_id: TokenId
+    im_end_token_id: TokenId
+    assistant_token_id: TokenId
+    tts_pad_token_id: TokenId
+    tts_bos_token_id: TokenId
+    tts_eos_token_id: TokenId
+
+    @model_validator(mode="after")
+    def _ids_are_embedded(self) -> "ModelConfig":
+        ids = {name: getattr(self, name) for name in type(self).model_fields if name.endswith("_token_id")}
+        _check_ids(ids, "talker_config.text_vocab_size", self.talker_config.text_vocab_size)
+        return self
 
 
 class GenerationConfig(ReleasedConfig):
     """generation_config.json; a missing key has the reference's hard default (spec §1.2)."""
 
     do_sample: bool = True
-    temperature: float = 0.9
-    top_k: int = 50
-    top_p: float = 1.0
-    repetition_penalty: float = 1.05
+    temperature: Temperature = 0.9
+    top_k: TopK = 50
+    top_p: TopP = 1.0
+    repetition_penalty: RepetitionPenalty = 1.05
     subtalker_dosample: bool = True
-    subtalker_temperature: float = 0.9
-    subtalker_top_k: int = 50
-    subtalker_top_p: float = 1.0
+    subtalker_temperature: Temperature = 0.9
+    subtalker_top_k: TopK = 50
+    subtalker_top_p: TopP = 1.0
     max_new_tokens: int = 2048
+
+
+class AddedTokenConfig(ReleasedConfig):
+    content: str
+
+
+class TokenizerConfig(ReleasedConfig):
+    """tokenizer_config.json."""
+
+    added_tokens_decoder: dict[TokenId, AddedTokenConfig]
 
 
 class CodecDecoderConfig(ReleasedConfig):
@@ -256,6 +289,13 @@ def read_config(path: Path, schema: type[ConfigT]) -> ConfigT:
         raise CheckpointError(f"{path}: {wrong}") from None
     except ValueError as error:
         raise CheckpointError(f"{path}: not JSON: {error}") from None
+
+
+def _check_ids(ids: Mapping[str, int], size_name: str, size: int) -> None:
+    """Raises ValueError for the first id that an embedding of `size` rows does not have."""
+    for name, token_id in ids.items():
+        if token_id >= size:
+            raise ValueError(f"{name} is {token_id}, {size_name} is {size}")
 
 
 def load_tensors(path: Path, shapes: Shapes) -> dict[str, torch.Tensor]:

@@ -8,8 +8,13 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from qwen3_tts_engine.checkpoint import GenerationConfig
+from qwen3_tts_engine.checkpoint import GenerationConfig, RepetitionPenalty, Temperature, TopK, TopP
 from qwen3_tts_engine.voice import Voice
+
+# Logits divided by less overflow.
+MIN_TEMPERATURE = 1e-5
+# Characters of a wrong value that an error quotes.
+MAX_QUOTED = 40
 
 
 class Outcome(Enum):
@@ -51,7 +56,8 @@ class Cancelled(RequestError):
 class Sampling(BaseModel):
     """How codebook 0 (talker) and codebooks 1..15 (code predictor) are drawn (spec §3.2, §3.3).
 
-    A temperature of 0 takes the most likely code; a top_k of 0 keeps the whole vocabulary.
+    A temperature of 0 takes the most likely code, and no other is below MIN_TEMPERATURE; a top_k of 0 keeps the whole
+    vocabulary.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -67,16 +73,17 @@ class Sampling(BaseModel):
 
     @classmethod
     def from_defaults(cls, defaults: GenerationConfig, options: "SamplingOptions") -> "Sampling":
-        """The request's options over the checkpoint's defaults; temperature 0 makes both stages greedy."""
-        greedy = options.temperature == 0
+        """The request's options over the checkpoint's defaults; a temperature below 1e-5 makes both stages greedy."""
+        asked = options.temperature
+        greedy = asked is not None and asked < MIN_TEMPERATURE
         temperature = defaults.temperature if defaults.do_sample else 0.0
         predictor_temperature = defaults.subtalker_temperature if defaults.subtalker_dosample and not greedy else 0.0
         return cls(
-            temperature=temperature if options.temperature is None else options.temperature,
+            temperature=_or_greedy(temperature if asked is None else asked),
             top_k=defaults.top_k if options.top_k is None else options.top_k,
             top_p=defaults.top_p if options.top_p is None else options.top_p,
             repetition_penalty=options.repetition_penalty or defaults.repetition_penalty,
-            predictor_temperature=predictor_temperature,
+            predictor_temperature=_or_greedy(predictor_temperature),
             predictor_top_k=defaults.subtalker_top_k,
             predictor_top_p=defaults.subtalker_top_p,
             seed=secrets.randbits(63) if options.seed is None else options.seed,
@@ -88,10 +95,10 @@ class SamplingOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    temperature: Annotated[float, Field(ge=0, le=10)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
 
@@ -132,10 +139,16 @@ class SynthesisRequest(SamplingOptions):
             raise InvalidRequest(str(first["loc"][0]), value, first["msg"]) from None
 
 
-def _shorten(value: object, limit: int = 80) -> str:
+def _or_greedy(temperature: float) -> float:
+    return temperature if temperature >= MIN_TEMPERATURE else 0.0
+
+
+def _shorten(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.size} samples"
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:.7g}"
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 1]}… ({len(text)} characters)"
+    # Cut before it is quoted: that takes a second for each 100 MB.
+    if isinstance(value, str | bytes) and len(value) > MAX_QUOTED:
+        return f"{value[:MAX_QUOTED]!r}… ({len(value)} {'bytes' if isinstance(value, bytes) else 'characters'})"
+    return repr(value)

@@ -1,11 +1,11 @@
 """Text to token ids, with the chat template around it (spec §2.1)."""
 
-import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
+from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError, TokenizerConfig, read_config
 from qwen3_tts_engine.request import InvalidRequest
 from qwen3_tts_engine.text_pieces import PiecewiseText
 
@@ -114,14 +114,23 @@ def _read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(_added_tokens(json.loads(settings.read_text(encoding="utf-8"))))
+    tokenizer.add_special_tokens(_added_tokens(read_config(settings, TokenizerConfig)))
+    _check_embedded(tokenizer, vocabulary, checkpoint)
     _check_control_ids(tokenizer, checkpoint)
     return tokenizer
 
 
-def _added_tokens(settings: dict[str, dict[str, dict[str, str]]]) -> list[AddedToken]:
-    added = settings["added_tokens_decoder"]
-    return [AddedToken(added[i]["content"], special=True, normalized=False) for i in sorted(added, key=int)]
+def _added_tokens(settings: TokenizerConfig) -> list[AddedToken]:
+    added = sorted(settings.added_tokens_decoder.items())
+    return [AddedToken(token.content, special=True, normalized=False) for _, token in added]
+
+
+def _check_embedded(tokenizer: Tokenizer, vocabulary: Path, checkpoint: Checkpoint) -> None:
+    size = checkpoint.config.talker_config.text_vocab_size
+    token, token_id = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if token_id >= size:
+        wrong = f"{token!r} has id {token_id}, talker_config.text_vocab_size of config.json is {size}"
+        raise CheckpointError(f"{vocabulary}: {wrong}")
 
 
 def _check_control_ids(tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
