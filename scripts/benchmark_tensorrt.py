@@ -64,13 +64,14 @@ def main(
     plan = list(plan_rows(checkpoint, TensorRtSettings(tensorrt_python, tensorrt_level)))
     talk = ["--speaker", "vivian", "--max-frames", 71, "--text", text]
     log = artifact_dir / "server.log"
-    with server_of("tensorrt", checkpoint, MAX_STREAMS, log, [real_backend]):
+    with server_of("tensorrt", checkpoint, MAX_STREAMS, log, [real_backend]) as server:
         first = first_requests(log, text)
         interval = ["--measurement-interval", measurement_interval, "--warmup-request-count", 8]
         run("client", "bench", "--concurrency", LOADS, *interval, *talk, "--artifact-dir", artifact_dir / "serving")
         with streams_beside(*talk, "--artifact-dir", artifact_dir / "beside"):
             mixed = artifact_dir / "mixed.json"
-            run("scripts.mixed_calls", "--checkpoint", checkpoint, "--calls", calls, "--output", mixed)
+            options = ["--admin-key", server.admin_key, "--checkpoint", checkpoint, "--calls", calls]
+            run("scripts.mixed_calls", *options, "--output", mixed)
     record = recorded(plan, artifact_dir) | {"first_request": first, "proof_seconds": proof_seconds(log.read_text())}
     output.write_text(json.dumps(record, indent=1) + "\n")
     console.print(f"{output}: {len(plan)} shapes, {record['mixed_calls']}")
