@@ -7,8 +7,8 @@ import triton_python_backend_utils as pb_utils
 
 SAMPLES_PER_FRAME = 1920
 PCM_SCALE = 32767
-# Seeds of streams whose chunks fail, and whose chunks get no answer.
-FAILING_SEED, SILENT_SEED = 667, 668
+# Third codes of frames that fail, and of frames that get no answer.
+FAILING, SILENT = 1, 2
 # Seconds; longer than call_timeout_seconds of the tests.
 FOREVER = 30
 
@@ -22,9 +22,9 @@ class TritonPythonModel:
 
     def decode(self, codes, state, history):
         rows, frames, _ = codes.shape
-        if SILENT_SEED in codes[:, 0, 0]:
+        if SILENT in codes[:, 0, 2]:
             time.sleep(FOREVER)
-        if FAILING_SEED in codes[:, 0, 0]:
+        if FAILING in codes[:, 0, 2]:
             raise RuntimeError("injected")
         waveform = np.zeros((rows, frames, SAMPLES_PER_FRAME), np.float32)
         waveform[:, :, :2] = codes[:, :, :2] / PCM_SCALE

@@ -5,25 +5,39 @@ import sys
 
 sys.path.insert(0, os.environ["PROJECT_ROOT"])
 
+import numpy as np
 import torch
 from real_model import TritonPythonModel as RealModel
 
 from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.codec import CodecStates
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.scheduler import Newcomer
+from qwen3_tts_engine.scheduler import Frames, Newcomer
 from tests.fakes.scripted import ScriptedRunner
 from triton_io import BlsCodec
 
 DEADLY_SEED = 666
+# Seeds of streams whose frames tell the scripted codec what to do, by their third code.
+THIRD_CODES = {667: 1, 668: 2}
 STATE_SIZE = 16
 
 
 class DeadlyRunner(ScriptedRunner):
+    def __init__(self, num_slots: int, tick_seconds: float) -> None:
+        super().__init__(num_slots, tick_seconds)
+        self._third = np.zeros(num_slots, np.int64)
+
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
         if any(newcomer.stream.sampling.seed == DEADLY_SEED for newcomer in newcomers):
             raise RuntimeError("injected")
+        for newcomer in newcomers:
+            self._third[newcomer.slot] = THIRD_CODES.get(newcomer.stream.sampling.seed, 0)
         return super().prefill(newcomers)
+
+    def launch(self, slots: np.ndarray) -> Frames:
+        frames = super().launch(slots)
+        frames.codes[:, 2] = self._third[slots]
+        return frames
 
 
 class TritonPythonModel(RealModel):

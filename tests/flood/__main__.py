@@ -1,0 +1,119 @@
+"""Floods an embedded tritonserver with refusals or cancels, and counts how often it dies.
+
+    python -m tests.flood --kind mixed --count 10000 [--poll-seconds 0.02 --settle-seconds 0.25]
+
+The model is the least one that has streams. With the defaults it polls and ends as the talker does; with 0.004 and 0 as
+the talker did when Triton 2.51 died under it. Kinds: `refuse` is refused at once, `cancel` hangs up in the middle of a
+stream, `mixed` sends several requests on one gRPC stream and hangs up somewhere.
+"""
+
+import itertools
+import random
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import grpc
+import typer
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from scripts.embedded.server import TritonServer
+from tests.e2e.serving import serve
+
+REPOSITORY = Path(__file__).parent / "repository"
+LONG = 1000
+DEADLINE = 20.0
+
+
+class Kind(Enum):
+    REFUSE = "refuse"
+    CANCEL = "cancel"
+    MIXED = "mixed"
+
+    def draw(self, rng: random.Random) -> tuple[list[int], int | None]:
+        """Responses that each request of a gRPC stream asks for; after how many the caller hangs up."""
+        match self:
+            case Kind.REFUSE:
+                return [0], None
+            case Kind.CANCEL:
+                return [LONG], rng.randrange(4)
+            case Kind.MIXED:
+                return [rng.choice([0, 3, 30]) for _ in range(rng.randrange(2, 9))], rng.randrange(12)
+
+
+class Flood:
+    """Callers that go on until so many gRPC streams were opened in all."""
+
+    def __init__(self, kind: Kind, count: int) -> None:
+        self._kind, self._left = kind, iter(range(count))
+        self.done = 0
+
+    def run(self, server: TritonServer, callers: int) -> int | None:
+        """The exit code of a server that died, None when the flood is over."""
+        threads = [threading.Thread(target=self._call, args=(server, seed), daemon=True) for seed in range(callers)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads) and server.poll() is None:
+            time.sleep(0.1)
+        for thread in threads:
+            thread.join(DEADLINE)
+        return server.poll()
+
+    def _call(self, server: TritonServer, seed: int) -> None:
+        rng = random.Random(f"{seed} {self.done}")
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(f"localhost:{server.ports.grpc}", options) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            for _ in itertools.takewhile(lambda _: server.poll() is None, self._left):
+                counts, patience = self._kind.draw(rng)
+                call = stub.ModelStreamInfer(map(message, counts), timeout=DEADLINE)
+                read(call, patience)
+                call.cancel()
+                self.done += 1
+
+
+def message(count: int) -> service_pb2.ModelInferRequest:
+    request = service_pb2.ModelInferRequest(model_name="flood")
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    request.inputs.add(name="count", datatype="INT32", shape=[1])
+    request.raw_input_contents.append(struct.pack("<i", count))
+    return request
+
+
+def read(call: Iterator[service_pb2.ModelStreamInferResponse], patience: int | None) -> None:
+    try:
+        for _ in itertools.islice(call, patience):
+            pass
+    except grpc.RpcError as error:
+        # Of a server that dies; the flood counts that.
+        if error.code() != grpc.StatusCode.UNAVAILABLE:
+            raise
+
+
+def main(
+    kind: Annotated[Kind, typer.Option()],
+    count: Annotated[int, typer.Option(help="gRPC streams in all")] = 10_000,
+    callers: int = 16,
+    poll_seconds: Annotated[float, typer.Option(help="between two checks of a stream")] = 0.02,
+    settle_seconds: Annotated[float, typer.Option(help="from a cancel to FINAL")] = 0.25,
+) -> None:
+    flood, deaths, begun = Flood(kind, count), 0, time.monotonic()
+    environment = {"FLOOD_POLL_SECONDS": str(poll_seconds), "FLOOD_SETTLE_SECONDS": str(settle_seconds)}
+    with tempfile.TemporaryDirectory() as folder:
+        while True:
+            with serve(REPOSITORY, Path(folder), environment, ("--exit-timeout-secs=3",)) as server:
+                code = flood.run(server, callers)
+            if code is None:
+                break
+            deaths += 1
+            print(f"tritonserver died with exit code {code} after {flood.done} streams", flush=True)
+    print(f"{kind.value}: {flood.done} streams, {deaths} deaths, {time.monotonic() - begun:.0f} s")
+
+
+if __name__ == "__main__":
+    typer.run(main)

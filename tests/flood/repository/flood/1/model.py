@@ -1,0 +1,45 @@
+"""The least decoupled model that shows Triton's races of a cancel with a stream's end; see tests/flood/__main__.py."""
+
+import os
+import threading
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+POLL_SECONDS, SETTLE_SECONDS = (float(os.environ[f"FLOOD_{name}_SECONDS"]) for name in ("POLL", "SETTLE"))
+TICK_SECONDS = 0.002
+PCM = np.zeros(1920, np.int16)
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.streams = []
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            count = int(pb_utils.get_input_tensor_by_name(request, "count").as_numpy()[0])
+            if count:
+                self.streams.append([sender, count, time.monotonic() + POLL_SECONDS])
+            else:
+                sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("refused")), flags=FINAL)
+
+    def run(self):
+        ends = []
+        while True:
+            time.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            for stream in list(self.streams):
+                sender, count, poll = stream
+                gone = now >= poll and sender.is_cancelled()
+                stream[1:] = count - 1, now + POLL_SECONDS if now >= poll else poll
+                if gone or not count:
+                    self.streams.remove(stream)
+                    ends.append((sender, now + SETTLE_SECONDS if gone else now))
+                else:
+                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("pcm", PCM)]))
+            while ends and ends[0][1] <= now:
+                ends.pop(0)[0].send(flags=FINAL)
