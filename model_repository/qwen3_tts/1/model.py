@@ -96,14 +96,14 @@ class TritonPythonModel:
         return self._gate.is_open and self._engine.is_alive
 
     def finalize(self) -> None:
-        if self._guard:
-            self._guard.close()
         self._opening.close()
         self._desk.close()
         self._engine.close()
         self._watcher.close()
         self._reporter.close()
         triton_io.CALLS.close()
+        if self._guard:
+            self._guard.close()
 
     @property
     def _repository(self) -> Path:
