@@ -97,7 +97,7 @@ class SpeechLength:
         """A text that `was_cut` at its cap would have taken longer."""
         expected = self.at(tokens)
         frames_at_least = max(frames, expected) if was_cut else frames
-        self._fit.add(tokens, min(frames_at_least, LARGEST_SURPRISE * expected))
+        self._fit.add(max(tokens, 1), min(frames_at_least, LARGEST_SURPRISE * expected))
 
     def at(self, tokens: int) -> float:
         return self._fit.at(tokens)

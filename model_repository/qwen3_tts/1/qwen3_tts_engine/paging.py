@@ -4,7 +4,7 @@ import numpy as np
 
 from qwen3_tts_engine.capacity import Capacity, SpeechLength
 from qwen3_tts_engine.code2wav import FRAME_SECONDS
-from qwen3_tts_engine.slots import FIRST_AUDIO_LEAD, Columns, Pool, SlotTable
+from qwen3_tts_engine.slots import FIRST_AUDIO_LEAD, Pool, SlotTable
 from qwen3_tts_engine.stream import Stream
 
 # A parked stream comes back before its listener has less audio than this, in the pages of one who has more than that.
@@ -27,7 +27,7 @@ class Paging:
     def __init__(self, table: SlotTable, page_size: int, num_pages: int, capacity: Capacity) -> None:
         self.pool = Pool(num_pages)
         self.parked: dict[str, Stream] = {}
-        self.lengths = SpeechLength()
+        self._lengths = SpeechLength()
         self._table = table
         self._page_size = page_size
         self._capacity = capacity
@@ -60,7 +60,17 @@ class Paging:
         self._take_from(self._longest_idle(now), self._start(stream))
         stream.pages = self.pool.allocate(self._start(stream))
         self.expect(stream)
-        self._hold(stream.slot, len(stream.pages), len(stream.prompt))
+        table, slot = self._table, stream.slot
+        table.pages[slot] = len(stream.pages)
+        # The first frame comes of the prompt's own pass; each one after it takes the position behind the one before.
+        frames = len(stream.pages) * self._page_size - len(stream.prompt) + 1
+        table.room[slot] = table.part_start[slot] + frames
+
+    def learn(self, stream: Stream) -> None:
+        """Look at how long a part was that the talker is done with."""
+        table, slot = self._table, stream.slot
+        frames = int(table.written[slot] - table.part_start[slot])
+        self._lengths.add(stream.prompt.num_spoken, frames, was_cut=bool(table.written[slot] >= table.limit[slot]))
 
     def expect(self, stream: Stream) -> None:
         """Look at how much text a stream has by now."""
@@ -142,7 +152,7 @@ class Paging:
 
     def _expected(self, stream: Stream) -> int:
         prompt = stream.prompt
-        frames = min(self.lengths.at(prompt.num_spoken), stream.part_frames(prompt))
+        frames = min(self._lengths.at(prompt.num_spoken), stream.part_frames(prompt))
         return self._count(int(len(prompt) + frames))
 
     def _share(self) -> float:
@@ -153,16 +163,10 @@ class Paging:
         load = self._capacity.frame_seconds(self._table.in_use.num_active + 1) / FRAME_SECONDS
         return min(max(load, SMALLEST_CHARGE), 1.0)
 
-    def _hold(self, slot: int, pages: int, rows: int) -> None:
-        # The first frame comes of the prompt's own pass; each one after it takes the position behind the one before.
-        table = self._table
-        table.pages[slot] = pages
-        table.room[slot] = table.part_start[slot] + pages * self._page_size - rows + 1
-
     def _idle(self, now: float) -> np.ndarray:
         """Slots that hold pages for nothing: they wait for text and their listener, or the machine, for them."""
-        table: Columns = self._table.in_use
-        held = table.waiting & (table.pages > 0)
+        table = self._table.in_use
+        held: np.ndarray = table.waiting & (table.pages > 0)
         if not table.runnable.any():
             return held
         idle: np.ndarray = held & table.paused & (table.deadline < now)

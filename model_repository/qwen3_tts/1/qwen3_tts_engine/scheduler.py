@@ -135,6 +135,7 @@ class Scheduler:
         """
         if stream.key in self._resting:
             if stream.following:
+                del self._resting[stream.key]
                 self._turn(stream)
             elif not stream.is_open:
                 return self._hang_up(stream.slot) is not None
@@ -261,7 +262,6 @@ class Scheduler:
 
     def _turn(self, stream: Stream) -> None:
         """Go on to the next part, in the same slot; its prompt is prefilled once there are pages."""
-        self._resting.pop(stream.key, None)
         stream.next_part()
         stream.prompt.take_arrived()
         self.table.begin_part(stream.slot, stream)
@@ -312,17 +312,17 @@ class Scheduler:
         """The talker is done with a part; returns the stream when that ends it and nothing is left to decode."""
         stream = self.table.streams[slot]
         assert stream is not None
-        frames, limit = self.table.written[slot] - self.table.part_start[slot], self.table.limit[slot]
-        self.paging.lengths.add(stream.prompt.num_spoken, int(frames), was_cut=self.table.written[slot] >= limit)
+        self.paging.learn(stream)
         goes_on = stream.is_open or stream.following
         if not goes_on or self.table.written[slot] >= stream.max_frames:
             return self._hang_up(slot)
         self._told.pop(stream.key, None)
         self.paging.free(stream)
         self.table.rest(slot)
-        self._resting[stream.key] = stream
         if stream.following:
             self._turn(stream)
+        else:
+            self._resting[stream.key] = stream
         return None
 
     def _hang_up(self, slot: int) -> Stream | None:
