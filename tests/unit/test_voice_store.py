@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from qwen3_tts_engine import voice_store
-from qwen3_tts_engine.request import InvalidRequest, RequestError
+from qwen3_tts_engine.request import InvalidRequest, RequestError, Unavailable
 from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voice_store import ARRAYS, DATABASE, Origin, VoiceStore
 
@@ -124,12 +124,12 @@ def test_limits(tmp_path: Path) -> None:
     few = VoiceStore(tmp_path / "few", max_voices=2, max_bytes=MIB)
     for name in "ab":
         few.add(name, make_voice(), 1.0, ORIGIN)
-    with pytest.raises(RequestError, match="2 voices are registered, max_voices allows no more"):
+    with pytest.raises(Unavailable, match="2 voices are registered, max_voices allows no more"):
         few.add("c", make_voice(), 1.0, ORIGIN)
     assert len(files(few)) == 2
     small = VoiceStore(tmp_path / "small", max_voices=100, max_bytes=3000)
     small.add("a", make_voice(), 1.0, ORIGIN)
-    with pytest.raises(RequestError, match="voices_mib allows no more"):
+    with pytest.raises(Unavailable, match="voices_mib allows no more"):
         small.add("b", make_voice(), 1.0, ORIGIN)
     small.delete("a")
     small.add("b", make_voice(), 1.0, ORIGIN)
@@ -166,7 +166,7 @@ def test_nothing_of_a_failed_write_stays(store: VoiceStore, monkeypatch: pytest.
 
     store.list()
     monkeypatch.setattr(voice_store.np, "savez", full)
-    with pytest.raises(RequestError, match=r"voices_folder: .*No space left"):
+    with pytest.raises(Unavailable, match=r"voices_folder: .*No space left"):
         store.add("anna", make_voice(), 1.0, ORIGIN)
     assert (store.list(), files(store)) == ([], [])
 
@@ -186,7 +186,7 @@ def test_old_orphans_are_swept_at_the_start(store: VoiceStore) -> None:
 
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RequestError, match="voices_folder: "):
+    with pytest.raises(Unavailable, match="voices_folder: "):
         VoiceStore(tmp_path / "file" / "voices", 10, MIB).list()
     folder = tmp_path / "broken"
     folder.mkdir()
@@ -200,3 +200,35 @@ def test_the_table_itself_forbids_a_name_twice(store: VoiceStore) -> None:
     columns = voice_store.COLUMNS.removeprefix("id, ")
     with sqlite3.connect(store._folder / DATABASE) as other, pytest.raises(sqlite3.IntegrityError):
         other.execute(f"INSERT INTO voices ({columns}) SELECT {columns} FROM voices")
+
+
+def test_reading_waits_for_no_write_of_another_process(store: VoiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(voice_store, "BUSY_SECONDS", 0.01)
+    record = store.add("anna", make_voice(), 1.0, ORIGIN)
+    with sqlite3.connect(store._folder / DATABASE, isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert store.get("anna") == record
+        assert store.list() == [record]
+        with pytest.raises(Unavailable, match=r"voices_folder: .*locked"):
+            store.add("bert", make_voice(), 1.0, ORIGIN)
+        with pytest.raises(Unavailable, match=r"voices_folder: .*locked"):
+            store.delete("anna")
+        other.execute("ROLLBACK")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(Unavailable, match=r"voices_folder: .*locked"):
+            store.get("anna")
+    assert files(store) == [record.file]
+
+
+def test_a_folder_that_is_gone_and_comes_back(store: VoiceStore) -> None:
+    record = store.add("anna", make_voice(), 1.0, ORIGIN)
+    elsewhere = store._folder.rename(store._folder.with_name("elsewhere"))
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="the folder is gone"):
+            store.get("anna")
+        with pytest.raises(Unavailable, match="the folder is gone"):
+            store.add("bert", make_voice(), 1.0, ORIGIN)
+    with pytest.raises(Unavailable, match="its file cannot be read"):
+        store.load(record)
+    elsewhere.rename(store._folder)
+    assert store.get("anna") == record

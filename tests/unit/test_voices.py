@@ -1,5 +1,6 @@
 """Voices are made once, kept while they fit, and nobody waits for ever."""
 
+import sqlite3
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qwen3_tts_engine import voice_store
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.reference_audio import ReferenceAudio, frames, log_mel
 from qwen3_tts_engine.request import InvalidRequest, RequestError, SynthesisRequest, Unavailable
@@ -165,6 +167,41 @@ def test_a_known_voice_does_not_wait_for_a_new_one(voices: Voices, encoder: Scri
     assert not slow.told.is_set()
 
 
+def test_a_caller_who_fails_to_take_an_answer_keeps_it_from_no_other(voices: Voices, encoder: ScriptedEncoder) -> None:
+    def fail(answer: Any) -> None:
+        raise OSError("gone")
+
+    encoder.gate.clear()
+    then = Told()
+    voices.find(request(), fail)
+    voices.find(request(), then)
+    encoder.gate.set()
+    assert isinstance(then.answer, Voice)
+    encoder.gate.clear()
+    waiting = Told()
+    voices.find(request(2.0), fail)
+    voices.find(request(2.0), waiting)
+    threading.Timer(0.1, encoder.gate.set).start()
+    voices.close()
+    assert waiting.answer is not None
+
+
+def test_a_locked_registry_holds_up_whoever_needs_it(
+    voices: Voices, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not who asks, and not who brings a recording."""
+    monkeypatch.setattr(voice_store, "BUSY_SECONDS", WAIT)
+    register(voices, "anna")
+    slow = Told()
+    with sqlite3.connect(tmp_path / voice_store.DATABASE, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        voices.find(named("anna"), slow)
+        assert isinstance(find(voices, request(2.0)), Voice)
+        assert not slow.told.is_set()
+        other.execute("ROLLBACK")
+    assert isinstance(slow.answer, Voice)
+
+
 def test_full_and_closed(encoder: ScriptedEncoder, tmp_path: Path) -> None:
     voices = open_voices(encoder, tmp_path, max_voice_requests=2)
     encoder.gate.clear()
@@ -232,12 +269,12 @@ def test_a_voice_of_another_model_is_refused_by_name(encoder: ScriptedEncoder, t
     voices = open_voices(encoder, tmp_path)
     register(voices, "anna")
     other = open_voices(encoder, tmp_path, origin=replace(ORIGIN, hidden_size=16))
-    with pytest.raises(InvalidRequest, match="voice: 'anna': made for a talker of hidden size 8, this model's has 16"):
-        other.find(named("anna"), Told())
+    refused = find(other, named("anna"))
+    assert isinstance(refused, InvalidRequest)
+    assert "voice: 'anna': made for a talker of hidden size 8, this model's has 16" in str(refused)
     assert isinstance(register(other, "anna"), InvalidRequest), "the name is taken for both"
     assert [record.name for record in register(other, "bert")] == ["bert"]
-    with pytest.raises(InvalidRequest, match="hidden size 16, this model's has 8"):
-        voices.find(named("bert"), Told())
+    assert "hidden size 16, this model's has 8" in str(find(voices, named("bert")))
     voices.close()
     other.close()
 

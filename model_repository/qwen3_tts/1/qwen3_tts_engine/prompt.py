@@ -5,7 +5,7 @@ from copy import copy
 
 import numpy as np
 
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint import Checkpoint, ModelConfig
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.modes import check_mode, describe
 from qwen3_tts_engine.request import InvalidRequest, Sampling, SynthesisRequest
@@ -16,6 +16,16 @@ from qwen3_tts_engine.text_pieces import PiecewiseText
 from qwen3_tts_engine.voice import Voice
 
 AUTO = "auto"
+# Instruction and text take at most max_text_tokens each; the rest of a prompt is less than this (spec §2.3).
+CONTROL_ROWS = 16
+
+
+def max_positions(model: ModelConfig, config: EngineConfig) -> int:
+    """Positions of the longest stream: prompt and frames."""
+    # A clone's prompt holds the frames of its reference, and its text before the text to speak.
+    reference = config.max_reference_frames if model.tts_model_type == "base" else 0
+    longest = CONTROL_ROWS + 2 * config.max_text_tokens + reference + config.max_frames_limit
+    return min(longest, model.talker_config.max_position_embeddings)
 
 
 class PromptBuilder:
@@ -46,14 +56,16 @@ class PromptBuilder:
             for part in (prompt, *following):
                 part.max_frames = self._config.default_max_frames(part.num_spoken)
         max_frames = self._max_frames(request, prompt, *following)
-        return Stream(key, prompt, sampling, max_frames, sink, request.cloned, following=deque(following))
+        stream = Stream(key, prompt, sampling, max_frames, sink, request.cloned, following=deque(following))
+        self._check_positions(stream.num_positions)
+        return stream
 
     def streamed(self, request: SynthesisRequest, sink: Sink, key: str) -> "StreamedText":
         """A stream that waits for its text, in the layout that takes it token by token; raises as `stream`."""
         builder = copy(self)
         builder._config = self._config.model_copy(update={"text_layout": "streaming"})
         # Any text does to see whether the rest of the request can be served.
-        builder.build(request, SpokenText(self._tokenizer.role, [self._model.tts_eos_token_id]))
+        any_part = builder.build(request, SpokenText(self._tokenizer.role, [self._model.tts_eos_token_id]))
         config = self._config
         stream = Stream(
             key,
@@ -65,6 +77,7 @@ class PromptBuilder:
             is_open=True,
             reserved_frames=request.max_frames or min(config.streamed_part_frames, config.max_frames_limit),
         )
+        self._check_positions(len(any_part) + stream.reserved_frames)
         return StreamedText(builder, request, stream, PiecewiseText(self._tokenizer, config.part_text_tokens))
 
     def ids_to_begin(self, request: SynthesisRequest) -> int:
@@ -117,6 +130,11 @@ class PromptBuilder:
     def check_reference(self, text: str) -> None:
         """Raises InvalidRequest for a text that a reference cannot have."""
         self._tokenizer.reference(text)
+
+    def _check_positions(self, wanted: int) -> None:
+        """Raises InvalidRequest for more than the key/value cache has for one stream."""
+        if wanted > (most := max_positions(self._model, self._config)):
+            raise InvalidRequest("max_frames", f"{wanted} positions", f"a prompt and its frames take at most {most}")
 
     def _max_frames(self, request: SynthesisRequest, *parts: Prompt) -> int:
         """The request's cap, or one derived from its text; raises InvalidRequest above the server's limit."""
@@ -184,6 +202,9 @@ class PromptBuilder:
     def _add_in_context(self, rows: "_Rows", spoken: SpokenText, said: str, codes: np.ndarray) -> list[int]:
         """The reference as if just spoken: its text before the text, its frames before what is to come."""
         talker, model = self._talker, self._model
+        if len(codes) > (most := self._config.max_reference_frames):
+            # Of a voice that was registered with other limits.
+            raise InvalidRequest("voice", f"{len(codes)} frames", f"max_reference_seconds allows {most} frames")
         text = [*self._tokenizer.reference(said), *spoken.text, model.tts_eos_token_id]
         frames = np.full((1 + len(codes), self.num_codebooks), NONE, np.int32)
         frames[0, 0] = talker.codec_bos_id

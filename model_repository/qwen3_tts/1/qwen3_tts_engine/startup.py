@@ -22,7 +22,7 @@ from qwen3_tts_engine.manifest import MANIFEST, CodecManifest
 from qwen3_tts_engine.matrix import Matrix
 from qwen3_tts_engine.ops import Ops
 from qwen3_tts_engine.plan import check_plan
-from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.prompt import PromptBuilder, max_positions
 from qwen3_tts_engine.runner import TalkerRunner
 from qwen3_tts_engine.scheduler import Scheduler, SchedulerLimits
 from qwen3_tts_engine.shared_memory import shared_zeros
@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 RunnerT = TypeVar("RunnerT", bound=TalkerRunner)
 
 MIN_CAPABILITY = (8, 0)
-# Instruction and text take at most max_text_tokens each; the rest of a prompt is less than this (spec §2.3).
-CONTROL_ROWS = 16
 # A stream of ordinary length: 30 s of speech from 100 text tokens.
 COMMON_POSITIONS = 512
 CPU_CACHE_BYTES = 1 << 30
@@ -133,10 +131,8 @@ def plan_limits(config: EngineConfig, checkpoint: Checkpoint, like: torch.Tensor
     """
     talker = checkpoint.config.talker_config
     page = config.page_size * 2 * talker.num_hidden_layers * talker.key_value_size * like.element_size()
-    # A clone's prompt holds the frames of its reference, and its text before the text to speak.
     is_base = checkpoint.config.tts_model_type == "base"
-    prompt = CONTROL_ROWS + 2 * config.max_text_tokens + (config.max_reference_frames if is_base else 0)
-    longest = min(prompt + config.max_frames_limit, talker.max_position_embeddings)
+    longest = max_positions(checkpoint.config, config)
     trailing = 2 * config.max_text_tokens if is_base else config.max_text_tokens
     wanted = page * -(-max(longest, config.max_streams * COMMON_POSITIONS) // config.page_size)
     size = int(config.kv_cache_gib * (1 << 30)) or min(wanted, _spare_bytes(like.device))

@@ -16,13 +16,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from qwen3_tts_engine.request import InvalidRequest, RequestError
+from qwen3_tts_engine.request import InvalidRequest, RequestError, Unavailable
 from qwen3_tts_engine.voice import Voice
 
 DATABASE, ARRAYS = "voices.sqlite3", "arrays"
-BUSY_SECONDS = 10.0
+# How long a write waits for another process's; reading waits for none but the moment in which one is stored.
+BUSY_SECONDS = 2.0
 # A file that no row names was left by a server that died on the way; younger ones may still get their row.
 ORPHAN_SECONDS = 3600.0
+# A write waits for other writes first, so that nothing changes between what it reads and what it stores.
+READ, WRITE = "BEGIN", "BEGIN IMMEDIATE"
 TABLE = """
 CREATE TABLE IF NOT EXISTS voices (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -86,22 +89,23 @@ COLUMNS = ", ".join(field.name for field in fields(VoiceRecord))
 class VoiceStore:
     """Safe for several threads, and for several processes that share the folder, which is made when it is needed.
 
-    Every method raises RequestError when the folder cannot be used.
+    Every method raises Unavailable when the folder cannot be used for now: locked by another process, full, gone; and
+    RequestError when it holds something else.
     """
 
     def __init__(self, folder: Path, max_voices: int, max_bytes: int) -> None:
         self._folder, self._max_voices, self._max_bytes = folder, max_voices, max_bytes
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        self._was_opened = False
 
     def add(self, name: str, voice: Voice, reference_seconds: float, origin: Origin) -> VoiceRecord:
-        """Raises InvalidRequest when the name is taken, RequestError when the store is full."""
-        with self._database() as database:
-            self._check_free(database, name)
+        """Raises InvalidRequest when the name is taken, Unavailable when the store is full."""
+        self.check_free(name)
         file, num_bytes = self._write(voice)
         values = (*asdict(origin).values(), voice.text, reference_seconds, time.time(), file, num_bytes)
         try:
-            with self._database() as database:
+            with self._database(WRITE) as database:
                 self._check_room(database, num_bytes)
                 marks = ", ".join("?" * (1 + len(values)))
                 columns = COLUMNS.removeprefix("id, ")
@@ -131,7 +135,7 @@ class VoiceStore:
 
     def delete(self, name: str) -> VoiceRecord:
         """Raises InvalidRequest for a name that nobody registered. Streams that speak with the voice go on."""
-        with self._database() as database:
+        with self._database(WRITE) as database:
             record = self._find(database, name)
             database.execute("DELETE FROM voices WHERE id = ?", (record.id,))
         self._remove(record.file)
@@ -146,36 +150,56 @@ class VoiceStore:
                 state = torch.from_numpy(arrays["state"])
                 return Voice(arrays["x_vector"], arrays["codes"], record.ref_text, state)
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise RequestError(f"voice: {record.name!r}: its file cannot be read: {error}") from error
+            is_damaged = self._folder.is_dir() or not isinstance(error, OSError)
+            kind = RequestError if is_damaged else Unavailable
+            raise kind(f"voice: {record.name!r}: its file cannot be read: {error}") from error
 
     def close(self) -> None:
         with self._lock:
-            if self._connection:
-                self._connection.close()
-                self._connection = None
+            self._disconnect()
 
     @contextmanager
-    def _database(self) -> Iterator[sqlite3.Connection]:
+    def _database(self, begin: str = READ) -> Iterator[sqlite3.Connection]:
         """One transaction, which nobody else's write can come between."""
         with self._lock:
             try:
+                if not (self._folder / DATABASE).exists():
+                    self._disconnect()
                 self._connection = self._connection or self._open()
                 with self._connection:
-                    self._connection.execute("BEGIN IMMEDIATE")
+                    self._connection.execute(begin)
                     yield self._connection
             except sqlite3.IntegrityError:
                 raise
-            except (OSError, sqlite3.Error) as error:
+            except (OSError, sqlite3.OperationalError) as error:
+                raise self._unusable(error) from error
+            except sqlite3.Error as error:
                 raise RequestError(f"voices_folder: {self._folder}: {error}") from error
 
+    def _unusable(self, error: Exception) -> Unavailable:
+        return Unavailable(f"voices_folder: {self._folder}: {error}")
+
+    def _disconnect(self) -> None:
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+
     def _open(self) -> sqlite3.Connection:
+        if self._was_opened and not self._folder.is_dir():
+            # Made anew it would be empty, and every voice unknown.
+            raise FileNotFoundError("the folder is gone")
         (self._folder / ARRAYS).mkdir(parents=True, exist_ok=True)
         # One thread at a time, by the lock.
         connection = sqlite3.connect(
             self._folder / DATABASE, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )  # fmt: skip
-        connection.execute(TABLE)
-        self._sweep({file for (file,) in connection.execute("SELECT file FROM voices")})
+        try:
+            connection.execute(TABLE)
+            self._sweep({file for (file,) in connection.execute("SELECT file FROM voices")})
+        except BaseException:
+            connection.close()
+            raise
+        self._was_opened = True
         return connection
 
     def _sweep(self, named: set[str]) -> None:
@@ -201,7 +225,7 @@ class VoiceStore:
             partial.replace(path)
         except OSError as error:
             partial.unlink(missing_ok=True)
-            raise RequestError(f"voices_folder: {self._folder}: {error}") from error
+            raise self._unusable(error) from error
         return name, path.stat().st_size
 
     def _remove(self, file: str) -> None:
@@ -220,9 +244,9 @@ class VoiceStore:
     def _check_room(self, database: sqlite3.Connection, num_bytes: int) -> None:
         count, used = database.execute("SELECT count(*), coalesce(sum(num_bytes), 0) FROM voices").fetchone()
         if count >= self._max_voices:
-            raise RequestError(f"{count} voices are registered, max_voices allows no more: delete one")
+            raise Unavailable(f"{count} voices are registered, max_voices allows no more: delete one")
         if used + num_bytes > self._max_bytes:
-            raise RequestError(f"the voices take {used >> 20} MiB, voices_mib allows no more: delete one")
+            raise Unavailable(f"the voices take {used >> 20} MiB, voices_mib allows no more: delete one")
 
 
 def _taken(name: str) -> InvalidRequest:

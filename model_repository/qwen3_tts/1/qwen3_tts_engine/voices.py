@@ -4,7 +4,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Hashable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ MIB = 1 << 20
 # Told a voice, or why there is none; called once, from any thread.
 Then = Callable[[Voice | RequestError], None]
 ThenRecords = Callable[[list[VoiceRecord] | RequestError], None]
+Answer = TypeVar("Answer")
 
 
 class Encoder(Protocol):
@@ -39,9 +40,10 @@ class Encoder(Protocol):
 
 
 class Voices:
-    """Two threads: one looks at requests, the other calls the encoders, so that no voice at hand waits for another.
+    """Three threads: one reads and writes the registry, one looks at recordings, one calls the encoders.
 
-    Requests for the same voice share one call of the encoders.
+    So no voice at hand waits for another, nor a recording for the registry. Requests for the same voice share one call
+    of the encoders.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Voices:
         origin: Origin,
         config: EngineConfig,
         check_text: Callable[[str], None],
+        on_thread_start: Callable[[], None] = lambda: None,
     ) -> None:
         self._encoder, self._store, self._origin = encoder, store, origin
         self._max_seconds, self._max_waiting = config.max_reference_seconds, config.max_voice_requests
@@ -59,19 +62,16 @@ class Voices:
         self._cache = VoiceCache(config.voice_cache_mib * MIB)
         self._flights: dict[Hashable, list[Then]] = {}
         self._requests: set[Then | ThenRecords] = set()
-        self._looking = Worker("voices", config.max_voice_requests)
-        self._encoding = Worker("encoding", config.max_voice_requests)
+        self._registry, self._looking, self._encoding = (
+            Worker(name, config.max_voice_requests, on_thread_start) for name in ("registry", "recordings", "encoders")
+        )
 
     def find(self, request: SynthesisRequest, then: Then) -> None:
-        """Call `then` with the voice that a request asks for. Raises InvalidRequest, Unavailable."""
+        """Call `then` with the voice that a request asks for. Raises Unavailable."""
         if request.voice is None:
-            self._look(lambda: self._recorded(request, then), then)
-            return
-        record = self._store.get(request.voice)
-        record.check_origin(self._origin)
-        alone = request.x_vector_only
-        found: Then = (lambda voice: then(voice.alone() if isinstance(voice, Voice) else voice)) if alone else then
-        self._fetch(("named", record.id), lambda: self._encoder.adopt(self._store.load(record)), found)
+            self._do(self._looking, lambda: self._recorded(request, then), then)
+        else:
+            self._do(self._registry, lambda: self._named(request, then), then)
 
     def register(self, request: SynthesisRequest, then: ThenRecords) -> None:
         """Call `then` with the record of a new voice. Raises InvalidRequest, Unavailable."""
@@ -80,50 +80,59 @@ class Voices:
             raise InvalidRequest("voice", name, "the name to register: up to 64 letters, digits, spaces, _, -, .")
         if request.ref_audio is None:
             raise InvalidRequest("ref_audio", None, "required to register a voice")
-        self._look(lambda: self._register(name, request, then), then)
+        self._do(self._registry, lambda: self._register(name, request, then), then)
 
     def list(self, then: ThenRecords) -> None:
         """Call `then` with the records of all voices. Raises Unavailable."""
-        self._look(lambda: then(self._store.list()), then)
+        self._do(self._registry, lambda: _tell(then, self._store.list()), then)
 
     def delete(self, name: str | None, then: ThenRecords) -> None:
-        """Call `then` with the record of the voice that is no more. Raises InvalidRequest, Unavailable."""
+        """Call `then` with the record of the deleted voice. Raises InvalidRequest, Unavailable."""
         if name is None:
             raise InvalidRequest("voice", None, "the name of the voice to delete is required")
-        self._look(lambda: then([self._store.delete(name)]), then)
+        self._do(self._registry, lambda: _tell(then, [self._store.delete(name)]), then)
 
     def close(self) -> None:
         """Refuse whoever still waits, and stop; safe to call twice."""
-        self._looking.close()
-        self._encoding.close()
+        for worker in (self._registry, self._looking, self._encoding):
+            worker.close()
         with self._lock:
             waiting: list[Then | ThenRecords] = [then for flight in self._flights.values() for then in flight]
             waiting += self._requests
             self._flights.clear()
             self._requests.clear()
         for then in waiting:
-            then(Unavailable("the server is shutting down"))
+            _tell(then, Unavailable("the server is shutting down"))
         self._store.close()
 
-    def _look(self, job: Callable[[], None], then: Then | ThenRecords) -> None:
-        """Do a job on the looking thread; what it raises goes to `then`."""
+    def _do(self, worker: Worker, job: Callable[[], None], then: Then | ThenRecords) -> None:
+        """Do a job on a worker's thread; what it raises goes to `then`. Raises Unavailable."""
 
-        def looked() -> None:
+        def done() -> None:
             with self._lock:
                 self._requests.discard(then)
             try:
                 job()
             except Exception as error:
-                then(_as_request_error(error))
+                _tell(then, _as_request_error(error))
 
         with self._lock:
             self._requests.add(then)
         try:
-            self._looking.submit(looked)
+            worker.submit(done)
         except Unavailable:
             with self._lock:
                 self._requests.discard(then)
             raise
+
+    def _named(self, request: SynthesisRequest, then: Then) -> None:
+        """The voice of a name; raises InvalidRequest for one that is not registered, or was made elsewhere."""
+        assert request.voice is not None
+        record = self._store.get(request.voice)
+        record.check_origin(self._origin)
+        alone = request.x_vector_only
+        found: Then = (lambda voice: then(voice.alone() if isinstance(voice, Voice) else voice)) if alone else then
+        self._fetch(("named", record.id), lambda: self._encoder.adopt(self._store.load(record)), found)
 
     def _recorded(self, request: SynthesisRequest, then: Then) -> None:
         """The voice of a reference; raises InvalidRequest naming the field that is wrong."""
@@ -144,17 +153,22 @@ class Voices:
         def found(voice: Voice | RequestError) -> None:
             if isinstance(voice, RequestError):
                 then(voice)
-                return
-            try:
-                record = self._store.add(name, voice, seconds, self._origin)
-            except Exception as error:
-                then(_as_request_error(error))
-                return
-            with self._lock:
-                self._cache.put(("named", record.id), voice)
-            then([record])
+            else:
+                self._add_later(name, voice, seconds, then)
 
-        self._recorded(request, found)
+        self._do(self._looking, lambda: self._recorded(request, found), then)
+
+    def _add_later(self, name: str, voice: Voice, seconds: float, then: ThenRecords) -> None:
+        try:
+            self._do(self._registry, lambda: self._add(name, voice, seconds, then), then)
+        except Unavailable as error:
+            then(_as_request_error(error))
+
+    def _add(self, name: str, voice: Voice, seconds: float, then: ThenRecords) -> None:
+        record = self._store.add(name, voice, seconds, self._origin)
+        with self._lock:
+            self._cache.put(("named", record.id), voice)
+        _tell(then, [record])
 
     def _encode(self, audio: ReferenceAudio, text: str | None) -> Voice:
         samples = audio.resampled()
@@ -172,7 +186,7 @@ class Voices:
                     self._encoding.submit(lambda: self._make(key, make))
                 self._flights.setdefault(key, []).append(then)
         if voice is not None:
-            then(voice)
+            _tell(then, voice)
 
     def _make(self, key: Hashable, make: Callable[[], Voice]) -> None:
         made: Voice | RequestError
@@ -185,7 +199,15 @@ class Voices:
                 self._cache.put(key, made)
             waiting = self._flights.pop(key, [])
         for then in waiting:
-            then(made)
+            _tell(then, made)
+
+
+def _tell(then: Callable[[Answer], None], answer: Answer) -> None:
+    """One caller who fails to take an answer keeps it from no other."""
+    try:
+        then(answer)
+    except Exception:
+        log.exception("whoever asked for a voice failed to take the answer")
 
 
 def _as_request_error(error: Exception) -> RequestError:

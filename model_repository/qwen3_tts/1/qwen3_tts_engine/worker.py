@@ -9,10 +9,14 @@ from qwen3_tts_engine.request import Unavailable
 
 log = logging.getLogger(__name__)
 
+CLOSE_SECONDS = 10.0
+
 
 class Worker:
-    def __init__(self, name: str, max_jobs: int) -> None:
+    def __init__(self, name: str, max_jobs: int, on_start: Callable[[], None] = lambda: None) -> None:
+        """`on_start` is called on the thread, before any job."""
         self._max_jobs = max_jobs
+        self._on_start = on_start
         self._jobs: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -25,20 +29,26 @@ class Worker:
             if self._closed:
                 raise Unavailable("the server is shutting down")
             if len(self._jobs) >= self._max_jobs:
-                raise Unavailable(f"busy: {len(self._jobs)} requests wait for their voice")
+                raise Unavailable(f"busy: {len(self._jobs)} requests wait ({self._thread.name})")
             self._jobs.append(job)
             self._changed.notify()
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self) -> None:
         """Stop after the job at hand; jobs that wait are not done. Safe to call twice."""
         with self._changed:
-            self._closed = True
             self._jobs.clear()
+        self.finish()
+
+    def finish(self) -> None:
+        """Do the jobs that wait, then stop. Safe to call twice."""
+        with self._changed:
+            self._closed = True
             self._changed.notify()
         if self._thread is not threading.current_thread():
-            self._thread.join(timeout)
+            self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
+        self._on_start()
         while job := self._next():
             try:
                 job()
