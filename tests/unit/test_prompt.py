@@ -32,7 +32,7 @@ def test_a_voice_that_was_registered_with_other_limits(checkpoint_of: Checkpoint
     for speak in (prompts.stream, prompts.streamed):
         with pytest.raises(InvalidRequest, match="voice: '50 frames': max_reference_seconds allows 25 frames"):
             speak(clone(4.0), Listener(), "too long")
-        with pytest.raises(InvalidRequest, match="ref_text: .*tokens, at most 64 are allowed"):
+        with pytest.raises(InvalidRequest, match=r"ref_text: .*tokens, at most 64 are allowed"):
             speak(clone(2.0, "many words " * 40), Listener(), "too many words")
 
 

@@ -22,6 +22,7 @@ from qwen3_tts_engine.opening import Opening
 from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.sequences import Sequences
 from qwen3_tts_engine.voices import Voices
+from qwen3_tts_engine.worker import Worker
 from triton_voices import BlsEncoder, Desk
 
 log = logging.getLogger("qwen3_tts")
@@ -43,6 +44,7 @@ class TritonPythonModel:
         values = {name: value["string_value"] for name, value in model_config["parameters"].items()}
         config = EngineConfig.from_parameters(values, model=self._name)
         device = startup.choose_device(config, _assigned_device(args))
+        on_thread = startup.on_thread(device)
         checkpoint = Checkpoint.open(config.checkpoint, config.revision)
         codec = self.make_codec(checkpoint, config, device)
         golden = startup.read_golden(checkpoint, config, self._repository)
@@ -50,7 +52,7 @@ class TritonPythonModel:
         voices = self.make_voices(checkpoint, config, prompts, codec)
         runner = self.make_runner(checkpoint, config, device)
         counted = CountedCodec(codec, config.max_codec_failures, lambda error: self._engine.die(error))
-        self._engine = startup.build_engine(config, prompts, runner, counted)
+        self._engine = startup.build_engine(config, prompts, runner, counted, on_thread)
         triton_io.CALLS.begin(config.call_timeout_seconds, self._engine.die)
         limits = (config.sequence_idle_seconds, config.max_text_characters)
         self._sequences = Sequences(self._engine, prompts, *limits)
@@ -62,8 +64,9 @@ class TritonPythonModel:
         # What is loaded lives as long as the model: a collection that looked at all of it would stop every stream.
         gc.collect()
         gc.freeze()
-        self._gate = Gate(config.max_streams + config.max_waiting)
-        self._opening = Opening(self._engine, self._gate, config)
+        most = config.max_streams + config.max_waiting
+        self._gate, self._intake = Gate(most), Worker("intake", most)
+        self._opening = Opening(self._engine, self._gate, config, on_thread)
         # Behind all that fails a load, which is Triton's to answer.
         self._when_dead, self._guard = config.when_dead, guard.start(self._name)
         if golden is None:
@@ -84,12 +87,14 @@ class TritonPythonModel:
     ) -> Voices | None:
         if checkpoint.config.tts_model_type != "base":
             return None
-        startup.check_encoders(checkpoint, config, self._repository, codec.states.device)
-        return startup.open_voices(checkpoint, config, prompts, BlsEncoder(config, codec.states))
+        device = codec.states.device
+        startup.check_encoders(checkpoint, config, self._repository, device)
+        encoder = BlsEncoder(config, codec.states)
+        return startup.open_voices(checkpoint, config, prompts, encoder, startup.on_thread(device))
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            triton_io.accept(request, self._gate, self._desk, self._watcher)
+            triton_io.accept(request, self._gate, self._intake, self._desk, self._watcher)
 
     def is_ready(self) -> bool:
         """Asked by Triton releases in which a model may speak for itself (python_backend pull request 430)."""
@@ -99,6 +104,8 @@ class TritonPythonModel:
         self._opening.close()
         self._desk.close()
         self._engine.close()
+        # Who waits there is refused now.
+        self._intake.finish()
         self._watcher.close()
         self._reporter.close()
         triton_io.CALLS.close()

@@ -24,6 +24,7 @@ from qwen3_tts_engine.liveness import CallWatch
 from qwen3_tts_engine.reference_audio import own_samples
 from qwen3_tts_engine.request import Cancelled, InvalidRequest, Outcome, RequestError, ServerStarting, Unavailable
 from qwen3_tts_engine.sequences import SEQUENCE_ID, SequencePiece
+from qwen3_tts_engine.worker import Worker
 
 log = logging.getLogger("qwen3_tts")
 # Calls of other models that have no answer yet.
@@ -64,13 +65,17 @@ class Desk(Protocol):
         """Raises RequestError for a request that is refused at once."""
 
 
-def accept(request: Any, gate: Gate, desk: "Desk", watcher: "CancelWatcher") -> None:
-    """Hand a Triton request on, once the gate is open; one that is refused at once is answered here."""
+def accept(request: Any, gate: Gate, intake: Worker, desk: "Desk", watcher: "CancelWatcher") -> None:
+    """Hand a Triton request on to the intake's thread, once the gate is open.
+
+    Here it is only read, so that no request delays the next one; one that is refused at once is answered here.
+    """
     sink = ResponseSink(request.get_response_sender(), watcher)
 
     def enter() -> None:
         take = partial(desk.accept, read_fields(request), sink, read_piece(request))
-        gate.enter(partial(_answer, take, sink, desk.engine))
+        submit = partial(intake.submit, partial(_answer, take, sink, desk.engine))
+        gate.enter(partial(_answer, submit, sink, desk.engine))
 
     _answer(enter, sink, desk.engine)
     sink.watch()

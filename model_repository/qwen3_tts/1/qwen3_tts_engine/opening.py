@@ -29,8 +29,11 @@ CLOSE_SECONDS = 10.0
 class Opening:
     """Starts the engine behind a codec that is proven; one that fails ends the engine, which then refuses everyone."""
 
-    def __init__(self, engine: Engine, gate: Gate, config: EngineConfig) -> None:
+    def __init__(
+        self, engine: Engine, gate: Gate, config: EngineConfig, on_thread_start: Callable[[], None] = lambda: None
+    ) -> None:
         self._engine, self._gate, self._config = engine, gate, config
+        self._on_thread_start = on_thread_start
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -46,6 +49,7 @@ class Opening:
         """
 
         def run() -> None:
+            self._on_thread_start()
             self._pause(LAUNCH_SECONDS)
             self._wait_for_codec(codec, first_chunk(golden))
             self._prove(codec, golden)

@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,6 +80,11 @@ def choose_device(config: EngineConfig, assigned: str) -> torch.device:
     return device
 
 
+def on_thread(device: torch.device) -> Callable[[], None]:
+    """What each thread that uses `device` does first: PyTorch's current device is the thread's own."""
+    return partial(torch.cuda.set_device, device) if device.type == "cuda" else lambda: None
+
+
 def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
     """Load the weights and get ready to run.
 
@@ -151,7 +158,13 @@ def _spare_bytes(device: torch.device) -> int:
     return int(free * FREE_MEMORY_SHARE)
 
 
-def build_engine(config: EngineConfig, prompts: PromptBuilder, runner: Runner, codec: CodecClient) -> Engine:
+def build_engine(
+    config: EngineConfig,
+    prompts: PromptBuilder,
+    runner: Runner,
+    codec: CodecClient,
+    on_thread_start: Callable[[], None] = lambda: None,
+) -> Engine:
     """The engine around a runner; not started yet."""
     table = SlotTable(config.max_streams, config.max_frames_limit, prompts.num_codebooks)
     pages = (runner.limits.page_size, runner.limits.num_pages)
@@ -162,7 +175,7 @@ def build_engine(config: EngineConfig, prompts: PromptBuilder, runner: Runner, c
     scheduler = Scheduler(table, limits, capacity)
     chunker = Chunker(table, config.max_chunk_frames, capacity.frame_seconds)
     take_turns = config.take_turns == "on" or (config.take_turns == "auto" and runner.lookahead > 0)
-    return Engine(prompts, scheduler, chunker, runner, codec, take_turns=take_turns)
+    return Engine(prompts, scheduler, chunker, runner, codec, take_turns=take_turns, on_thread_start=on_thread_start)
 
 
 def check_encoders(checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device) -> None:
@@ -175,13 +188,19 @@ def check_encoders(checkpoint: Checkpoint, config: EngineConfig, repository: Pat
         check_plan(folder, manifest, device, [encoders.input_shapes(config.max_reference_frames)])
 
 
-def open_voices(checkpoint: Checkpoint, config: EngineConfig, prompts: PromptBuilder, encoder: Encoder) -> Voices:
+def open_voices(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    prompts: PromptBuilder,
+    encoder: Encoder,
+    on_thread_start: Callable[[], None],
+) -> Voices:
     """The voices of a Base checkpoint."""
     hidden = checkpoint.config.talker_config.hidden_size
     origin = Origin(hidden, checkpoint.speaker_digest, checkpoint.codec_digest)
     folder = Path(config.voices_folder).expanduser()
     store = VoiceStore(folder, config.max_voices, config.voices_mib << 20)
-    return Voices(encoder, store, origin, config, prompts.check_reference)
+    return Voices(encoder, store, origin, config, prompts.check_reference, on_thread_start)
 
 
 def open_codec(

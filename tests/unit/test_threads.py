@@ -1,0 +1,75 @@
+"""PyTorch's current device belongs to a thread: each one that uses the device sets it first."""
+
+import threading
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from qwen3_tts_engine.codec_proof import CodecProofError
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.gate import Gate
+from qwen3_tts_engine.opening import Opening
+from qwen3_tts_engine.startup import build_engine, on_thread
+from qwen3_tts_engine.voice_store import Origin, VoiceStore
+from qwen3_tts_engine.voices import Voices
+from tests.fakes.scripted import ScriptedCodec, ScriptedPrompts, ScriptedRunner
+
+WAIT = 10.0
+
+
+class Started:
+    """The names of the threads that called, and an event once there are `count`."""
+
+    def __init__(self, count: int) -> None:
+        self.names: set[str] = set()
+        self.all = threading.Event()
+        self._count = count
+
+    def __call__(self) -> None:
+        self.names.add(threading.current_thread().name)
+        if len(self.names) == self._count:
+            self.all.set()
+
+
+@pytest.mark.parametrize(
+    ("take_turns", "names"), [("off", {"talker", "codec", "sender"}), ("on", {"talker", "sender"})]
+)
+def test_the_engine(take_turns: str, names: set[str]) -> None:
+    started = Started(len(names))
+    config = EngineConfig.model_validate({"checkpoint": "any", "max_streams": 2, "take_turns": take_turns})
+    parts = (ScriptedPrompts(), ScriptedRunner(2), ScriptedCodec())
+    engine = build_engine(config, *parts, started)  # type: ignore[arg-type]
+    engine.start()
+    assert started.all.wait(WAIT)
+    engine.close()
+    assert started.names == names
+
+
+def test_voices(tmp_path: Path) -> None:
+    started = Started(3)
+    store, config = VoiceStore(tmp_path, 1, 1), EngineConfig(checkpoint="any")
+    voices = Voices(MagicMock(), store, Origin(1, "", ""), config, MagicMock(), started)
+    assert started.all.wait(WAIT)
+    voices.close()
+    assert started.names == {"registry", "recordings", "encoders"}
+
+
+def test_the_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started(1)
+    opening = Opening(MagicMock(), Gate(1), EngineConfig(checkpoint="any"), started)
+    monkeypatch.setattr(opening, "_pause", MagicMock(side_effect=CodecProofError("enough")))
+    opening.begin(MagicMock(), MagicMock(), None)
+    assert started.all.wait(WAIT)
+    opening.close()
+    assert started.names == {"opening"}
+
+
+def test_the_device_is_the_configured_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = MagicMock()
+    monkeypatch.setattr(torch.cuda, "set_device", chosen)
+    on_thread(torch.device("cpu"))()
+    chosen.assert_not_called()
+    on_thread(torch.device("cuda", 1))()
+    chosen.assert_called_once_with(torch.device("cuda", 1))
