@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -209,3 +210,22 @@ def test_a_checkpoint_that_refuses_the_words_is_served_without(opened: Opened) -
 
     opened.harness.engine._prompts.stream = refuse  # type: ignore[method-assign,assignment]
     speak(opened.harness.engine, REQUEST, opened.config)
+
+
+def test_a_machine_that_refuses_a_crowd_is_served_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a slow one with overload=refuse one stream at once may be all that it speaks in real time."""
+    harness, submitted = Harness(), 0
+    submit = harness.engine.submit
+
+    def refuse_every_other(*arguments: Any) -> None:
+        nonlocal submitted
+        submitted += 1
+        if submitted % 2 == 0:
+            raise Unavailable("busy")
+        submit(*arguments)
+
+    monkeypatch.setattr(harness.engine, "submit", refuse_every_other)
+    harness.engine.start()
+    speak(harness.engine, REQUEST, EngineConfig(checkpoint="any"))
+    assert submitted > 2
+    harness.engine.close()

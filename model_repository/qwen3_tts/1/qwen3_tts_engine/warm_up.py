@@ -63,7 +63,10 @@ def speak(engine: Engine, request: SynthesisRequest | None, config: EngineConfig
 def _speak_at_once(engine: Engine, request: SynthesisRequest, count: int) -> None:
     sinks = [Silence() for _ in range(count)]
     for row, sink in enumerate(sinks):
-        engine.submit(request, sink, f"warm-up {row}")
+        try:
+            engine.submit(request, sink, f"warm-up {row}")
+        except Unavailable as error:
+            sink.finish(error)
     for sink in sinks:
         sink.ended.wait()
         # With `overload: refuse` a slow machine may turn some of them away.
