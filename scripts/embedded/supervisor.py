@@ -41,6 +41,7 @@ class Supervisor:
     patience: Patience = Patience()
     _stopping: threading.Event = field(default_factory=threading.Event)
     _process: subprocess.Popen[bytes] | None = None
+    _signal: int = signal.SIGTERM
 
     def run(self) -> int:
         """The exit code for a shell."""
@@ -59,6 +60,7 @@ class Supervisor:
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:
         """A signal handler: hands the signal on."""
+        self._signal = number
         self._stopping.set()
         if self._process is not None:
             self._process.send_signal(number)
@@ -67,9 +69,12 @@ class Supervisor:
         """Exit code, negative for a signal, and whether the server had become ready."""
         if self._stopping.is_set():
             return 0, False
+        # Python ignores SIGXFSZ, and so must the server (protection.bound_files).
         self._process = subprocess.Popen(
             self.command, env=self.environment, preexec_fn=_end_with_parent, restore_signals=False
         )
+        if self._stopping.is_set():  # while it was started
+            self._process.send_signal(self._signal)
         became_ready = False
         while (code := _wait(self._process)) is None:
             became_ready = became_ready or self.is_ready()

@@ -74,11 +74,12 @@ def test_onnxruntime_comes_from_its_wheel() -> None:
 
 def test_the_launcher_hands_a_compiled_backend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(os, "execve", lambda *command: started.append(command))
+    monkeypatch.setattr(server, "supervise", lambda *given: started.append(given) or 7)
     monkeypatch.setattr(server, "bound_files", started.append)
     context: Any = SimpleNamespace(args=["--model-config-name=onnxruntime"])
-    server.main(context, tmp_path / "models", tmp_path, [compiled(tmp_path, "onnxruntime")])
-    [process, (_, command, _)] = started
+    with pytest.raises(SystemExit, match="7"):
+        server.main(context, tmp_path / "models", tmp_path, [compiled(tmp_path, "onnxruntime")])
+    [process, (command, _)] = started
     assert process == os.getpid()
     last = [
         "--model-config-name=onnxruntime",
