@@ -31,6 +31,7 @@ class Harness:
     ) -> None:
         table = SlotTable(slots, 256, NUM_CODEBOOKS)
         self.runner = ScriptedRunner(slots, lookahead=lookahead, page_size=4)
+        self.runner.checks_pages = True
         self.codec = ScriptedCodec()
         limits = SchedulerLimits(4, pages, slots, max_waiting, 1000, refuse)
         scheduler = Scheduler(table, limits, Capacity(load_limit, 8, batching_is_free=False))
