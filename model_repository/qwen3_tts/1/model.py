@@ -44,7 +44,7 @@ class TritonPythonModel:
         values = {name: value["string_value"] for name, value in model_config["parameters"].items()}
         config = EngineConfig.from_parameters(values, model=self._name)
         device = startup.choose_device(config, _assigned_device(args))
-        on_thread = startup.on_thread(device)
+        on_thread_start = startup.on_thread(device)
         checkpoint = Checkpoint.open(config.checkpoint, config.revision)
         codec = self.make_codec(checkpoint, config, device)
         golden = startup.read_golden(checkpoint, config, self._repository)
@@ -52,7 +52,7 @@ class TritonPythonModel:
         voices = self.make_voices(checkpoint, config, prompts, codec)
         runner = self.make_runner(checkpoint, config, device)
         counted = CountedCodec(codec, config.max_codec_failures, lambda error: self._engine.die(error))
-        self._engine = startup.build_engine(config, prompts, runner, counted, on_thread)
+        self._engine = startup.build_engine(config, prompts, runner, counted, on_thread_start)
         triton_io.CALLS.begin(config.call_timeout_seconds, self._engine.die)
         limits = (config.sequence_idle_seconds, config.max_text_characters)
         self._sequences = Sequences(self._engine, prompts, *limits)
@@ -66,7 +66,7 @@ class TritonPythonModel:
         gc.freeze()
         most = config.max_streams + config.max_waiting
         self._gate, self._intake = Gate(most), Worker("intake", most)
-        self._opening = Opening(self._engine, self._gate, config, on_thread)
+        self._opening = Opening(self._engine, self._gate, config, on_thread_start)
         # Behind all that fails a load, which is Triton's to answer.
         self._when_dead, self._guard = config.when_dead, guard.start(self._name)
         if golden is None:
@@ -104,7 +104,7 @@ class TritonPythonModel:
         self._opening.close()
         self._desk.close()
         self._engine.close()
-        # Who waits there is refused now.
+        # The closed engine refuses what is left there.
         self._intake.finish()
         self._watcher.close()
         self._reporter.close()
