@@ -202,9 +202,10 @@ def model(monkeypatch: pytest.MonkeyPatch, repository: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    monkeypatch.setattr(module.guard, "start", lambda model_name: None)
     model = module.TritonPythonModel()
     arguments = {"model_repository": str(repository), "model_version": "1", "model_instance_kind": "CPU"}
-    model.initialize(arguments)
+    model.initialize(arguments | {"model_name": "code2wav"})
     return model
 
 

@@ -54,6 +54,7 @@ class Memory:
         return self.places[argument.base].view(-1).view(torch.uint8)[argument.offset :].view(argument.dtype)
 
 
+@pytest.mark.timeout(900)
 def test_recorded_launches_are_the_step(weights: StepWeights) -> None:
     constants = Constants()
     recording = record(weights, constants, 2, 1)
