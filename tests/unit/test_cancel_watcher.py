@@ -65,9 +65,9 @@ class Watched:
             sink.finish(error)
 
         desk = SimpleNamespace(accept=lambda fields, sink, piece: take(sink), engine=SimpleNamespace(refuse=refuse))
-        gate = Gate(9)
+        gate, intake = Gate(9), SimpleNamespace(submit=lambda job: job())
         gate.open()
-        self.triton_io.accept(request, gate, desk, self.watcher)
+        self.triton_io.accept(request, gate, intake, desk, self.watcher)
 
     def turn(self, times: int) -> None:
         """Let the watcher go round so often."""

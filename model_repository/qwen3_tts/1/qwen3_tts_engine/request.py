@@ -37,7 +37,7 @@ class InvalidRequest(RequestError):
     outcome = Outcome.INVALID
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{field}: {_shorten(value)}: {allowed}")
+        super().__init__(f"{field}: {quoted(value)}: {allowed}")
         self.field = field
 
 
@@ -143,7 +143,8 @@ def _or_greedy(temperature: float) -> float:
     return temperature if temperature >= MIN_TEMPERATURE else 0.0
 
 
-def _shorten(value: object) -> str:
+def quoted(value: object) -> str:
+    """A value for an error's message, of which long ones are cut."""
     if isinstance(value, np.ndarray):
         return f"{value.size} samples"
     if isinstance(value, float) and math.isfinite(value):

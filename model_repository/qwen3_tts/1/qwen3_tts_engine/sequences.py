@@ -10,7 +10,7 @@ import numpy as np
 
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.prompt import PromptBuilder
-from qwen3_tts_engine.request import Cancelled, InvalidRequest, RequestError, SynthesisRequest
+from qwen3_tts_engine.request import Cancelled, InvalidRequest, RequestError, SynthesisRequest, quoted
 from qwen3_tts_engine.stream import Sink
 from qwen3_tts_engine.streamed_text import StreamedText
 
@@ -135,7 +135,7 @@ class Sequences:
             silent = [sequence for sequence in self._open.values() if sequence.text and sequence.heard < before]
         for sequence in silent:
             assert sequence.text is not None
-            reason = f"{SEQUENCE_ID}: {sequence.sequence_id!r}: neither text nor sequence_end for"
+            reason = f"{SEQUENCE_ID}: {quoted(sequence.sequence_id)}: neither text nor sequence_end for"
             self._engine.fail(sequence.text.stream, Cancelled(f"{reason} {self._idle_seconds:g} s"))
 
     def _keep(self, sequence: Sequence, text: str, last: bool) -> None:
