@@ -36,12 +36,12 @@ class Responses:
         self._ended = False
 
     def chunks(self, response: service_pb2.ModelStreamInferResponse) -> Iterator[AudioChunk]:
-        """Raises SpeechError for an error response."""
+        """Raises SpeechError for an error response; behind the utterance's end it is about text that came too late."""
         for event in decode(response):
             match event:
                 case AudioChunk():
                     yield event
-                case Error(message):
+                case Error(message) if not self._ended:
                     raise from_message(message)
                 case End(request_id):
                     self._ended |= request_id != MORE_TEXT

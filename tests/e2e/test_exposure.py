@@ -36,7 +36,7 @@ SERVE = ROOT / "scripts" / "serve.sh"
 
 @dataclass(frozen=True)
 class Launched:
-    """What the launcher started; `log` is its output."""
+    """The tritonserver that the launcher started; `log` is the output of both."""
 
     ports: Ports
     pid: int
@@ -62,7 +62,8 @@ def launched(repository: Path, folder: Path, environment: Mapping[str, str]) -> 
     try:
         eventually(lambda: process.poll() is not None or is_ready(ports), 120)
         assert process.poll() is None, log.read_text()[-2000:]
-        yield Launched(ports, process.pid, log, folder / "admin_key")
+        [server] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        yield Launched(ports, int(server), log, folder / "admin_key")
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)

@@ -31,6 +31,8 @@ def call(server: TritonServer, checkpoint: Path) -> tuple[int, str]:
     options = ["--state-dtype", "FP32", "--url", f"localhost:{server.ports.grpc}", "--calls", "150", "--callers", "3"]
     options += ["--admin-key", server.admin_key]
     result = CliRunner().invoke(app, ["--checkpoint", str(checkpoint), *options])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
     return result.exit_code, result.output
 
 

@@ -76,10 +76,17 @@ class TalkerRunner:
         rows = self._talker.embed(text, codes)
         if prompt.vector is not None:
             rows[prompt.vector_row] += self._state.vectors[newcomer.slot]
-        positions = torch.arange(len(rows), device=self._device)
-        slots = torch.full_like(positions, newcomer.slot)
-        attention = self._ops.paged_attention(self._cache, slots, positions, prefill=True)
-        self._state.input[newcomer.slot] = self._talker.forward(rows, attention)[-1]
+        last = self._forward(newcomer.slot, rows[: len(prompt)], 0, prefill=True)
+        if len(newcomer.frames):
+            # One by one, as they were made: then they are rounded alike.
+            last = self._forward(newcomer.slot, rows[len(prompt) :], len(prompt), prefill=False)
+        self._state.input[newcomer.slot] = last
+
+    def _forward(self, slot: int, rows: Tensor, start: int, *, prefill: bool) -> Tensor:
+        """What the talker gives for the last of a slot's rows, which are at `start` and behind it."""
+        positions = torch.arange(start, start + len(rows), device=self._device)
+        slots = torch.full_like(positions, slot)
+        return self._talker.forward(rows, self._ops.paged_attention(self._cache, slots, positions, prefill=prefill))[-1]
 
     def _take_fresh(self, slots: np.ndarray) -> np.ndarray:
         """Which of `slots` make their first frame now, bool [rows]."""

@@ -1,7 +1,7 @@
 """The operations of a tick in PyTorch: the form that the CPU runs, and that the kernels are held against.
 
-On a CPU the arithmetic of a row does not depend on the rows beside it, nor on whether it is prefilled, so that equal
-seeds give equal codes.
+On a CPU the arithmetic of a row does not depend on the rows beside it, a prompt's apart, so that equal seeds give equal
+codes.
 """
 
 import torch
@@ -47,8 +47,10 @@ class TorchOps:
     def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prefill: bool) -> Attention:
         written = cache.page_table[slots, positions // cache.page_size] * cache.page_size + positions % cache.page_size
         cos, sin = cache.cos[positions], cache.sin[positions]
-        # Over the longer past of another row it would be rounded otherwise.
-        at_once = 1 if slots.is_cpu else GATHER_ROWS
+        # Over the longer past of another row it would be rounded otherwise; a prompt's rows are always the same.
+        # Each thread has a buffer, whose alignment decides how a row is rounded.
+        alone = slots.is_cpu and (not prefill or torch.get_num_threads() > 1)
+        at_once = 1 if alone else GATHER_ROWS
         seen = [_seen(cache, *block) for block in zip(slots.split(at_once), positions.split(at_once), strict=True)]
 
         def attend(layer: int, qkv: Tensor, weights: LayerWeights) -> Tensor:
