@@ -1,0 +1,33 @@
+"""What the responses of one gRPC stream come to."""
+
+import pytest
+from tritonclient.grpc import service_pb2
+
+from client.errors import SpeechError
+from client.protocol import MORE_TEXT
+from client.stream import Responses
+
+LATE = service_pb2.ModelStreamInferResponse(error_message="INVALID_ARG: sequence_id: 7: not open")
+
+
+def final(request_id: str) -> service_pb2.ModelStreamInferResponse:
+    response = service_pb2.ModelStreamInferResponse()
+    response.infer_response.id = request_id
+    response.infer_response.parameters["triton_final_response"].bool_param = True
+    return response
+
+
+def test_text_that_comes_behind_the_end_of_its_utterance_is_no_error() -> None:
+    responses = Responses()
+    for response in (final(MORE_TEXT), final("hello"), LATE):
+        assert list(responses.chunks(response)) == []
+    responses.close()
+
+
+def test_text_that_is_refused_before_it_is_one() -> None:
+    responses = Responses()
+    assert list(responses.chunks(final(MORE_TEXT))) == []
+    with pytest.raises(SpeechError, match="not open"):
+        list(responses.chunks(LATE))
+    with pytest.raises(SpeechError, match="without a final response"):
+        responses.close()
