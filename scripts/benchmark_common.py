@@ -1,6 +1,7 @@
 """What the benchmarks share: how they show their rows, and what was set while they ran."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +16,11 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     for row in rows:
         table.add_row(*map(str, row.values()))
     console.print(table)
+
+
+def gpu_of(machine: Mapping[str, Any]) -> str:
+    """The GPU, or the CPU in its place, of what client.environment says."""
+    return ", ".join(gpu["name"] for gpu in machine["gpus"]) or f"none ({machine['cpu']}, {machine['cpus']} cores)"
 
 
 def settings_of_environment() -> dict[str, str]:

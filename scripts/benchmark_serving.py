@@ -19,7 +19,7 @@ from rich.console import Console
 
 from client.prometheus import total
 from client.record import read_run
-from scripts.benchmark_common import settings_of_environment
+from scripts.benchmark_common import gpu_of, settings_of_environment
 from scripts.embedded.server import EXPLICIT, GPU_OPTIONS, TritonServer, backend_options
 
 ROOT = Path(__file__).parents[1]
@@ -101,9 +101,8 @@ def record(
     summary: dict[str, Any], calls: list[dict[str, Any]], form: str, max_streams: int, text: str | None
 ) -> dict[str, Any]:
     """What docs/benchmarks/ keeps of a run; `calls` are the codec's of each load."""
-    gpu = ", ".join(gpu["name"] for gpu in summary["gpus"]) or f"none ({summary['cpu']}, {summary['cpus']} cores)"
     return {
-        "gpu": gpu,
+        "gpu": gpu_of(summary),
         "commit": summary["commit"],
         "command": shlex.join(["python", "-m", "scripts.benchmark_serving", *sys.argv[1:]]),
         "settings": {

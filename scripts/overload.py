@@ -20,7 +20,7 @@ from rich.console import Console
 from client.environment import environment
 from client.playback import MS, NS, play
 from client.record import LoadRecord, RequestRecord, Run, read_run
-from scripts.benchmark_common import settings_of_environment, show
+from scripts.benchmark_common import gpu_of, settings_of_environment, show
 from scripts.benchmark_serving import run, server_of
 
 OVERLOAD = 4
@@ -100,7 +100,7 @@ def recorded(run: Run) -> dict[str, Any]:
     before, during, after = Load.all_of(run)
     machine = environment()
     return {
-        "gpu": ", ".join(gpu["name"] for gpu in machine["gpus"]) or f"none ({machine['cpu']}, {machine['cpus']} cores)",
+        "gpu": gpu_of(machine),
         "commit": machine["commit"],
         "command": shlex.join(["python", "-m", "scripts.overload", *sys.argv[1:]]),
         "settings": settings_of_environment(),

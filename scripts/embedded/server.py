@@ -14,8 +14,6 @@ import subprocess
 import sys
 import sysconfig
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -35,7 +33,7 @@ from scripts.embedded.protection import (
     protections,
     region_options,
 )
-from scripts.embedded.supervisor import supervise
+from scripts.embedded.supervisor import answers, supervise
 
 BACKENDS = Path(__file__).parent / "backends"
 # What several stand-ins need; each one's folder is all that the server puts on its path.
@@ -153,11 +151,7 @@ def is_ready(ports: Ports, model: str | None = None) -> bool:
     The first is for a server that starts: where a model dies later, Triton 2.51 goes on to call the server ready.
     """
     path = f"models/{model}/ready" if model else "health/ready"
-    try:
-        with urllib.request.urlopen(f"http://localhost:{ports.http}/v2/{path}", timeout=2):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
+    return answers(f"http://localhost:{ports.http}/v2/{path}")
 
 
 def find_tritonserver() -> Path:

@@ -84,7 +84,7 @@ class Supervisor:
 def supervise(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run tritonserver until it is asked to stop; returns the exit code."""
     url = f"http://localhost:{_http_port(command)}/v2/models/qwen3_tts/ready"
-    supervisor = Supervisor(command, environment, lambda: _answers(url))
+    supervisor = Supervisor(command, environment, lambda: answers(url))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, supervisor.stop)
     return supervisor.run()
@@ -97,7 +97,8 @@ def _wait(process: subprocess.Popen[bytes]) -> int | None:
         return None
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether something is served there."""
     try:
         with urllib.request.urlopen(url, timeout=2):
             return True

@@ -33,7 +33,8 @@ from client.errors import SpeechError
 from client.protocol import encode
 from client.stream import Timeouts
 from client.sync_stream import speak
-from scripts.embedded.server import GPU_OPTIONS
+from scripts.benchmark_common import gpu_of
+from scripts.benchmark_serving import configuration
 from scripts.soak.callers import KINDS, MIXED, Caller, Outcome
 from scripts.soak.faults import Fault, Faults
 from scripts.soak.figures import Figures
@@ -101,8 +102,7 @@ def main(
     folder: Annotated[Path, typer.Option(help="checkpoints, repository, the server's log")] = Path("build/soak"),
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
-    options = [*GPU_OPTIONS, "--model-config-name=python"] if form == "python" else ["--model-config-name=onnxruntime"]
-    setting = Setting(folder.resolve(), size, form, options)
+    setting = Setting(folder.resolve(), size, form, configuration(form))
     setting.prepare()
     seconds, tally = minutes * 60, Tally()
     with launched(setting, SETTINGS) as server:
@@ -201,7 +201,7 @@ def quiet(server: Server) -> Figures:
 def recorded(tally: Tally, faults: Faults, before: Figures, after: Figures) -> dict[str, Any]:
     machine = environment()
     return {
-        "gpu": ", ".join(gpu["name"] for gpu in machine["gpus"]) or f"none ({machine['cpu']}, {machine['cpus']} cores)",
+        "gpu": gpu_of(machine),
         "commit": machine["commit"],
         "command": shlex.join(["python", "-m", "scripts.soak", *sys.argv[1:]]),
         "requests": len(tally.outcomes),

@@ -6,8 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ import psutil
 from rich.progress import Progress
 
 from scripts.add_model import add_model
-from scripts.embedded.server import Ports
+from scripts.embedded.server import Ports, is_ready
 from scripts.soak.utterances import BASE, CUSTOM, DESIGN
 from scripts.synthetic_checkpoint import make_checkpoint
 from scripts.synthetic_configs import ModelType, Size
@@ -97,7 +95,7 @@ class Server:
         return _one(self.triton.children(), f"/{model}/1/")
 
     def is_ready(self) -> bool:
-        return all(self._answers(f"v2/models/{model}/ready") for model in MODEL_TYPES)
+        return all(is_ready(self.ports, model) for model in MODEL_TYPES)
 
     def wait_ready(self, deadline_seconds: float = READY_SECONDS) -> None:
         """Raises TimeoutError."""
@@ -106,13 +104,6 @@ class Server:
             if time.monotonic() > end or not self._launcher.is_running():
                 raise TimeoutError("the server did not become ready; its log says why")
             time.sleep(POLL_SECONDS)
-
-    def _answers(self, path: str) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://localhost:{self.ports.http}/{path}", timeout=5):
-                return True
-        except (urllib.error.URLError, OSError):
-            return False
 
 
 @contextmanager
