@@ -10,6 +10,7 @@ with FOLDER/onnxruntime/libtriton_onnxruntime.so instead of that stand-in.
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -48,6 +49,8 @@ EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 GPU_OPTIONS = ("--cuda-memory-pool-byte-size=0:2147483648",)
 STUB = "triton_python_backend_stub"
 READY_POLL_SECONDS = 0.1
+# What a developer may have built in the model repository.
+BUILT = ("__pycache__", "model.onnx*", "model.safetensors", "golden.safetensors", "model.json", "*_encoder*")
 
 
 class ServerError(RuntimeError):
@@ -59,6 +62,13 @@ class Ports:
     grpc: int = 8001
     http: int = 8000
     metrics: int = 8002
+
+    @classmethod
+    def free(cls) -> "Ports":
+        with socket.socket() as a, socket.socket() as b, socket.socket() as c:
+            for s in (a, b, c):
+                s.bind(("localhost", 0))
+            return cls(*(s.getsockname()[1] for s in (a, b, c)))
 
     @property
     def options(self) -> list[str]:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,14 +14,12 @@ import psutil
 from rich.progress import Progress
 
 from scripts.add_model import add_model
-from scripts.embedded.server import Ports, is_ready
+from scripts.embedded.server import BUILT, Ports, is_ready
 from scripts.soak.utterances import BASE, CUSTOM, DESIGN
 from scripts.synthetic_checkpoint import make_checkpoint
 from scripts.synthetic_configs import ModelType, Size
 
 ROOT = Path(__file__).parents[2]
-# What a developer may have built in the repository.
-BUILT = ("__pycache__", "model.onnx*", "model.safetensors", "golden.safetensors", "model.json", "*_encoder*")
 MODEL_TYPES: dict[str, ModelType] = {CUSTOM: "custom_voice", BASE: "base", DESIGN: "voice_design"}
 READY_SECONDS = 900.0
 POLL_SECONDS = 0.1
@@ -108,7 +105,7 @@ class Server:
 
 @contextmanager
 def launched(setting: Setting, environment: dict[str, str]) -> Iterator[Server]:
-    ports = _free_ports()
+    ports = Ports.free()
     command = [sys.executable, "-m", "scripts.embedded.server", f"--model-repository={setting.repository}"]
     command += [f"--build-folder={setting.folder}", *ports.options, *setting.options]
     own = {"SOAK_FAULTS": str(setting.faults), "QWEN3_TTS_CHECKPOINT": str(setting.checkpoint(CUSTOM))}
@@ -138,11 +135,3 @@ def _command(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
-
-
-def _free_ports() -> Ports:
-    sockets = [socket.create_server(("localhost", 0)) for _ in range(3)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return Ports(*ports)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +22,10 @@ from client.server import Server
 from client.stream import Timeouts
 from client.sync_stream import speak
 from client.voices import operate
-from scripts.embedded.server import EXPLICIT, Ports, TritonServer, backend_directory
+from scripts.embedded.server import BUILT, EXPLICIT, Ports, TritonServer, backend_directory
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
-# What a developer may have built there.
-BUILT = ("__pycache__", "model.onnx*", "model.safetensors", "golden.safetensors", "model.json", "*_encoder*")
 FAKES = ROOT / "tests" / "fakes" / "repository"
 # Names a folder that holds Triton's own backends, onnxruntime/libtriton_onnxruntime.so for example.
 TRITON_BACKENDS = "QWEN3_TTS_TRITON_BACKENDS"
@@ -59,7 +56,7 @@ def serve(
     environment = {"PROJECT_ROOT": str(ROOT)} | environment
     with (
         (folder / "server.log").open("wb") as log,
-        TritonServer(repository, options=options, ports=free_ports(), environment=environment, log=log) as server,
+        TritonServer(repository, options=options, ports=Ports.free(), environment=environment, log=log) as server,
     ):
         yield server
 
@@ -78,13 +75,6 @@ def real_backend(name: str) -> Path:
     if TRITON_BACKENDS not in os.environ:
         pytest.skip(f"{TRITON_BACKENDS} names no folder with Triton's own backends")
     return Path(os.environ[TRITON_BACKENDS]) / name
-
-
-def free_ports() -> Ports:
-    with socket.socket() as a, socket.socket() as b, socket.socket() as c:
-        for s in (a, b, c):
-            s.bind(("localhost", 0))
-        return Ports(*(s.getsockname()[1] for s in (a, b, c)))
 
 
 @dataclass

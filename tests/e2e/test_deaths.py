@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from scripts.embedded.server import Ports, TritonServer, is_ready
-from tests.e2e.serving import ROOT, Heard, Voice, eventually, free_ports, serve, stub_of
+from tests.e2e.serving import ROOT, Heard, Voice, eventually, serve, stub_of
 from tests.e2e.test_streams import assert_own_frames
 
 DEADLY_SEED, FAILING_SEED, SILENT_SEED = 666, 667, 668
@@ -117,7 +117,7 @@ def test_models_that_are_unloaded_end_nothing(server: TritonServer, tmp_path: Pa
 def test_the_launcher_serves_again(
     scripted_repository: Path, scripted_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    ports = free_ports()
+    ports = Ports.free()
     with launched(scripted_repository, scripted_environment, ports, tmp_path) as launcher:
         eventually(lambda: is_ready(ports, "qwen3_tts"), PATIENCE)
         with Voice(TritonServer(scripted_repository, ports=ports)) as voice:

@@ -26,7 +26,7 @@ from tritonclient.utils import shared_memory
 from scripts.embedded import protection
 from scripts.embedded.protection import ADMIN_KEY_VARIABLE, GRPC_HEADER, HTTP_HEADER
 from scripts.embedded.server import Ports, TritonServer, is_ready
-from tests.e2e.serving import ROOT, Voice, eventually, free_ports, serve
+from tests.e2e.serving import ROOT, Voice, eventually, serve
 
 SPEECH = {"text": "Hello.", "speaker": "ryan", "max_frames": 3}
 REGION = "/qwen3_tts_test_exposure"
@@ -50,7 +50,7 @@ class Launched:
 
 @contextmanager
 def launched(repository: Path, folder: Path, environment: Mapping[str, str]) -> Iterator[Launched]:
-    ports, log = free_ports(), folder / "server.log"
+    ports, log = Ports.free(), folder / "server.log"
     start = re.search(r"exec python (-m \S+)", SERVE.read_text())
     assert start is not None
     options = [f"--model-repository={repository}", f"--build-folder={folder}", *ports.options]
