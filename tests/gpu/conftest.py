@@ -1,5 +1,6 @@
-"""Everything here needs a CUDA device and is skipped where there is none."""
+"""Everything here needs a CUDA device and is skipped where there is none; QWEN3_TTS_TEST_DEVICE names another one."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from qwen3_tts_engine.checkpoint import Checkpoint
 
 FOLDER = Path(__file__).parent
+DEVICE = torch.device(os.environ.get("QWEN3_TTS_TEST_DEVICE", "cuda:0"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,8 +27,14 @@ def checkpoint(tiny_checkpoint: Path) -> Checkpoint:
     return Checkpoint.open(str(tiny_checkpoint))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _on_device() -> Iterator[None]:
+    with torch.cuda.device(DEVICE):
+        yield
+
+
 @pytest.fixture
 def device() -> Iterator[torch.device]:
     torch.manual_seed(0)
     with torch.inference_mode():
-        yield torch.device("cuda:0")
+        yield DEVICE

@@ -23,6 +23,7 @@ from qwen3_tts_engine.weights import codec_decoder_shapes
 from scripts.synthetic_configs import CODEC_DECODER
 from scripts.synthetic_weights import initial
 from tests.fakes.codec_layers import CASES, Inputs, small_config
+from tests.gpu.conftest import DEVICE
 
 LIMIT = Agreement(max_error=0.05, snr_db=35.0)
 
@@ -40,8 +41,7 @@ def reference() -> CodecStep:
 def runner(reference: CodecStep, tmp_path_factory: pytest.TempPathFactory) -> GraphRunner:
     path = tmp_path_factory.mktemp("code2wav") / startup.MODEL_FILE
     python_form.build(reference, path)
-    device = torch.device("cuda:0")
-    runner = startup.make_runner(startup.load_weights(path, device), device)
+    runner = startup.make_runner(startup.load_weights(path, DEVICE), DEVICE)
     assert isinstance(runner, GraphRunner)
     assert not isinstance(runner.step.ops, TorchOps)
     return runner
@@ -72,7 +72,7 @@ def test_served_step_is_the_exporters(runner: GraphRunner, reference: CodecStep)
 def inputs(config: StepConfig, rows: int, frames: int) -> tuple[Tensor, Tensor, Tensor]:
     codes = torch.randint(0, config.codebook_size, (rows, frames, config.num_quantizers), dtype=torch.int32)
     state = 0.3 * torch.randn(rows, config.state_size)
-    return codes, state.to("cuda", STATE_DTYPE), torch.full((rows, 1), config.window, dtype=torch.int32)
+    return codes, state.to(DEVICE, STATE_DTYPE), torch.full((rows, 1), config.window, dtype=torch.int32)
 
 
 @pytest.mark.parametrize(("rows", "frames"), [(64, 4), (64, 32), (33, 1), (5, 7), (7, 16), (28, 16), (19, 8)])

@@ -21,6 +21,7 @@ from qwen3_tts_engine.transformer import LayerWeights
 from qwen3_tts_engine.weights import talker_shapes
 from scripts.synthetic_configs import model_config
 from tests.fakes.scripted import Listener, make_stream
+from tests.gpu.conftest import DEVICE
 
 EPS = 1e-6
 BF16 = torch.bfloat16
@@ -35,14 +36,14 @@ ROWS = [1, 2, 5, 8, 9, 16, 17, 24, 32, 33, 64, 100]
 def ops() -> Any:
     from qwen3_tts_engine.kernel_ops import KernelOps
 
-    return KernelOps(torch.device("cuda:0"))
+    return KernelOps(DEVICE)
 
 
 @pytest.fixture(scope="module")
 def talker(tiny_checkpoint: Path) -> Talker:
     checkpoint = Checkpoint.open(str(tiny_checkpoint))
     tensors = load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config))
-    return Talker(checkpoint.config.talker_config, {k: v.to("cuda:0", BF16) for k, v in tensors.items()}, TorchOps())
+    return Talker(checkpoint.config.talker_config, {k: v.to(DEVICE, BF16) for k, v in tensors.items()}, TorchOps())
 
 
 def real_config() -> TalkerConfig:
@@ -51,7 +52,7 @@ def real_config() -> TalkerConfig:
 
 
 def random(*shape: int, scale: float = 1.0) -> Tensor:
-    return (torch.randn(*shape, device="cuda") * scale).to(BF16)
+    return (torch.randn(*shape, device=DEVICE) * scale).to(BF16)
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 8e-3) -> None:

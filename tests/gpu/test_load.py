@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-import torch
 
 from qwen3_tts_engine.capacity import Capacity
 from qwen3_tts_engine.checkpoint import Checkpoint
@@ -21,6 +20,7 @@ from qwen3_tts_engine.scheduler import Scheduler, SchedulerLimits
 from qwen3_tts_engine.slots import SlotTable
 from qwen3_tts_engine.startup import load_runner
 from tests.fakes.scripted import Listener
+from tests.gpu.conftest import DEVICE
 
 # Up to 8 rows share one form of every kernel, so a stream's codes do not depend on the others at all.
 SLOTS = 8
@@ -53,7 +53,7 @@ class Utterance:
 @pytest.fixture(scope="module")
 def engine(checkpoint: Checkpoint) -> Iterator[Engine]:
     config = EngineConfig(checkpoint=str(checkpoint.folder), kernels="required", max_streams=SLOTS)
-    runner = load_runner(checkpoint, config, torch.device("cuda:0"))
+    runner = load_runner(checkpoint, config, DEVICE)
     table = SlotTable(SLOTS, config.max_frames_limit, 16)
     # One prompt a prefill: its shape decides its rounding, as in the run alone.
     limits = SchedulerLimits(runner.limits.page_size, PAGES, SLOTS, REQUESTS, prefill_rows=1)

@@ -17,11 +17,12 @@ from qwen3_tts_engine.startup import load_runner
 from qwen3_tts_engine.voice import Voice
 from tests.conftest import CheckpointOf
 from tests.fakes.scripted import Listener
+from tests.gpu.conftest import DEVICE
 
 FRAMES = 40
 SLOTS = 16
 PAGES = 8
-CUDA, CPU = torch.device("cuda:0"), torch.device("cpu")
+CPU = torch.device("cpu")
 
 
 def config_of(checkpoint: Checkpoint, **settings: object) -> EngineConfig:
@@ -33,7 +34,7 @@ def config_of(checkpoint: Checkpoint, **settings: object) -> EngineConfig:
 
 @pytest.fixture(scope="module")
 def graphs(checkpoint: Checkpoint) -> TalkerRunner:
-    return load_runner(checkpoint, config_of(checkpoint), CUDA)
+    return load_runner(checkpoint, config_of(checkpoint), DEVICE)
 
 
 def newcomer(checkpoint: Checkpoint, slot: int, text: str = "Hello there.", **fields: object) -> Newcomer:
@@ -73,7 +74,7 @@ def speak(runner: TalkerRunner, newcomers: list[Newcomer], *, together: bool = F
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 11, 16])
 def test_graphs_do_what_the_operations_do(checkpoint: Checkpoint, graphs: TalkerRunner, rows: int) -> None:
     """Sampled codes are equal, also where a batch is padded to its bucket."""
-    eager = load_runner(checkpoint, config_of(checkpoint, cuda_graphs=False), CUDA)
+    eager = load_runner(checkpoint, config_of(checkpoint, cuda_graphs=False), DEVICE)
     newcomers = [newcomer(checkpoint, slot) for slot in range(rows)]
     with waiting_is_an_error():
         found = speak(graphs, newcomers)
@@ -93,7 +94,7 @@ def test_a_stream_does_not_depend_on_its_neighbours(checkpoint: Checkpoint, grap
 
 def test_a_batch_invariant_runner_does_not_care_who_is_beside_a_stream(checkpoint: Checkpoint) -> None:
     """Prompts of several streams in one prefill, ticks of more rows: the codes are those of the stream on its own."""
-    runner = load_runner(checkpoint, config_of(checkpoint, batch_invariant=True), CUDA)
+    runner = load_runner(checkpoint, config_of(checkpoint, batch_invariant=True), DEVICE)
     crowd = speak(runner, [newcomer(checkpoint, slot) for slot in range(SLOTS)], together=True)
     for slot in (0, 7, SLOTS - 1):
         np.testing.assert_array_equal(speak(runner, [newcomer(checkpoint, slot)])[:, 0], crowd[:, slot])
@@ -132,7 +133,7 @@ def test_greedy_codes_agree_with_the_cpu(checkpoint: Checkpoint, graphs: TalkerR
 def test_logits_are_those_of_the_cpu_within_bfloat16(checkpoint: Checkpoint, quantization: str) -> None:
     """The distance of the first logits, relative to their spread; weights in FP8 are rounded on both."""
     config = config_of(checkpoint, quantization=quantization)
-    runners = [load_runner(checkpoint, config, device) for device in (CUDA, CPU)]
+    runners = [load_runner(checkpoint, config, device) for device in (DEVICE, CPU)]
     logits = []
     for runner in runners:
         runner.prefill([newcomer(checkpoint, slot) for slot in range(4)])
@@ -163,7 +164,7 @@ def test_cloned_voices(checkpoint_of: CheckpointOf) -> None:
     """Graphs and eager operations agree, and a slot's next stream has nothing of the voice before it."""
     base = Checkpoint.open(str(checkpoint_of("base")))
     prompts, hidden = PromptBuilder(base, config_of(base)), base.config.talker_config.hidden_size
-    graphs, eager = (load_runner(base, config_of(base, cuda_graphs=on), CUDA) for on in (True, False))
+    graphs, eager = (load_runner(base, config_of(base, cuda_graphs=on), DEVICE) for on in (True, False))
     clones = [clone(prompts, hidden, slot) for slot in range(12)]
     expected = speak(eager, clones)
     with waiting_is_an_error():

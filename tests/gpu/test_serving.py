@@ -1,5 +1,7 @@
 """Talker and codec on the GPU through a real tritonserver."""
 
+import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.progress import Progress
 
 from export.code2wav import export
@@ -21,6 +24,7 @@ from tests.e2e.serving import Heard, Voice, copy_repository, eventually, serve
 
 STREAMS, FRAMES = 8, 40
 ENDLESS = 4000
+ON_SECOND_DEVICE = "instance_group [ { count: 1 kind: KIND_GPU gpus: [ 1 ] } ]"
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +106,16 @@ def test_a_cancelled_stream_makes_room_at_once(caller: Voice) -> None:
     frames = caller.metric("qwen3_tts_frames_total")
     time.sleep(1.0)
     assert caller.metric("qwen3_tts_frames_total") == frames
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+def test_the_second_device_speaks_as_the_first_does(
+    caller: Voice, repository: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    moved = shutil.copytree(repository, tmp_path / "model_repository")
+    for config in (moved / "qwen3_tts" / "config.pbtxt", moved / "code2wav" / "configs" / "python.pbtxt"):
+        groups = re.sub(r"^instance_group .*$", ON_SECOND_DEVICE, config.read_text(), flags=re.MULTILINE)
+        config.write_text(groups)
+    with serving(moved, tmp_path, tiny_checkpoint) as voice:
+        for seed in range(STREAMS):
+            assert_same_speech(voice.hear(seed=seed, max_frames=FRAMES), caller.hear(seed=seed, max_frames=FRAMES))

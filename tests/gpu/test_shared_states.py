@@ -13,18 +13,19 @@ import sys
 import torch
 from code2wav_step.shared_states import SharedStates
 
-states = SharedStates(torch.device("cuda", 0), 1000).find(sys.argv[1])
+device = torch.device(sys.argv[2])
+states = SharedStates(device, 1000).find(sys.argv[1])
 assert states.shape == (3, 1000)
 assert states[0].eq(5).all()
 states[2] = 7.0
-torch.cuda.synchronize()
+torch.cuda.synchronize(device)
 """
 
 
 def test_another_process_reads_and_writes_them(device: torch.device) -> None:
-    states, address = shared_zeros("talker", (3, 1000), torch.float16, torch.device("cuda", 0))
+    states, address = shared_zeros("talker", (3, 1000), torch.float16, device)
     states[0] = 5.0
     torch.cuda.synchronize()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", MAP, address], check=True, timeout=120, env=environment)
+    subprocess.run([sys.executable, "-c", MAP, address, str(device)], check=True, timeout=120, env=environment)
     assert states.sum(1).tolist() == [5000.0, 0.0, 7000.0]

@@ -10,7 +10,8 @@ from qwen3_tts_engine.checkpoint import Checkpoint
 from qwen3_tts_engine.graph_runner import GraphRunner
 from qwen3_tts_engine.startup import load_runner
 from qwen3_tts_engine.torch_ops import TorchOps
-from tests.gpu.test_runner import CUDA, config_of, newcomer, speak
+from tests.gpu.conftest import DEVICE
+from tests.gpu.test_runner import config_of, newcomer, speak
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def _no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_no_compiler")
 def test_pytorch_does_the_work_and_the_log_says_why(checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
-    runner = load_runner(checkpoint, config_of(checkpoint, kernels="auto"), CUDA)
+    runner = load_runner(checkpoint, config_of(checkpoint, kernels="auto"), DEVICE)
     assert not isinstance(runner, GraphRunner)
     assert isinstance(runner._ops, TorchOps)
     assert "the CUDA kernels could not be built" in caplog.text
@@ -44,5 +45,5 @@ def test_pytorch_does_the_work_and_the_log_says_why(checkpoint: Checkpoint, capl
 @pytest.mark.parametrize("settings", [{"kernels": "required"}, {"kernels": "auto", "batch_invariant": True}])
 def test_who_insists_on_kernels_is_told(checkpoint: Checkpoint, settings: dict[str, object]) -> None:
     with pytest.raises(RuntimeError, match="does not compile: injected"):
-        load_runner(checkpoint, config_of(checkpoint, **settings), CUDA)
+        load_runner(checkpoint, config_of(checkpoint, **settings), DEVICE)
     torch.cuda.empty_cache()
