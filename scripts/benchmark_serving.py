@@ -41,7 +41,7 @@ def main(
     measurement_interval: Annotated[int, typer.Option(help="ms of each load")] = 15_000,
     text: Annotated[str | None, typer.Option(help="of every request, instead of the client's 200 sentences")] = None,
     speaker: Annotated[str, typer.Option(help="of the checkpoint")] = "vivian",
-    max_frames: Annotated[int, typer.Option(help="of a request; random weights seldom end by themselves")] = 71,
+    max_frames: Annotated[int, typer.Option(min=0, help="of a request; 0 leaves the limit to the server")] = 71,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
     real_backend: Annotated[
         list[Path] | None, typer.Option(exists=True, file_okay=False, help="folder of a compiled backend")
@@ -51,7 +51,9 @@ def main(
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", form)
     bench = ["bench", "--concurrency", concurrency, "--request-rate", request_rate, "--artifact-dir", artifact_dir]
     bench += ["--measurement-interval", measurement_interval, "--warmup-request-count", 16]
-    bench += ["--speaker", speaker, "--max-frames", max_frames, *(["--text", text] if text else [])]
+    bench += ["--speaker", speaker, *(["--text", text] if text else [])]
+    # Random weights seldom end by themselves.
+    bench += ["--max-frames", max_frames] if max_frames else []
     with server_of(form, checkpoint, max_streams, artifact_dir / "server.log", real_backend or []):
         run("client", *bench)
     if output:
