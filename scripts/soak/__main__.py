@@ -24,6 +24,7 @@ from typing import Annotated, Any
 
 import grpc
 import numpy as np
+import torch
 import typer
 from rich.console import Console
 from tritonclient.grpc import service_pb2_grpc
@@ -112,7 +113,7 @@ def main(
         call = partial(calling, server, utterances, tally, callers)
         with call(), injected(faults):
             time.sleep(seconds * WITH_FAULTS)
-        console.print(f"{len(tally.outcomes)} requests, {faults.restarts} restarts; no more faults")
+        console.print(f"{len(tally.outcomes)} requests, {len(faults.restart_seconds)} restarts; no more faults")
         with call():
             time.sleep(seconds * WARM_UP)
         before = quiet(server)
@@ -131,7 +132,7 @@ def heard_alone(server: Server) -> Iterator[Utterance]:
     stub = connect(server)
     for model, request in requests():
         chunks = [chunk.pcm for _, chunk in speak(stub, [encode(request, model)], Timeouts())]
-        yield Utterance(model, request, np.concatenate(chunks))
+        yield Utterance(model, request, np.concatenate(chunks), torch.cuda.is_available())
 
 
 def connect(server: Server) -> service_pb2_grpc.GRPCInferenceServiceStub:
@@ -209,7 +210,8 @@ def recorded(tally: Tally, faults: Faults, before: Figures, after: Figures) -> d
         "mixed": len(tally.of_result(MIXED)),
         "wrong_outcome": len(tally.wrong(faults.happened)),
         "unreached": tally.unreached,
-        "restarts": faults.restarts,
+        "restarts": len(faults.restart_seconds),
+        "slowest_restart_s": round(max(faults.restart_seconds, default=0.0), 1),
         "faults": Counter(fault.name for fault in faults.happened),
         "kinds": Counter(f"{outcome.kind}: {outcome.result}" for outcome in tally.outcomes),
         **before.named("before"),

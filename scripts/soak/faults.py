@@ -38,7 +38,8 @@ class Faults:
     is_serving: Callable[[], bool]
     """Whether a request to each model is served."""
     happened: list[Fault] = field(default_factory=list)
-    restarts: int = 0
+    restart_seconds: list[float] = field(default_factory=list)
+    """From each death until every model spoke again."""
 
     def run(self, stop: threading.Event) -> None:
         for name, inject in cycle(self._kinds()):
@@ -69,10 +70,11 @@ class Faults:
         """Signal a model's process, and wait until the server has died of it and serves again."""
         triton, stub = self.server.triton, self.server.stub(model)
         stub.send_signal(number)
+        began = time.monotonic()
         triton.wait()
         if stub.is_running():  # stopped, it could not end
             stub.kill()
         self.server.wait_ready()
         while not self.is_serving():
             time.sleep(POLL_SECONDS)
-        self.restarts += 1
+        self.restart_seconds.append(time.monotonic() - began)

@@ -47,6 +47,14 @@ def test_an_utterance_is_known_by_its_samples() -> None:
     assert not utterance.is_beginning_of(10 * np.arange(1001, dtype=np.int16))
 
 
+def test_on_a_gpu_an_utterance_is_known_but_for_half_precision() -> None:
+    samples = np.random.default_rng(0).integers(-9000, 9000, 1000, np.int16)
+    utterance = Utterance("qwen3_tts", SpeechRequest("Hello."), samples, on_gpu=True)
+    assert utterance.is_beginning_of((samples * 1.01).astype(np.int16))
+    assert not utterance.is_beginning_of((samples * 1.03).astype(np.int16))
+    assert not utterance.is_beginning_of(np.roll(samples, 1))
+
+
 def test_every_model_speaks_and_every_seed_is_used_once() -> None:
     made = list(requests())
     assert len({model for model, _ in made}) == 3
