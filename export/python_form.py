@@ -143,7 +143,7 @@ def build(step: CodecStep, path: Path) -> None:
 
 def load(path: Path) -> Step:
     """The file as it is served: kernels and graphs on a GPU, FP32 arithmetic where there is none."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     return as_step(startup.make_runner(startup.load_weights(path, device), device))
 
 

@@ -15,12 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
+import psutil
+
 PROBE_SECONDS = 0.5
 # tritonserver's own default.
 HTTP_PORT = 8000
 # How the guard ends a server that loads and cannot serve (qwen3_tts_engine/guard.py).
 UNUSABLE = -signal.SIGUSR1
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+# A stub ends a third of a second after its server, its guard two seconds later at the latest.
+ORPHAN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Supervisor:
     environment: Mapping[str, str]
     is_ready: Callable[[], bool]
     patience: Patience = Patience()
+    end_orphans: Callable[[], object] = lambda: None
+    """Called when a server has ended, before the next one starts."""
     _stopping: threading.Event = field(default_factory=threading.Event)
     _process: subprocess.Popen[bytes] | None = None
     _signal: int = signal.SIGTERM
@@ -78,16 +84,27 @@ class Supervisor:
         became_ready = False
         while (code := _wait(self._process)) is None:
             became_ready = became_ready or self.is_ready()
+        self.end_orphans()
         return code, became_ready and code != UNUSABLE
 
 
 def supervise(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run tritonserver until it is asked to stop; returns the exit code."""
     url = f"http://localhost:{_http_port(command)}/v2/models/qwen3_tts/ready"
-    supervisor = Supervisor(command, environment, lambda: answers(url))
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    supervisor = Supervisor(command, environment, lambda: answers(url), end_orphans=end_orphans)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, supervisor.stop)
     return supervisor.run()
+
+
+def end_orphans() -> None:
+    """End what a dead server left behind: a stub that waits for a lock which the server held waits for ever."""
+    _, alive = psutil.wait_procs(psutil.Process().children(), ORPHAN_SECONDS)
+    for process in alive:
+        _say(f"process {process.pid} outlived its server and is killed")
+        process.kill()
+    psutil.wait_procs(alive)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int | None:

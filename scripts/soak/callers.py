@@ -69,7 +69,7 @@ class Caller:
             result = KINDS[kind].call(self)
         except SpeechError as error:
             result, message = error.outcome, str(error)
-        except OSError as error:  # of HTTP
+        except (OSError, http.client.HTTPException) as error:  # of HTTP
             result, message = "disconnected", repr(error)
         return Outcome(kind, result, began, time.monotonic(), message)
 

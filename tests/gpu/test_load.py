@@ -18,7 +18,7 @@ from qwen3_tts_engine.prompt import PromptBuilder
 from qwen3_tts_engine.request import Cancelled, RequestError, SynthesisRequest
 from qwen3_tts_engine.scheduler import Scheduler, SchedulerLimits
 from qwen3_tts_engine.slots import SlotTable
-from qwen3_tts_engine.startup import load_runner
+from qwen3_tts_engine.startup import load_runner, on_thread
 from tests.fakes.scripted import Listener
 from tests.gpu.conftest import DEVICE
 
@@ -58,9 +58,8 @@ def engine(checkpoint: Checkpoint) -> Iterator[Engine]:
     # One prompt a prefill: its shape decides its rounding, as in the run alone.
     limits = SchedulerLimits(runner.limits.page_size, PAGES, SLOTS, REQUESTS, prefill_rows=1)
     scheduler = Scheduler(table, limits, Capacity(0, 8, batching_is_free=True))
-    engine = Engine(
-        PromptBuilder(checkpoint, config), scheduler, Chunker(table, 8, lambda streams: 0.002), runner, CodesAsAudio()
-    )
+    prompts, chunker = PromptBuilder(checkpoint, config), Chunker(table, 8, lambda streams: 0.002)
+    engine = Engine(prompts, scheduler, chunker, runner, CodesAsAudio(), on_thread_start=on_thread(DEVICE))
     engine.start()
     yield engine
     engine.close()

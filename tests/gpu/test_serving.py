@@ -38,7 +38,7 @@ def repository(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 @contextmanager
 def serving(repository: Path, folder: Path, checkpoint: Path, **settings: str) -> Iterator[Voice]:
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), "QWEN3_TTS_MAX_STREAMS": str(STREAMS)}
-    environment |= {"QWEN3_TTS_KERNELS": "required", **settings}
+    environment |= settings
     options = (*EXPLICIT, *EXIT, *configuration("python"))
     with serve(repository, folder, environment, options) as server, Voice(server) as voice:
         yield voice

@@ -155,6 +155,17 @@ def test_no_queue_still_takes_a_stream_that_fits_at_once() -> None:
         scheduler.submit(make_stream("1", Listener()))
 
 
+def test_who_would_wait_for_a_slot_is_refused_where_nobody_is_to_wait() -> None:
+    scheduler = make_scheduler(slots=2, refuse_overload=True)
+    for name in "01":
+        scheduler.submit(make_stream(name, Listener()))
+    with pytest.raises(Unavailable, match="busy: 0 streams run, max_streams are 2"):
+        scheduler.submit(make_stream("2", Listener()))
+    scheduler.next_batch(NOW)
+    with pytest.raises(Unavailable, match="busy: 2 streams run, max_streams are 2"):
+        scheduler.submit(make_stream("2", Listener()))
+
+
 def test_a_stream_that_can_never_fit_is_refused_at_once() -> None:
     scheduler = make_scheduler(pages=2)
     with pytest.raises(Unavailable, match="28 positions wanted, the key/value cache holds 8"):

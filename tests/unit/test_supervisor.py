@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scripts.embedded.supervisor import Patience, Supervisor
@@ -71,3 +72,16 @@ def test_a_signal_is_handed_on_and_the_servers_code_comes_back(number: signal.Si
         process.stdout.readline()
         process.send_signal(number)
         assert process.wait(30) == 7
+
+
+def test_what_a_dead_server_left_behind_is_killed(tmp_path: Path) -> None:
+    # Deaf to whatever may be asked of it, as a stub that waits for a lock.
+    orphan = f"(trap '' TERM; exec sleep 1000) & echo $! >{tmp_path}/orphan; kill -9 $$"
+    command = server(tmp_path, orphan, "exit 0")
+    program = (
+        "import os, sys\nfrom scripts.embedded import supervisor\nsupervisor.ORPHAN_SECONDS = 0.1\n"
+        f"sys.exit(supervisor.supervise({command!r}, os.environ))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+    assert starts(tmp_path) == 2
+    assert not psutil.pid_exists(int((tmp_path / "orphan").read_text()))

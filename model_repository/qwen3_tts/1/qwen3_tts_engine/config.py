@@ -67,7 +67,7 @@ class EngineConfig(BaseModel):
     """Share of real time that the running streams may take, by the engine's own measurements; a stream beyond it does
     not run yet. 0 lets everyone run."""
     overload: Literal["wait", "refuse"] = "wait"
-    """What becomes of a stream beyond load_limit: it waits, as one without a slot does, or gets UNAVAILABLE."""
+    """What becomes of a stream beyond max_streams or load_limit: it waits, or gets UNAVAILABLE at once."""
     page_size: int = Field(default=32, ge=1)
     """Positions in one page of the talker's key/value cache."""
     kv_cache_gib: float = Field(default=0.0, ge=0)

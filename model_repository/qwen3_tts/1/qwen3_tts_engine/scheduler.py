@@ -100,7 +100,7 @@ class SchedulerLimits:
     prefill_rows: int
     """Prompt rows that one tick may prefill beside the running streams; one newcomer always gets in."""
     refuse_overload: bool = False
-    """Refuse a stream that could not be served in real time, instead of letting it wait."""
+    """Refuse a stream that has no slot or could not be served in real time, instead of letting it wait."""
 
 
 class Scheduler:
@@ -157,8 +157,11 @@ class Scheduler:
             raise Unavailable(f"{stream.num_positions} positions wanted, the key/value cache holds {tokens}")
         if len(self.waiting) >= self.limits.max_waiting and not self._fits(stream):
             raise Unavailable(f"busy: {self.slots.num_used} streams run, {len(self.waiting)} wait")
-        if self.limits.refuse_overload and not self.capacity.admits(self.num_active + len(self.waiting) + 1):
-            raise Unavailable(f"busy: {self.num_active} streams talk, another one would not be served in real time")
+        if self.limits.refuse_overload:
+            if self.slots.num_free <= len(self.waiting):
+                raise Unavailable(f"busy: {self.slots.num_used} streams run, max_streams are {self.slots.size}")
+            if not self.capacity.admits(self.num_active + len(self.waiting) + 1):
+                raise Unavailable(f"busy: {self.num_active} streams talk, another one would not be served in real time")
         self.waiting.append(stream)
         self.live[stream.key] = stream
 
