@@ -116,6 +116,6 @@ def test_the_second_device_speaks_as_the_first_does(
     for config in (moved / "qwen3_tts" / "config.pbtxt", moved / "code2wav" / "configs" / "python.pbtxt"):
         groups = re.sub(r"^instance_group .*$", ON_SECOND_DEVICE, config.read_text(), flags=re.MULTILINE)
         config.write_text(groups)
-    with serving(moved, tmp_path, tiny_checkpoint) as voice:
+    with serving(moved, tmp_path, tiny_checkpoint, CUDA_VISIBLE_DEVICES="0,1") as voice:
         for seed in range(STREAMS):
             assert_same_speech(voice.hear(seed=seed, max_frames=FRAMES), caller.hear(seed=seed, max_frames=FRAMES))
