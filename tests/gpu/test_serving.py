@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import torch
 from rich.progress import Progress
+from safetensors.torch import load_file, save_file
 
 from export.code2wav import export
 from export.python_form import PYTHON
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint import WEIGHTS, Checkpoint
 from scripts.benchmark_serving import EXIT, configuration
 from scripts.embedded.server import EXPLICIT
+from scripts.synthetic_configs import CODEC_IDS
 from tests.e2e.serving import Heard, Voice, copy_repository, eventually, serve
 
 STREAMS, FRAMES = 8, 40
@@ -42,6 +44,16 @@ def serving(repository: Path, folder: Path, checkpoint: Path, **settings: str) -
     options = (*EXPLICIT, *EXIT, *configuration("python"))
     with serve(repository, folder, environment, options) as server, Voice(server) as voice:
         yield voice
+
+
+@pytest.fixture
+def endless_checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """Its speech never ends: the end's logit is 0, and the 50 that a frame is drawn from are above it."""
+    copy = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
+    tensors = load_file(copy / WEIGHTS)
+    tensors["talker.codec_head.weight"][CODEC_IDS["codec_eos_token_id"]] = 0
+    save_file(tensors, copy / WEIGHTS)
+    return copy
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +93,12 @@ def test_states_that_travel_give_the_speech_of_states_that_stay(
         assert_same_speech(other.hear(seed=7, max_frames=FRAMES), caller.hear(seed=7, max_frames=FRAMES))
 
 
-def test_a_cancelled_stream_makes_room_at_once(caller: Voice) -> None:
+def test_a_cancelled_stream_makes_room_at_once(repository: Path, endless_checkpoint: Path, tmp_path: Path) -> None:
+    with serving(repository, tmp_path, endless_checkpoint) as caller:
+        cancel_one_of_many(caller)
+
+
+def cancel_one_of_many(caller: Voice) -> None:
     running = [caller.stream(seed=seed, max_frames=ENDLESS) for seed in range(STREAMS)]
     for stream in running:
         list(islice(stream, 2))
