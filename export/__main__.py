@@ -17,7 +17,8 @@ from export.plan_process import DEFAULTS, TENSORRT_PYTHON, PlanError, TensorRtSe
 from export.python_form import PYTHON
 from export.tensorrt_api import PLUGIN_LIBRARY
 from export.tensorrt_form import tensorrt_form
-from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import CheckpointError
 
 FORMS: dict[str, Form] = {"onnx": ONNX, "python": PYTHON}
 

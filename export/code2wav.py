@@ -13,10 +13,12 @@ from export.form import Form
 from export.golden import make_golden
 from export.model_folder import VERSION, ExportError, facts, is_served, verified
 from export.verify import Verification, failures, worst
-from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MODEL_NAME, SAMPLE_RATE, served_shapes
-from qwen3_tts_engine.golden import GOLDEN, Golden
-from qwen3_tts_engine.manifest import CodecManifest, EngineFacts
+from qwen3_tts_engine.audio import SAMPLE_RATE
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import CheckpointError
+from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EngineFacts
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MODEL_NAME, served_shapes
+from qwen3_tts_engine.codec.golden import GOLDEN, Golden
 
 
 def is_current(checkpoint: Checkpoint, repository: Path, form: Form) -> bool:

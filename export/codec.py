@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from export.codec_layers import CausalConv, ConvNeXt, DecoderBlock, SnakeBeta, Upsample, Weights
 from export.codec_transformer import WindowTransformer
-from qwen3_tts_engine.checkpoint import SPEECH_TOKENIZER, WEIGHTS, Checkpoint, CodecDecoderConfig, load_tensors
-from qwen3_tts_engine.code2wav import state_layout, state_size
-from qwen3_tts_engine.weights import codec_decoder_shapes
+from qwen3_tts_engine.checkpoint.checkpoint import SPEECH_TOKENIZER, WEIGHTS, Checkpoint, load_tensors
+from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
+from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes
+from qwen3_tts_engine.codec.contract import state_layout, state_size
 
 # As in the released class: the smallest use count that a codebook entry is divided by.
 USAGE_FLOOR = 1e-5

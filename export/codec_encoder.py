@@ -9,8 +9,9 @@ from torch.nn import functional
 from export.codec import USAGE_FLOOR
 from export.codec_layers import Linear, Weights
 from export.codec_transformer import MASKED_SCORE, rotate
-from qwen3_tts_engine.checkpoint import SPEECH_TOKENIZER, WEIGHTS, Checkpoint, CodecEncoderConfig, load_tensors
-from qwen3_tts_engine.weights import codec_encoder_shapes
+from qwen3_tts_engine.checkpoint.checkpoint import SPEECH_TOKENIZER, WEIGHTS, Checkpoint, load_tensors
+from qwen3_tts_engine.checkpoint.configs import CodecEncoderConfig
+from qwen3_tts_engine.checkpoint.tensor_shapes import codec_encoder_shapes
 
 
 class CodecEncoder(nn.Module):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from export.codec_layers import Linear, Weights
-from qwen3_tts_engine.checkpoint import CodecDecoderConfig
-from qwen3_tts_engine.code2wav import MAX_FRAMES, max_history
+from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
+from qwen3_tts_engine.codec.contract import MAX_FRAMES, max_history
 
 # As good as -inf for the softmax, but a number in FP16, so that no compiled form meets inf - inf.
 MASKED_SCORE = -3e4

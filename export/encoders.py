@@ -22,12 +22,13 @@ from export.model_folder import VERSION, ExportError, facts, is_served, verified
 from export.plan_process import Arrays
 from export.profiles import profile
 from export.speaker_encoder import SpeakerEncoder
-from qwen3_tts_engine import encoders
-from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
-from qwen3_tts_engine.code2wav import SAMPLES_PER_FRAME
+from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import CheckpointError
+from qwen3_tts_engine.checkpoint.manifest import EncoderManifest
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.encoders import input_shapes
-from qwen3_tts_engine.manifest import EncoderManifest
+from qwen3_tts_engine.voices import encoders
+from qwen3_tts_engine.voices.encoders import input_shapes
 
 MODELS, CONFIG = Path(__file__).parent / "models", "config.pbtxt"
 # Frames of 80 ms: the common reference, and the longest one of the default settings.

@@ -11,7 +11,7 @@ from export.agreement import Agreement
 from export.codec import CodecStep
 from export.graph import ONNX_RUNTIME, Runtime
 from export.verify import SHORT_UTTERANCE, Step
-from qwen3_tts_engine.manifest import EngineFacts, FormName
+from qwen3_tts_engine.checkpoint.manifest import EngineFacts, FormName
 
 
 @dataclass(frozen=True)

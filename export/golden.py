@@ -1,4 +1,4 @@
-"""Golden cases of the codec, made by the FP32 PyTorch step (qwen3_tts_engine.golden)."""
+"""Golden cases of the codec, made by the FP32 PyTorch step (qwen3_tts_engine.codec.golden)."""
 
 import numpy as np
 import torch
@@ -6,9 +6,10 @@ from torch import Tensor
 
 from export.codec import CodecStep
 from export.reference import Reference
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, CODEBOOK_SIZE, NUM_CODEBOOKS, split_frames
-from qwen3_tts_engine.codec import to_pcm
-from qwen3_tts_engine.golden import Golden
+from qwen3_tts_engine.audio import CODEBOOK_SIZE, NUM_CODEBOOKS
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, split_frames
+from qwen3_tts_engine.codec.golden import Golden
+from qwen3_tts_engine.codec.states import to_pcm
 
 SEED = 0
 UTTERANCES = 3

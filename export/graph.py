@@ -14,7 +14,7 @@ from torch import nn
 
 from export.plan_process import Arrays
 from export.profiles import Profile
-from qwen3_tts_engine.manifest import EngineFacts, FormName
+from qwen3_tts_engine.checkpoint.manifest import EngineFacts, FormName
 
 OPSET = 18
 # Inputs to outputs, by name.

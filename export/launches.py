@@ -15,7 +15,7 @@ from torch import Tensor
 from code2wav_step.kernel_ops import KernelOps
 from code2wav_step.step import Step
 from code2wav_step.weights import StepWeights
-from qwen3_tts_engine.code2wav import input_shapes
+from qwen3_tts_engine.codec.contract import input_shapes
 
 # Where any tensor begins, in bytes: kernels are compiled for pointers that are multiples of 16.
 ALIGNMENT = 256

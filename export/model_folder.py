@@ -11,8 +11,8 @@ import torch
 
 from export.form import Form
 from export.graph import Runtime
-from qwen3_tts_engine.manifest import MANIFEST, EngineFacts, Manifest
-from qwen3_tts_engine.plan import Shapes, differences, tensorrt_version
+from qwen3_tts_engine.checkpoint.manifest import MANIFEST, EngineFacts, Manifest
+from qwen3_tts_engine.checkpoint.tensorrt_plan import Shapes, differences, tensorrt_version
 
 VERSION = "1"
 

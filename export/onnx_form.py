@@ -16,7 +16,8 @@ from export.codec import CodecStep
 from export.form import Form
 from export.graph import ONNX_RUNTIME, Graph, Run, Runtime
 from export.profiles import Profile, profile
-from qwen3_tts_engine.code2wav import (
+from qwen3_tts_engine.checkpoint.manifest import EngineFacts
+from qwen3_tts_engine.codec.contract import (
     CHUNK_FRAMES,
     CODES,
     HISTORY,
@@ -27,7 +28,6 @@ from qwen3_tts_engine.code2wav import (
     WAVEFORM,
     input_shapes,
 )
-from qwen3_tts_engine.manifest import EngineFacts
 
 # What an engine is tuned for.
 COMMON_BATCH = 32

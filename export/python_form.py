@@ -17,8 +17,8 @@ from export.codec_layers import CausalConv, ConvNeXt, DecoderBlock, Linear, Resi
 from export.codec_transformer import Layer, RmsNorm
 from export.form import Form
 from export.verify import Step
-from qwen3_tts_engine.checkpoint import CodecDecoderConfig
-from qwen3_tts_engine.code2wav import max_history, state_layout
+from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
+from qwen3_tts_engine.codec.contract import max_history, state_layout
 
 Named = Iterator[tuple[str, Tensor]]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from export.codec import CodecStep
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, max_history, split_frames
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, max_history, split_frames
 
 # Rows that are decoded at once: all of a large batch would not fit in memory.
 SLICE = 8

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from export.codec_layers import Weights
-from qwen3_tts_engine.checkpoint import WEIGHTS, Checkpoint, SpeakerEncoderConfig, load_tensors
-from qwen3_tts_engine.weights import speaker_encoder_shapes
+from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint, load_tensors
+from qwen3_tts_engine.checkpoint.configs import SpeakerEncoderConfig
+from qwen3_tts_engine.checkpoint.tensor_shapes import speaker_encoder_shapes
 
 # As in the released class.
 VARIANCE_FLOOR = 1e-12

@@ -23,8 +23,8 @@ from export.tensorrt_api import PLUGIN_LIBRARY
 from export.tensorrt_plan import UNVERIFIED, build_from, tensorrt
 from export.tensorrt_step import PROGRAM_SUFFIX
 from export.verify import ALL_BATCHES, LONG_UTTERANCE
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, CODES, HISTORY, STATE, STATE_OUT, WAVEFORM, input_shapes
-from qwen3_tts_engine.manifest import EngineFacts
+from qwen3_tts_engine.checkpoint.manifest import EngineFacts
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, CODES, HISTORY, STATE, STATE_OUT, WAVEFORM, input_shapes
 
 # (batch, frames) of the summary.
 TIMED = ((1, 1), (1, 4), (8, 4), (64, 4))

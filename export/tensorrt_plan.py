@@ -16,7 +16,7 @@ from export.graph import Graph, Runtime
 from export.onnx_opset import OPSET, to_opset_17
 from export.plan_process import PlanError, PlanProcess, TensorRtSettings, command
 from export.profiles import Profile
-from qwen3_tts_engine.manifest import PLAN, EngineFacts
+from qwen3_tts_engine.checkpoint.manifest import PLAN, EngineFacts
 
 # Before what TensorRT says of a plan that it does not run.
 UNVERIFIED = "cannot be verified, so it is not kept: "

@@ -14,7 +14,8 @@ from torch import Tensor
 from export.agreement import Agreement, compare_step, compare_utterance
 from export.codec import CodecStep
 from export.reference import Reference, RowPool
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, FRAME_SECONDS, MAX_BATCH, split_frames
+from qwen3_tts_engine.audio import FRAME_SECONDS
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, split_frames
 
 # (codes int32 [B, T, 16], state fp32 [B, S], history int32 [B, 1]) -> (waveform fp32 [B, 1920 T], next state [B, S]) on
 # any devices; the results are the caller's own.

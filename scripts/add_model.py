@@ -13,11 +13,12 @@ from typing import Annotated
 
 import typer
 
-from qwen3_tts_engine import code2wav
-from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import CheckpointError
+from qwen3_tts_engine.checkpoint.manifest import MANIFEST, CodecManifest
+from qwen3_tts_engine.codec import contract
 from qwen3_tts_engine.config import MAIN_MODEL
-from qwen3_tts_engine.encoders import SPEAKER_ENCODER, read_encoder
-from qwen3_tts_engine.manifest import MANIFEST, CodecManifest
+from qwen3_tts_engine.voices.encoders import SPEAKER_ENCODER, read_encoder
 
 CONFIG, VERSION = "config.pbtxt", "1"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -63,7 +64,7 @@ def add_model(name: str, checkpoint: str, repository: Path, copy: bool = False) 
 
 def check_codec(checkpoint: Checkpoint, repository: Path) -> None:
     """Raises AddModelError unless the repository's code2wav was exported from this checkpoint's codec or is missing."""
-    folder = repository / code2wav.MODEL_NAME / VERSION
+    folder = repository / contract.MODEL_NAME / VERSION
     if not (folder / MANIFEST).is_file():
         typer.echo(f"{folder / MANIFEST}: not there yet: python -m export --checkpoint {checkpoint.folder}")
         return

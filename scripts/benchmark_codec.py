@@ -29,9 +29,11 @@ from code2wav_step.torch_ops import TorchOps
 from export import python_form
 from export.codec import CodecStep
 from export.verify import IRREGULAR_CHUNKS
-from qwen3_tts_engine.checkpoint import Checkpoint, CodecDecoderConfig
-from qwen3_tts_engine.code2wav import MAX_FRAMES, SAMPLE_RATE, SAMPLES_PER_FRAME, max_history
-from qwen3_tts_engine.weights import codec_decoder_shapes
+from qwen3_tts_engine.audio import SAMPLE_RATE, SAMPLES_PER_FRAME
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
+from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes
+from qwen3_tts_engine.codec.contract import MAX_FRAMES, max_history
 from scripts.benchmark_common import show
 from scripts.synthetic_configs import CODEC_DECODER
 from scripts.synthetic_weights import initial

@@ -14,13 +14,14 @@ import typer
 from rich.console import Console
 
 from client.environment import commit
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.graph_runner import GraphRunner
-from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.core import Newcomer
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import RequestError, SynthesisRequest
-from qwen3_tts_engine.scheduler import Newcomer
-from qwen3_tts_engine.startup import choose_device, load_runner
+from qwen3_tts_engine.startup import choose_device
+from qwen3_tts_engine.talker.graph_runner import GraphRunner
+from qwen3_tts_engine.talker.loader import load_runner
 from scripts.benchmark_common import settings_of_environment, show
 
 console = Console()

@@ -33,9 +33,9 @@ from export.codec import CodecStep
 from export.plan_process import TENSORRT_PYTHON, TensorRtSettings
 from export.tensorrt_form import REPEATS, PlanStep, tensorrt_form
 from export.verify import Verification
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MAX_BATCH, input_shapes
-from qwen3_tts_engine.manifest import CodecManifest
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.manifest import CodecManifest
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, input_shapes
 from scripts.benchmark_common import settings_of_environment
 from scripts.benchmark_serving import REPOSITORY, ROOT, rows, run, server_of
 

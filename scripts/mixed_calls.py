@@ -28,10 +28,10 @@ from tritonclient.utils import InferenceServerException, shared_memory
 from export.agreement import compare
 from export.codec import CodecStep
 from export.reference import Reference, RowPool
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.code2wav import (
+from qwen3_tts_engine.audio import CODEBOOK_SIZE
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.codec.contract import (
     CHUNK_FRAMES,
-    CODEBOOK_SIZE,
     CODES,
     HISTORY,
     MAX_BATCH,

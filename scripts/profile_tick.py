@@ -14,10 +14,12 @@ from rich.table import Table
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
-from qwen3_tts_engine.checkpoint import Checkpoint, TalkerConfig, TransformerConfig
-from qwen3_tts_engine.graph_runner import GraphRunner
-from qwen3_tts_engine.prompt import PromptBuilder
-from qwen3_tts_engine.startup import choose_device, load_runner
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import TalkerConfig, TransformerConfig
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.startup import choose_device
+from qwen3_tts_engine.talker.graph_runner import GraphRunner
+from qwen3_tts_engine.talker.loader import load_runner
 from scripts.benchmark_talker import newcomer, settings
 
 # Measured on one H200 (spec §6): bytes and bfloat16 operations a second.

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from qwen3_tts_engine.checkpoint import CONFIG
+from qwen3_tts_engine.checkpoint.checkpoint import CONFIG
 from scripts.embedded.server import (
     EXPLICIT,
     Ports,

@@ -13,18 +13,18 @@ from rich.console import Console
 from torch import Tensor
 
 from client.prompt import DEFAULT_FILE, read_prompts
-from qwen3_tts_engine.checkpoint import WEIGHTS, Checkpoint, load_tensors
-from qwen3_tts_engine.code_predictor import CodePredictor
+from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint, load_tensors
+from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.limits import RunnerLimits
-from qwen3_tts_engine.matrix import Matrix
-from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.core import Newcomer
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.request import SynthesisRequest
-from qwen3_tts_engine.runner import TalkerRunner
-from qwen3_tts_engine.scheduler import Newcomer
-from qwen3_tts_engine.talker import Talker
-from qwen3_tts_engine.torch_ops import TorchOps
-from qwen3_tts_engine.weights import talker_shapes
+from qwen3_tts_engine.talker.code_predictor import CodePredictor
+from qwen3_tts_engine.talker.matrix import Matrix
+from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
+from qwen3_tts_engine.talker.runner import TalkerRunner
+from qwen3_tts_engine.talker.talker import Talker
 from scripts.benchmark_common import show
 from scripts.benchmark_talker import Deaf
 

@@ -8,16 +8,9 @@ import torch
 import typer
 from rich.progress import Progress
 
-from qwen3_tts_engine.checkpoint import (
-    CONFIG,
-    GENERATION_CONFIG,
-    SPEECH_TOKENIZER,
-    WEIGHTS,
-    ModelConfig,
-    SpeechTokenizerConfig,
-    read_config,
-)
-from qwen3_tts_engine.weights import (
+from qwen3_tts_engine.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG, SPEECH_TOKENIZER, WEIGHTS
+from qwen3_tts_engine.checkpoint.configs import ModelConfig, SpeechTokenizerConfig, read_config
+from qwen3_tts_engine.checkpoint.tensor_shapes import (
     TensorShapes,
     codec_decoder_shapes,
     codec_encoder_shapes,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from qwen3_tts_engine.weights import TRANSPOSED_KERNEL_STRIDES, TensorShapes
+from qwen3_tts_engine.checkpoint.tensor_shapes import TRANSPOSED_KERNEL_STRIDES, TensorShapes
 from scripts.synthetic_configs import CODEC_IDS
 
 SAFETENSORS_DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32"}

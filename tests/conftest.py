@@ -13,7 +13,7 @@ from export.code2wav import export
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
 from export.graph import ONNX_RUNTIME
 from export.onnx_form import ONNX
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.synthetic_checkpoint import make_checkpoint
 from scripts.synthetic_configs import ModelType
 

@@ -20,7 +20,7 @@ import psutil
 PROBE_SECONDS = 0.5
 # tritonserver's own default.
 HTTP_PORT = 8000
-# How the guard ends a server that loads and cannot serve (qwen3_tts_engine/guard.py).
+# How the guard ends a server that loads and cannot serve (qwen3_tts_engine/lifecycle/guard.py).
 UNUSABLE = -signal.SIGUSR1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # A stub ends a third of a second after its server, its guard two seconds later at the latest.

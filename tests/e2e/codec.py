@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from qwen3_tts_engine.code2wav import CODES, HISTORY, MODEL_NAME, STATE, STATE_OUT, WAVEFORM, input_shapes
-from qwen3_tts_engine.manifest import CodecManifest
+from qwen3_tts_engine.checkpoint.manifest import CodecManifest
+from qwen3_tts_engine.codec.contract import CODES, HISTORY, MODEL_NAME, STATE, STATE_OUT, WAVEFORM, input_shapes
 from tests.e2e.serving import serve
 
 Tensors = dict[str, NDArray]

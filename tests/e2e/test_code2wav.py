@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from export.agreement import compare
 from export.verify import IRREGULAR_CHUNKS
-from qwen3_tts_engine.code2wav import CODES, HISTORY, MAX_BATCH, MAX_FRAMES, STATE, STATE_OUT, WAVEFORM
+from qwen3_tts_engine.codec.contract import CODES, HISTORY, MAX_BATCH, MAX_FRAMES, STATE, STATE_OUT, WAVEFORM
 from tests.e2e.codec import ANSWER_SECONDS, Codec, Tensors, serve_codec
 from tests.e2e.serving import copy_repository, real_backend
 

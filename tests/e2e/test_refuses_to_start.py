@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, state_size
-from qwen3_tts_engine.manifest import CodecManifest, EngineFacts
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EngineFacts
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, state_size
 from scripts.embedded.server import ServerError
 from tests.e2e.serving import copy_repository, serve
 

@@ -22,7 +22,7 @@ from client.stream import Timeouts
 from client.sync_stream import speak
 from export.encoders import SPEAKER_ENCODER, export_encoder
 from export.graph import ONNX_RUNTIME
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.add_model import add_model
 from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.conftest import CheckpointOf

@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
 from export.graph import ONNX_RUNTIME
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts import synthetic_configs
 from scripts.embedded.server import EXPLICIT
 from scripts.synthetic_checkpoint import make_checkpoint

@@ -11,8 +11,8 @@ from code2wav_step.ops import Ops
 from code2wav_step.weights import Activation, Depthwise, Product, Unit
 from export.codec import CodecStep
 from export.python_form import step_config
-from qwen3_tts_engine.checkpoint import CodecDecoderConfig
-from qwen3_tts_engine.weights import codec_decoder_shapes
+from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
+from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes
 from scripts.synthetic_configs import CODEC_DECODER
 
 SMALL = {

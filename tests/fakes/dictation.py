@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from qwen3_tts_engine.runner import TalkerRunner
-from qwen3_tts_engine.scheduler import Newcomer, TextFeed
+from qwen3_tts_engine.core import Newcomer, TextFeed
+from qwen3_tts_engine.talker.runner import TalkerRunner
 
 
 def speak_whole(runner: TalkerRunner, newcomers: list[Newcomer], frames: int) -> np.ndarray:

@@ -5,12 +5,10 @@ import time
 
 import numpy as np
 
-from qwen3_tts_engine.chunker import Chunks
-from qwen3_tts_engine.code2wav import SAMPLES_PER_FRAME
-from qwen3_tts_engine.limits import RunnerLimits
+from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
+from qwen3_tts_engine.core import Chunks, Frames, Newcomer, Prompt, Stream, TextFeed
+from qwen3_tts_engine.interfaces import RunnerLimits, Sink
 from qwen3_tts_engine.request import RequestError, Sampling, SynthesisRequest
-from qwen3_tts_engine.scheduler import Frames, Newcomer, TextFeed
-from qwen3_tts_engine.stream import Prompt, Sink, Stream
 
 NUM_CODEBOOKS = 16
 SIGNATURES = 2048

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 
 FOLDER = Path(__file__).parent
 DEVICE = torch.device(os.environ.get("QWEN3_TTS_TEST_DEVICE", "cuda:0"))

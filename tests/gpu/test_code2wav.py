@@ -18,8 +18,9 @@ from export import python_form
 from export.agreement import Agreement
 from export.codec import CodecStep
 from export.verify import ALL_BATCHES, Verification, failures
-from qwen3_tts_engine.checkpoint import Checkpoint, CodecDecoderConfig
-from qwen3_tts_engine.weights import codec_decoder_shapes
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
+from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes
 from scripts.synthetic_configs import CODEC_DECODER
 from scripts.synthetic_weights import initial
 from tests.fakes.codec_layers import CASES, Inputs, small_config

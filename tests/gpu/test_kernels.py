@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from qwen3_tts_engine.checkpoint import WEIGHTS, Checkpoint, TalkerConfig, load_tensors
-from qwen3_tts_engine.kv_cache import FrameCache, PagedCache
-from qwen3_tts_engine.limits import RunnerLimits
-from qwen3_tts_engine.matrix import Matrix
-from qwen3_tts_engine.scheduler import Newcomer
-from qwen3_tts_engine.slot_state import SlotState
-from qwen3_tts_engine.talker import Talker
-from qwen3_tts_engine.torch_ops import TorchOps, TorchRows
-from qwen3_tts_engine.transformer import LayerWeights
-from qwen3_tts_engine.weights import talker_shapes
+from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint, load_tensors
+from qwen3_tts_engine.checkpoint.configs import TalkerConfig
+from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
+from qwen3_tts_engine.core import Newcomer
+from qwen3_tts_engine.interfaces import RunnerLimits
+from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
+from qwen3_tts_engine.talker.matrix import Matrix
+from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, TorchRows
+from qwen3_tts_engine.talker.slot_state import SlotState
+from qwen3_tts_engine.talker.talker import Talker
+from qwen3_tts_engine.talker.transformer import LayerWeights
 from scripts.synthetic_configs import model_config
 from tests.fakes.scripted import Listener, make_stream
 from tests.gpu.conftest import DEVICE
@@ -34,7 +35,7 @@ ROWS = [1, 2, 5, 8, 9, 16, 17, 24, 32, 33, 64, 100]
 
 @pytest.fixture(scope="module")
 def ops() -> Any:
-    from qwen3_tts_engine.kernel_ops import KernelOps
+    from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
 
     return KernelOps(DEVICE)
 

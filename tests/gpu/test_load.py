@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from qwen3_tts_engine.capacity import Capacity
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.chunker import Chunker, Chunks
-from qwen3_tts_engine.code2wav import SAMPLES_PER_FRAME
+from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.core import Chunks
 from qwen3_tts_engine.engine import Engine
-from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import Cancelled, RequestError, SynthesisRequest
-from qwen3_tts_engine.scheduler import Scheduler, SchedulerLimits
-from qwen3_tts_engine.slots import SlotTable
-from qwen3_tts_engine.startup import load_runner, on_thread
+from qwen3_tts_engine.scheduling.capacity import Capacity
+from qwen3_tts_engine.scheduling.chunker import Chunker
+from qwen3_tts_engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from qwen3_tts_engine.scheduling.slot_table import SlotTable
+from qwen3_tts_engine.startup import on_thread
+from qwen3_tts_engine.talker.loader import load_runner
 from tests.fakes.scripted import Listener
 from tests.gpu.conftest import DEVICE
 

@@ -14,7 +14,7 @@ from export.profiles import Shapes
 from export.tensorrt_api import PLUGIN_LIBRARY
 from export.tensorrt_form import PlanStep, tensorrt_form
 from export.verify import Verification, failures
-from qwen3_tts_engine.code2wav import input_shapes
+from qwen3_tts_engine.codec.contract import input_shapes
 from tests.fakes.codec_layers import small_step
 
 LIBRARY, PYTHON = os.environ.get(PLUGIN_LIBRARY), os.environ.get(TENSORRT_PYTHON)

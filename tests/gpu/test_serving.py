@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from export.code2wav import export
 from export.python_form import PYTHON
-from qwen3_tts_engine.checkpoint import WEIGHTS, Checkpoint
+from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint
 from scripts.benchmark_serving import EXIT, configuration
 from scripts.embedded.server import EXPLICIT
 from scripts.synthetic_configs import CODEC_IDS

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from qwen3_tts_engine.shared_memory import shared_zeros
+from qwen3_tts_engine.codec.shared_memory import shared_zeros
 
 MAP = """
 import sys

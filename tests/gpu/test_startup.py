@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.graph_runner import GraphRunner
-from qwen3_tts_engine.startup import load_runner
-from qwen3_tts_engine.torch_ops import TorchOps
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.talker.graph_runner import GraphRunner
+from qwen3_tts_engine.talker.loader import load_runner
+from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
 from tests.gpu.conftest import DEVICE
 from tests.gpu.test_runner import config_of, newcomer, speak
 
@@ -17,8 +17,8 @@ from tests.gpu.test_runner import config_of, newcomer, speak
 @pytest.fixture
 def _no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # Not to be had without CUDA.
-    from qwen3_tts_engine import kernel_ops
-    from qwen3_tts_engine.kernels import cuda_module
+    from qwen3_tts_engine.talker.kernels import cuda_module
+    from qwen3_tts_engine.talker.ops import kernel_ops
 
     def refuse(name: str, source: bytes, options: object) -> bytes:
         raise cuda_module.KernelError(f"{name} does not compile: injected")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.runner import TalkerRunner
-from qwen3_tts_engine.scheduler import Newcomer
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.core import Newcomer
+from qwen3_tts_engine.talker.runner import TalkerRunner
 from tests.fakes.dictation import speak_in_pieces, speak_whole
 from tests.gpu.test_runner import FRAMES, graphs, newcomer, waiting_is_an_error
 

@@ -22,11 +22,11 @@ from export.form import Form
 from export.plan_process import TENSORRT_PYTHON, PlanError, PlanProcess, TensorRtSettings
 from export.tensorrt_form import tensorrt_form
 from export.tensorrt_plan import tensorrt
-from qwen3_tts_engine import encoders
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MAX_BATCH, MAX_FRAMES, served_shapes
-from qwen3_tts_engine.manifest import CodecManifest, EncoderManifest
-from qwen3_tts_engine.plan import check_plan
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EncoderManifest
+from qwen3_tts_engine.checkpoint.tensorrt_plan import check_plan
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, MAX_FRAMES, served_shapes
+from qwen3_tts_engine.voices import encoders
 from tests.conftest import CheckpointOf
 
 BACKENDS = Path(__file__).parents[2] / "scripts" / "embedded" / "backends"

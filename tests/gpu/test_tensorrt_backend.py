@@ -20,8 +20,8 @@ from export.form import Form
 from export.plan_process import TENSORRT_PYTHON, TensorRtSettings
 from export.tensorrt_form import tensorrt_form
 from export.verify import Outcome, Step, Verification, failures, worst
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.code2wav import CODES, HISTORY, MAX_BATCH, MAX_FRAMES, STATE, STATE_OUT, WAVEFORM
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.codec.contract import CODES, HISTORY, MAX_BATCH, MAX_FRAMES, STATE, STATE_OUT, WAVEFORM
 from scripts.embedded.server import LIBRARIES, ServerError, find_library
 from tests.e2e.codec import Codec, serve_codec
 from tests.e2e.serving import copy_repository, real_backend

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.chunker import Chunks
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.frontend.sequences import Sequences
 from qwen3_tts_engine.request import RequestError, SynthesisRequest
-from qwen3_tts_engine.sequences import Sequences
-from qwen3_tts_engine.startup import build_engine, load_runner
+from qwen3_tts_engine.startup import build_engine
+from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.voice import Voice
 from tests.fakes.scripted import Listener, scripted_pcm
 

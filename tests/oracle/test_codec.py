@@ -11,8 +11,9 @@ from torch import Tensor
 
 from export.codec import CodecStep
 from export.onnx_form import ONNX
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.code2wav import MAX_FRAMES, SAMPLES_PER_FRAME, max_history
+from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.codec.contract import MAX_FRAMES, max_history
 from tests.oracle.reference import reference_codec
 
 FRAMES = 160  # more than twice the attention window

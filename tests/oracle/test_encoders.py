@@ -12,9 +12,9 @@ import torch
 from export.codec_encoder import CodecEncoder
 from export.onnx_form import ONNX
 from export.speaker_encoder import SpeakerEncoder
-from qwen3_tts_engine import encoders
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.reference_audio import ReferenceAudio, frames, log_mel, mel_filters
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.voices import encoders
+from qwen3_tts_engine.voices.reference_audio import ReferenceAudio, frames, log_mel, mel_filters
 from tests.conftest import CheckpointOf
 from tests.oracle.reference import load_reference
 

@@ -12,7 +12,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from qwen3_tts_engine.sampling import DrawParameters, draw, mask_first, uniforms
+from qwen3_tts_engine.talker.sampling import DrawParameters, draw, mask_first, uniforms
 
 VOCABULARY, CODES, EOS = 3072, 2048, 2150
 GRID = 4000

@@ -14,18 +14,19 @@ import pytest
 import torch
 
 from export.codec import CodecStep
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.chunker import Chunks
-from qwen3_tts_engine.code2wav import max_history
-from qwen3_tts_engine.codec import CodecStates, to_pcm
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.codec.contract import max_history
+from qwen3_tts_engine.codec.states import CodecStates, to_pcm
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.contracts import CodecClient
+from qwen3_tts_engine.core import Chunks
 from qwen3_tts_engine.engine import Engine
-from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.frontend.sequences import Sequences
+from qwen3_tts_engine.frontend.tokenizer import TextTokenizer
+from qwen3_tts_engine.interfaces import CodecClient
 from qwen3_tts_engine.request import RequestError, SynthesisRequest
-from qwen3_tts_engine.sequences import Sequences
-from qwen3_tts_engine.startup import build_engine, load_runner
-from qwen3_tts_engine.text import TextTokenizer
+from qwen3_tts_engine.startup import build_engine
+from qwen3_tts_engine.talker.loader import load_runner
 from tests.fakes.scripted import Listener
 from tests.oracle.reference import reference_codec
 from tests.oracle.speaking import CodeRecorder, begin_sequence

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.synthetic_checkpoint import make_checkpoint, model_shapes, speech_tokenizer_shapes
 from scripts.synthetic_configs import ModelType
 from scripts.synthetic_tokenizer import ROLES, WORDS, text_tokenizer

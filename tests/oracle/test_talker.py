@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import SynthesisRequest
-from qwen3_tts_engine.startup import load_runner
+from qwen3_tts_engine.talker.loader import load_runner
 from tests.oracle.reference import load_processor, load_reference, reference_generate
 from tests.oracle.speaking import CPU, reference_prefill, synthesise
 

@@ -9,8 +9,8 @@ from tritonclient.grpc import model_config_pb2
 from typer.testing import CliRunner
 
 import scripts.add_model as command
+from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EncoderManifest
 from qwen3_tts_engine.config import ConfigError, EngineConfig
-from qwen3_tts_engine.manifest import CodecManifest, EncoderManifest
 from scripts.add_model import AddModelError, add_model
 from tests.conftest import CheckpointOf
 

@@ -11,19 +11,19 @@ import onnxruntime  # type: ignore[import-untyped]
 import pytest
 import torch
 
-from qwen3_tts_engine import code2wav
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.chunker import Chunks
-from qwen3_tts_engine.codec import CodecStates, to_pcm
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.codec import contract
+from qwen3_tts_engine.codec.states import CodecStates, to_pcm
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.contracts import Tick
+from qwen3_tts_engine.core import Chunks, Frames, Newcomer, TextFeed
 from qwen3_tts_engine.engine import Engine
-from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.interfaces import Tick
 from qwen3_tts_engine.request import RequestError, SynthesisRequest
-from qwen3_tts_engine.runner import TalkerRunner
-from qwen3_tts_engine.sampling import DrawParameters, draw
-from qwen3_tts_engine.scheduler import Frames, Newcomer, TextFeed
-from qwen3_tts_engine.startup import build_engine, load_runner
+from qwen3_tts_engine.startup import build_engine
+from qwen3_tts_engine.talker.loader import load_runner
+from qwen3_tts_engine.talker.runner import TalkerRunner
+from qwen3_tts_engine.talker.sampling import DrawParameters, draw
 from qwen3_tts_engine.voice import Voice
 from tests.conftest import CheckpointOf
 from tests.fakes.scripted import Listener
@@ -79,8 +79,8 @@ class OnnxCodec:
 
     def __init__(self, model: Path, decoder_config: object) -> None:
         self._session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-        size = code2wav.state_size(decoder_config)  # type: ignore[arg-type]
-        self.states = CodecStates(torch.zeros(SLOTS + 1, size), code2wav.max_history(decoder_config))  # type: ignore[arg-type]
+        size = contract.state_size(decoder_config)  # type: ignore[arg-type]
+        self.states = CodecStates(torch.zeros(SLOTS + 1, size), contract.max_history(decoder_config))  # type: ignore[arg-type]
         self.failing: set[str] = set()
 
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
@@ -95,8 +95,8 @@ class OnnxCodec:
 
     def step(self, codes: np.ndarray, state: np.ndarray, history: np.ndarray) -> list[np.ndarray]:
         outputs: list[np.ndarray] = self._session.run(
-            [code2wav.WAVEFORM, code2wav.STATE_OUT],
-            {code2wav.CODES: codes, code2wav.STATE: state, code2wav.HISTORY: history},
+            [contract.WAVEFORM, contract.STATE_OUT],
+            {contract.CODES: codes, contract.STATE: state, contract.HISTORY: history},
         )
         return outputs
 
@@ -110,7 +110,7 @@ class Crowd:
         self._hidden = checkpoint.config.talker_config.hidden_size
         self.runner = OverheardRunner(load_runner(checkpoint, config, CPU))
         decoder = checkpoint.speech_tokenizer.decoder_config
-        self.codec = OnnxCodec(repository / code2wav.MODEL_NAME / "1" / "model.onnx", decoder)
+        self.codec = OnnxCodec(repository / contract.MODEL_NAME / "1" / "model.onnx", decoder)
         self.engine: Engine = build_engine(config, PromptBuilder(checkpoint, config), self.runner, self.codec)
         self.engine.start()
         self._voice = self._make_voice(SEED, in_context=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qwen3_tts_engine.gate import Gate
+from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.request import Cancelled, InvalidRequest, RequestError
 
 WAIT = 10.0

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen3_tts_engine.capacity import Capacity, WorkTime
-from qwen3_tts_engine.code2wav import FRAME_SECONDS, SAMPLES_PER_FRAME
+from qwen3_tts_engine.audio import FRAME_SECONDS, SAMPLES_PER_FRAME
 from qwen3_tts_engine.request import Unavailable
+from qwen3_tts_engine.scheduling.capacity import Capacity, WorkTime
 from tests.fakes.scripted import Listener, make_stream
 from tests.unit.test_engine import WAIT, Harness, eventually
 

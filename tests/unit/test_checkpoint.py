@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from export.codec import CodecStep
-from qwen3_tts_engine.checkpoint import TOKENIZER_FILES, Checkpoint, CheckpointError, load_tensors
-from qwen3_tts_engine.text import TextTokenizer
-from qwen3_tts_engine.weights import talker_shapes
+from qwen3_tts_engine.checkpoint.checkpoint import TOKENIZER_FILES, Checkpoint, load_tensors
+from qwen3_tts_engine.checkpoint.configs import CheckpointError
+from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
+from qwen3_tts_engine.frontend.tokenizer import TextTokenizer
 
 
 @pytest.fixture

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen3_tts_engine.capacity import urgent_lead
-from qwen3_tts_engine.chunker import MAX_CALL_FRAMES, Chunker, Need
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, FRAME_SECONDS, MAX_BATCH
-from qwen3_tts_engine.slots import SlotTable
+from qwen3_tts_engine.audio import FRAME_SECONDS
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH
+from qwen3_tts_engine.scheduling.capacity import urgent_lead
+from qwen3_tts_engine.scheduling.chunker import MAX_CALL_FRAMES, Chunker, Need
+from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
 

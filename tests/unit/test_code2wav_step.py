@@ -30,11 +30,12 @@ from export.code2wav import export
 from export.codec import CodecStep
 from export.reference import Reference
 from export.verify import Verification, failures
-from qwen3_tts_engine import code2wav
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.codec import to_pcm
-from qwen3_tts_engine.manifest import CodecManifest
-from qwen3_tts_engine.shared_memory import leave_note, shared_zeros
+from qwen3_tts_engine import audio
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.manifest import CodecManifest
+from qwen3_tts_engine.codec import contract
+from qwen3_tts_engine.codec.shared_memory import leave_note, shared_zeros
+from qwen3_tts_engine.codec.states import to_pcm
 
 CPU = torch.device("cpu")
 MODEL = Path(__file__).parents[2] / "model_repository" / "code2wav" / "1" / "model.py"
@@ -82,8 +83,8 @@ def test_export_writes_half_precision_and_a_manifest(repository: Path, reference
 
 
 def test_limits_are_those_of_the_contract(config: StepConfig) -> None:
-    assert (MAX_FRAMES, MAX_BATCH) == (code2wav.MAX_FRAMES, code2wav.MAX_BATCH)
-    assert config.samples_per_frame == code2wav.SAMPLES_PER_FRAME
+    assert (MAX_FRAMES, MAX_BATCH) == (contract.MAX_FRAMES, contract.MAX_BATCH)
+    assert config.samples_per_frame == audio.SAMPLES_PER_FRAME
     lookers_back = {name for name, _ in config.layout} - {"keys", "values"}
     assert config.positions.keys() == lookers_back
 
@@ -265,12 +266,12 @@ def test_a_row_whose_state_is_not_finite_is_told_and_harms_no_other(model: Any, 
     states[0][0] = torch.nan
     codes = torch.zeros(2, 1, 16, dtype=torch.int32)
     [response] = model.execute([shared(states, [[0, 0], [2, 1]], codes, 0)])
-    assert (response.tensors[0].tensor[:, 0] == code2wav.OVERFLOW).tolist() == [True, False]
+    assert (response.tensors[0].tensor[:, 0] == contract.OVERFLOW).tolist() == [True, False]
     assert torch.isfinite(states[0][1]).all()
 
 
 def test_the_loudest_sample_is_not_taken_for_an_overflow() -> None:
-    assert to_int16(torch.tensor([[-9.0, 9.0], [torch.nan, 0.0]])).tolist() == [[-32767, 32767], [code2wav.OVERFLOW, 0]]
+    assert to_int16(torch.tensor([[-9.0, 9.0], [torch.nan, 0.0]])).tolist() == [[-32767, 32767], [contract.OVERFLOW, 0]]
 
 
 def test_states_that_cannot_be_shared_are_refused(model: Any, config: StepConfig) -> None:

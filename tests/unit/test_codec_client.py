@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from qwen3_tts_engine.chunker import Chunker, Chunks
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES
-from qwen3_tts_engine.codec import CodecStates, invalid_codes, to_pcm
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES
+from qwen3_tts_engine.codec.states import CodecStates, invalid_codes, to_pcm
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.slots import SlotTable
+from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.scheduling.chunker import Chunker
+from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from qwen3_tts_engine.voice import Voice
 from tests.fakes.scripted import Listener, make_stream
 

@@ -12,14 +12,16 @@ import torch
 from safetensors.numpy import save_file
 
 from code2wav_step.runner import SHAPES
-from qwen3_tts_engine.checkpoint import CheckpointError
-from qwen3_tts_engine.chunker import MAX_CALL_FRAMES, Chunks
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, OVERFLOW, SAMPLES_PER_FRAME
-from qwen3_tts_engine.codec import CodecStates, overflowed
-from qwen3_tts_engine.codec_calls import plan_calls
-from qwen3_tts_engine.codec_proof import CodecProof, CodecProofError
-from qwen3_tts_engine.golden import GOLDEN, Golden
+from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
+from qwen3_tts_engine.checkpoint.configs import CheckpointError
+from qwen3_tts_engine.codec.calls import plan_calls
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, OVERFLOW
+from qwen3_tts_engine.codec.golden import GOLDEN, Golden
+from qwen3_tts_engine.codec.proof import CodecProof, CodecProofError
+from qwen3_tts_engine.codec.states import CodecStates, overflowed
+from qwen3_tts_engine.core import Chunks
 from qwen3_tts_engine.request import RequestError, Unavailable
+from qwen3_tts_engine.scheduling.chunker import MAX_CALL_FRAMES
 from scripts.benchmark_tensorrt import proof_seconds
 
 UTTERANCES, FRAMES = 3, 31

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from export.codec import CodecStep
-from qwen3_tts_engine.checkpoint import Checkpoint, CodecDecoderConfig
-from qwen3_tts_engine.code2wav import max_history, state_layout, state_size
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
+from qwen3_tts_engine.codec.contract import max_history, state_layout, state_size
 from scripts.synthetic_configs import CODEC_DECODER
 
 

@@ -19,8 +19,8 @@ import yaml
 from packaging.requirements import Requirement
 
 from export.tensorrt_api import PLUGIN_LIBRARY
-from qwen3_tts_engine.checkpoint import SpeechTokenizerConfig
-from qwen3_tts_engine.code2wav import MAX_BATCH, state_size
+from qwen3_tts_engine.checkpoint.configs import SpeechTokenizerConfig
+from qwen3_tts_engine.codec.contract import MAX_BATCH, state_size
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, MAIN_MODEL, EngineConfig
 from scripts.benchmark_common import settings_of_environment
 from scripts.embedded.protection import (

@@ -25,10 +25,11 @@ from export.plan_process import PlanError, TensorRtSettings
 from export.speaker_encoder import SpeakerEncoder
 from export.tensorrt_plan import build, tensorrt
 from qwen3_tts_engine import startup
-from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError, SpeakerEncoderConfig, SpeechTokenizerConfig
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import CheckpointError, SpeakerEncoderConfig, SpeechTokenizerConfig
+from qwen3_tts_engine.checkpoint.manifest import EncoderManifest
+from qwen3_tts_engine.checkpoint.tensor_shapes import codec_encoder_shapes, speaker_encoder_shapes
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.manifest import EncoderManifest
-from qwen3_tts_engine.weights import codec_encoder_shapes, speaker_encoder_shapes
 from scripts.synthetic_configs import Size, model_config, speech_tokenizer_config
 from scripts.synthetic_weights import initial
 from tests.conftest import CheckpointOf
@@ -201,10 +202,10 @@ def test_server_refuses_a_plan_that_is_not_for_it(
     gpu: str, version: str, seconds: float, message: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    monkeypatch.setattr("qwen3_tts_engine.plan.tensorrt_version", lambda engine: "10.14.1")
+    monkeypatch.setattr("qwen3_tts_engine.checkpoint.tensorrt_plan.tensorrt_version", lambda engine: "10.14.1")
     check(checkpoint, repository)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
-    monkeypatch.setattr("qwen3_tts_engine.plan.tensorrt_version", lambda engine: version)
+    monkeypatch.setattr("qwen3_tts_engine.checkpoint.tensorrt_plan.tensorrt_version", lambda engine: version)
     with pytest.raises(CheckpointError, match=message):
         check(checkpoint, repository, max_reference_seconds=seconds)
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from qwen3_tts_engine.capacity import Capacity
-from qwen3_tts_engine.chunker import Chunker
+from qwen3_tts_engine.core import Frames
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.request import Outcome, RequestError, SynthesisRequest, Unavailable
-from qwen3_tts_engine.scheduler import Frames, Scheduler, SchedulerLimits
-from qwen3_tts_engine.slots import SlotTable
+from qwen3_tts_engine.scheduling.capacity import Capacity
+from qwen3_tts_engine.scheduling.chunker import Chunker
+from qwen3_tts_engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, ScriptedCodec, ScriptedPrompts, ScriptedRunner, make_stream
 
 WAIT = 10.0

@@ -24,11 +24,13 @@ from export.graph import ONNX_RUNTIME
 from export.model_folder import ExportError
 from export.onnx_form import ONNX
 from export.reference import Reference
-from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MAX_FRAMES, SAMPLES_PER_FRAME
-from qwen3_tts_engine.encoders import read_encoder
-from qwen3_tts_engine.golden import GOLDEN, Golden
-from qwen3_tts_engine.manifest import CodecManifest
+from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import CheckpointError
+from qwen3_tts_engine.checkpoint.manifest import CodecManifest
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_FRAMES
+from qwen3_tts_engine.codec.golden import GOLDEN, Golden
+from qwen3_tts_engine.voices.encoders import read_encoder
 from tests.conftest import CheckpointOf
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from qwen3_tts_engine.guard import DEAD, UNUSABLE, exit_signal
+from qwen3_tts_engine.lifecycle.guard import DEAD, UNUSABLE, exit_signal
 
 # A server with a stub, which does what it is told on the server's input.
 STUB = """
 import os, signal, sys, time
-from qwen3_tts_engine.guard import Guard
+from qwen3_tts_engine.lifecycle.guard import Guard
 guard = Guard("talker")
 print(os.getpid(), flush=True)
 match sys.stdin.readline().strip():

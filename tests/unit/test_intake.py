@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from qwen3_tts_engine.gate import Gate
+from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.request import RequestError, Unavailable
 from qwen3_tts_engine.worker import Worker
 

@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from qwen3_tts_engine.chunker import Chunks
-from qwen3_tts_engine.liveness import CallWatch, CountedCodec
+from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.lifecycle.liveness import CallWatch, CountedCodec
 from qwen3_tts_engine.request import RequestError, Unavailable
 from tests.fakes.scripted import ScriptedCodec
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.matrix import FP8, Matrix
-from qwen3_tts_engine.startup import load_runner
+from qwen3_tts_engine.talker.loader import load_runner
+from qwen3_tts_engine.talker.matrix import FP8, Matrix
 from scripts import rounding_error
 
 

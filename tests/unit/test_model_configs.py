@@ -12,16 +12,17 @@ from export.graph import Runtime
 from export.onnx_form import ONNX, plan_profiles
 from export.plan_process import TensorRtSettings
 from export.tensorrt_form import tensorrt_form
-from qwen3_tts_engine import code2wav, encoders
-from qwen3_tts_engine.checkpoint import CodecDecoderConfig, SpeechTokenizerConfig
+from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig, SpeechTokenizerConfig
+from qwen3_tts_engine.codec import contract
+from qwen3_tts_engine.voices import encoders
 from scripts.embedded.backends.shared.merged_runs import limits
 from scripts.synthetic_configs import speech_tokenizer_config
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 CONFIGS = sorted(path for name in ("qwen3_tts", "code2wav") for path in (REPOSITORY / name).rglob("*.pbtxt"))
-TENSORRT = REPOSITORY / code2wav.MODEL_NAME / "config.pbtxt"
-ONNXRUNTIME = REPOSITORY / code2wav.MODEL_NAME / "configs" / "onnxruntime.pbtxt"
-PYTHON = REPOSITORY / code2wav.MODEL_NAME / "configs" / "python.pbtxt"
+TENSORRT = REPOSITORY / contract.MODEL_NAME / "config.pbtxt"
+ONNXRUNTIME = REPOSITORY / contract.MODEL_NAME / "configs" / "onnxruntime.pbtxt"
+PYTHON = REPOSITORY / contract.MODEL_NAME / "configs" / "python.pbtxt"
 
 PLAN_FORM = tensorrt_form(TensorRtSettings())
 
@@ -53,17 +54,17 @@ def test_code2wav(path: Path) -> None:
     config = parse(path)
     state = (ONNX if path == ONNXRUNTIME else PLAN_FORM).state_dtype
     inputs = {
-        code2wav.CODES: ("INT32", [-1, 16]),
-        code2wav.STATE: (state, [-1]),
-        code2wav.HISTORY: ("INT32", [1]),
+        contract.CODES: ("INT32", [-1, 16]),
+        contract.STATE: (state, [-1]),
+        contract.HISTORY: ("INT32", [1]),
     }
-    outputs = {code2wav.WAVEFORM: ("FP32", [-1]), code2wav.STATE_OUT: (state, [-1])}
+    outputs = {contract.WAVEFORM: ("FP32", [-1]), contract.STATE_OUT: (state, [-1])}
     if path == PYTHON:
-        inputs |= {code2wav.PLACES: ("INT32", [3])}
-        outputs |= {code2wav.PCM: ("INT16", [-1])}
+        inputs |= {contract.PLACES: ("INT32", [3])}
+        outputs |= {contract.PCM: ("INT16", [-1])}
     assert tensors(config.input) == inputs
     assert tensors(config.output) == outputs
-    assert config.max_batch_size == code2wav.MAX_BATCH
+    assert config.max_batch_size == contract.MAX_BATCH
     # The Python backend would run merged requests one after the other.
     assert config.HasField("dynamic_batching") == (path != PYTHON)
 
@@ -73,7 +74,7 @@ def test_only_requests_of_equal_shapes_are_merged(path: Path) -> None:
     """Triton compares the shapes of inputs that vary, and of no others; a backend fails a batch as a whole."""
     for tensor in parse(path).input:
         assert not tensor.allow_ragged_batch
-        assert (-1 in tensor.dims) == (tensor.name != code2wav.HISTORY)
+        assert (-1 in tensor.dims) == (tensor.name != contract.HISTORY)
 
 
 def test_each_code2wav_names_its_backend_and_file() -> None:
@@ -95,13 +96,13 @@ def test_configurations_of_a_model_differ_only_where_they_must() -> None:
         for field in ("backend", "default_model_filename", "instance_group", "parameters", "optimization"):
             config.ClearField(field)
         for tensor in (*config.input, *config.output):
-            if tensor.name in (code2wav.STATE, code2wav.STATE_OUT):
+            if tensor.name in (contract.STATE, contract.STATE_OUT):
                 tensor.ClearField("data_type")
     by_name = {tensor.name: tensor for tensor in (*python.input, *python.output)}
-    for name in (code2wav.STATE, code2wav.HISTORY):
+    for name in (contract.STATE, contract.HISTORY):
         by_name[name].ClearField("optional")
-    python.input.remove(by_name[code2wav.PLACES])
-    python.output.remove(by_name[code2wav.PCM])
+    python.input.remove(by_name[contract.PLACES])
+    python.output.remove(by_name[contract.PCM])
     python.dynamic_batching.SetInParent()
     assert tensorrt == onnxruntime == python
 
@@ -132,8 +133,8 @@ def test_ranges_of_values_are_those_of_the_codec(path: Path) -> None:
         json.loads(json_format.MessageToJson(parse(path), preserving_proto_field_name=True)),
         released_codec(),
     )
-    assert limits(config, code2wav.CODES) == (0, codec.codebook_size - 1)
-    assert limits(config, code2wav.HISTORY) == (0, code2wav.max_history(codec))
+    assert limits(config, contract.CODES) == (0, codec.codebook_size - 1)
+    assert limits(config, contract.HISTORY) == (0, contract.max_history(codec))
 
 
 def test_every_profile_of_the_plan_is_served() -> None:

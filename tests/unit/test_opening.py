@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qwen3_tts_engine import opening
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.codec_proof import CodecProofError
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.codec.golden import Golden
+from qwen3_tts_engine.codec.proof import CodecProofError
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.gate import Gate
-from qwen3_tts_engine.golden import Golden
-from qwen3_tts_engine.opening import Opening
+from qwen3_tts_engine.lifecycle import opening
+from qwen3_tts_engine.lifecycle.gate import Gate
+from qwen3_tts_engine.lifecycle.opening import Opening
+from qwen3_tts_engine.lifecycle.warm_up import speak, utterance
 from qwen3_tts_engine.request import (
     InvalidRequest,
     Outcome,
@@ -23,7 +24,6 @@ from qwen3_tts_engine.request import (
     SynthesisRequest,
     Unavailable,
 )
-from qwen3_tts_engine.warm_up import speak, utterance
 from scripts.synthetic_configs import ModelType
 from tests.conftest import CheckpointOf
 from tests.fakes.scripted import Listener, scripted_pcm

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.core import Newcomer
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import SynthesisRequest
-from qwen3_tts_engine.runner import TalkerRunner
-from qwen3_tts_engine.scheduler import Newcomer
-from qwen3_tts_engine.startup import load_runner
-from qwen3_tts_engine.torch_ops import TorchRows
+from qwen3_tts_engine.talker.loader import load_runner
+from qwen3_tts_engine.talker.ops.torch_ops import TorchRows
+from qwen3_tts_engine.talker.runner import TalkerRunner
 from tests.fakes.scripted import Listener
 
 FRAMES = 128
@@ -56,7 +56,7 @@ def test_the_kernel_leaves_the_padding_slot_where_it_is(runner: TalkerRunner) ->
     pytest.importorskip("triton", reason="Triton is not installed")
     if torch.cuda.is_available():
         pytest.skip("tests/gpu runs the kernel itself")
-    from qwen3_tts_engine.kernels.rowwise import advance_kernel
+    from qwen3_tts_engine.talker.kernels.rowwise import advance_kernel
 
     talker, expected = runner._talker, runner._state
     state = deepcopy(expected)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen3_tts_engine.capacity import Capacity
-from qwen3_tts_engine.chunker import Chunker
-from qwen3_tts_engine.scheduler import MAX_OVERTAKING, Batch, Frames, Scheduler, SchedulerLimits
-from qwen3_tts_engine.slots import SlotTable
-from qwen3_tts_engine.stream import Prompt, Stream
+from qwen3_tts_engine.core import Batch, Frames, Prompt, Stream
+from qwen3_tts_engine.scheduling.capacity import Capacity
+from qwen3_tts_engine.scheduling.chunker import Chunker
+from qwen3_tts_engine.scheduling.scheduler import MAX_OVERTAKING, Scheduler, SchedulerLimits
+from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 from tests.unit.test_engine import WAIT, Harness, eventually
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from export.onnx_form import plan_profiles
-from qwen3_tts_engine import plan
-from qwen3_tts_engine.checkpoint import CheckpointError
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, served_shapes
-from qwen3_tts_engine.manifest import CodecManifest, EngineFacts
+from qwen3_tts_engine.checkpoint import tensorrt_plan
+from qwen3_tts_engine.checkpoint.configs import CheckpointError
+from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EngineFacts
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, served_shapes
 
 ENGINE = EngineFacts(
     library="tensorrt", version="10.14.1.48", gpu="NVIDIA H200", compute_capability="9.0", strongly_typed=True,
@@ -26,33 +26,33 @@ NEEDED = served_shapes(CHUNK_FRAMES, 1)
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    monkeypatch.setattr(plan, "tensorrt_version", lambda engine: "10.14.1")
+    monkeypatch.setattr(tensorrt_plan, "tensorrt_version", lambda engine: "10.14.1")
     (tmp_path / "model.plan").touch()
     return tmp_path
 
 
 def test_plan_made_here_is_taken(folder: Path) -> None:
-    plan.check_plan(folder, MANIFEST, CUDA, NEEDED)
+    tensorrt_plan.check_plan(folder, MANIFEST, CUDA, NEEDED)
 
 
 def test_other_forms_need_no_machine(tmp_path: Path) -> None:
-    plan.check_plan(tmp_path, MANIFEST.model_copy(update={"form": "onnx"}), torch.device("cpu"), NEEDED)
+    tensorrt_plan.check_plan(tmp_path, MANIFEST.model_copy(update={"form": "onnx"}), torch.device("cpu"), NEEDED)
 
 
 def test_missing_plan_says_how_to_get_one(folder: Path) -> None:
     (folder / "model.plan").unlink()
     with pytest.raises(CheckpointError, match=r"model\.plan: missing; `python -m export --form tensorrt`"):
-        plan.check_plan(folder, MANIFEST, CUDA, NEEDED)
+        tensorrt_plan.check_plan(folder, MANIFEST, CUDA, NEEDED)
 
 
 def test_plan_on_the_cpu(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="needs a CUDA device, this model runs on cpu"):
-        plan.check_plan(folder, MANIFEST, torch.device("cpu"), NEEDED)
+        tensorrt_plan.check_plan(folder, MANIFEST, torch.device("cpu"), NEEDED)
 
 
 def test_facts_are_required(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"model\.json: engine: missing"):
-        plan.check_plan(folder, MANIFEST.model_copy(update={"engine": None}), CUDA, NEEDED)
+        tensorrt_plan.check_plan(folder, MANIFEST.model_copy(update={"engine": None}), CUDA, NEEDED)
 
 
 @pytest.mark.parametrize(
@@ -74,25 +74,25 @@ def test_facts_are_required(folder: Path) -> None:
 def test_every_difference_is_named(folder: Path, change: dict[str, object], message: str) -> None:
     manifest = MANIFEST.model_copy(update={"engine": ENGINE.model_copy(update=change)})
     with pytest.raises(CheckpointError, match=message) as refused:
-        plan.check_plan(folder, manifest, CUDA, NEEDED)
+        tensorrt_plan.check_plan(folder, manifest, CUDA, NEEDED)
     assert str(folder / "model.json") in str(refused.value)
 
 
 def test_what_is_not_known_is_not_held_against_a_plan() -> None:
-    assert plan.differences(ENGINE, None, None, NEEDED) == []
+    assert tensorrt_plan.differences(ENGINE, None, None, NEEDED) == []
 
 
 @pytest.mark.parametrize(("number", "version"), [(101401, "10.14.1"), (110000, "11.0.0"), (8600, "8.6.0")])
 def test_version_numbers_of_the_library(number: int, version: str) -> None:
-    assert plan._decode(number) == version
+    assert tensorrt_plan._decode(number) == version
 
 
 def test_no_library_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> None:
         raise OSError(name)
 
-    monkeypatch.setattr(plan.ctypes, "CDLL", absent)
-    assert plan.tensorrt_version(ENGINE) is None
+    monkeypatch.setattr(tensorrt_plan.ctypes, "CDLL", absent)
+    assert tensorrt_plan.tensorrt_version(ENGINE) is None
 
 
 def test_summary_reads_at_a_glance() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import InvalidRequest, SynthesisRequest
 from qwen3_tts_engine.voice import Voice
 from tests.conftest import CheckpointOf

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from qwen3_tts_engine.checkpoint import GenerationConfig
+from qwen3_tts_engine.checkpoint.configs import GenerationConfig
 from qwen3_tts_engine.request import MAX_QUOTED, InvalidRequest, Sampling, SynthesisRequest
 
 

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.core import Newcomer, Stream
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import SynthesisRequest
-from qwen3_tts_engine.runner import TalkerRunner
-from qwen3_tts_engine.scheduler import Newcomer
-from qwen3_tts_engine.startup import load_runner
-from qwen3_tts_engine.stream import Stream
+from qwen3_tts_engine.talker.loader import load_runner
+from qwen3_tts_engine.talker.runner import TalkerRunner
 from tests.fakes.scripted import Listener
 from tests.unit.test_graph_rows import as_graph_runner
 

@@ -8,12 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from qwen3_tts_engine.capacity import Capacity, urgent_lead
-from qwen3_tts_engine.chunker import Chunker, Chunks
+from qwen3_tts_engine.core import Batch, Chunks, Frames, Stream
 from qwen3_tts_engine.request import Unavailable
-from qwen3_tts_engine.scheduler import COMFORT, Batch, Frames, Scheduler, SchedulerLimits
-from qwen3_tts_engine.slots import SlotTable
-from qwen3_tts_engine.stream import Stream
+from qwen3_tts_engine.scheduling.capacity import Capacity, urgent_lead
+from qwen3_tts_engine.scheduling.chunker import Chunker
+from qwen3_tts_engine.scheduling.scheduler import COMFORT, Scheduler, SchedulerLimits
+from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
 MAX_FRAMES = 24

@@ -8,12 +8,12 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from qwen3_tts_engine import sequences as module
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.frontend import sequences as module
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.frontend.sequences import Sequences
 from qwen3_tts_engine.request import InvalidRequest, RequestError, SynthesisRequest
-from qwen3_tts_engine.sequences import Sequences
 from qwen3_tts_engine.voice import Voice
 from tests.conftest import CheckpointOf
 from tests.fakes.scripted import Listener

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qwen3_tts_engine.slots import Pool, SlotTable
+from qwen3_tts_engine.scheduling.slot_table import Pool, SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from qwen3_tts_engine.checkpoint import Checkpoint, CheckpointError
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import CheckpointError
+from qwen3_tts_engine.checkpoint.manifest import CodecManifest
 from qwen3_tts_engine.config import ConfigError, EngineConfig
-from qwen3_tts_engine.manifest import CodecManifest
-from qwen3_tts_engine.startup import check_instances, choose_device, load_runner, open_codec
+from qwen3_tts_engine.startup import check_instances, choose_device, open_codec
+from qwen3_tts_engine.talker.loader import load_runner
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 

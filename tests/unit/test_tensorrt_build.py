@@ -15,9 +15,9 @@ from export.plan_process import PlanError, TensorRtSettings
 from export.tensorrt_api import configure, create_network, import_tensorrt
 from export.tensorrt_form import tensorrt_form
 from export.tensorrt_plan import build
-from qwen3_tts_engine.checkpoint import SpeechTokenizerConfig
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MAX_BATCH
-from qwen3_tts_engine.weights import codec_decoder_shapes
+from qwen3_tts_engine.checkpoint.configs import SpeechTokenizerConfig
+from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH
 from scripts.synthetic_configs import Size, speech_tokenizer_config
 from scripts.synthetic_weights import initial
 

@@ -26,9 +26,9 @@ from export.onnx_form import ONNX, plan_profiles
 from export.onnx_opset import to_opset_17
 from export.plan_process import PlanError, SharedTensors, TensorRtSettings
 from export.tensorrt_form import tensorrt_form
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MAX_BATCH, MAX_FRAMES
-from qwen3_tts_engine.manifest import CodecManifest
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.manifest import CodecManifest
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, MAX_FRAMES
 from tests.fakes import plan_python
 
 # Elements of the tiny codec's.

@@ -22,7 +22,7 @@ from export.encoders import CODEC_ENCODER, configured
 from export.plan_process import PlanError, PlanProcess, SharedTensors, TensorRtSettings
 from export.profiles import profile
 from export.tensorrt_plan import tensorrt
-from qwen3_tts_engine.code2wav import input_shapes
+from qwen3_tts_engine.codec.contract import input_shapes
 
 ROOT = Path(__file__).parents[2]
 BACKENDS = ROOT / "scripts" / "embedded" / "backends"

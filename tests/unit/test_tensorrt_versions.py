@@ -11,7 +11,7 @@ import pytest
 from export import tensorrt_build, tensorrt_run
 from export.profiles import profile
 from export.tensorrt_api import TensorRtError, configure, create_network, is_strongly_typed
-from qwen3_tts_engine.code2wav import input_shapes
+from qwen3_tts_engine.codec.contract import input_shapes
 from tests.fakes import host_cuda
 from tests.fakes.tensorrt_module import ENUMS, LACKS, STRICT, tensorrt_module
 

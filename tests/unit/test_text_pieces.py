@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers, trainers
 
 from client.prompt import DEFAULT_FILE, read_prompts
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.frontend.text_pieces import PiecewiseText, is_final
+from qwen3_tts_engine.frontend.tokenizer import TextTokenizer
 from qwen3_tts_engine.request import InvalidRequest
-from qwen3_tts_engine.text import TextTokenizer
-from qwen3_tts_engine.text_pieces import PiecewiseText, is_final
 from scripts.synthetic_tokenizer import ADDED_TOKENS
 
 SENTENCES = [str(prompt.fields["text"]) for prompt in read_prompts(DEFAULT_FILE)]

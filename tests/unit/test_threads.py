@@ -7,13 +7,13 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from qwen3_tts_engine.codec_proof import CodecProofError
+from qwen3_tts_engine.codec.proof import CodecProofError
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.gate import Gate
-from qwen3_tts_engine.opening import Opening
+from qwen3_tts_engine.lifecycle.gate import Gate
+from qwen3_tts_engine.lifecycle.opening import Opening
 from qwen3_tts_engine.startup import build_engine, on_thread
-from qwen3_tts_engine.voice_store import Origin, VoiceStore
-from qwen3_tts_engine.voices import Voices
+from qwen3_tts_engine.voices.service import Voices
+from qwen3_tts_engine.voices.store import Origin, VoiceStore
 from tests.fakes.scripted import ScriptedCodec, ScriptedPrompts, ScriptedRunner
 
 WAIT = 10.0

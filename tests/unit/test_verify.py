@@ -14,8 +14,9 @@ from export.codec import CodecStep
 from export.onnx_form import ONNX
 from export.reference import AGES, Reference
 from export.verify import ALL_BATCHES, SOME_BATCHES, Outcome, Step, Verification, affordable_batches, failures, worst
-from qwen3_tts_engine.checkpoint import Checkpoint, CodecDecoderConfig
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, MAX_BATCH, max_history, split_frames
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, max_history, split_frames
 from scripts.synthetic_configs import CODEC_DECODER
 
 LIMIT = Agreement(max_error=0.1, snr_db=30.0)

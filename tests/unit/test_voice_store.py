@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from qwen3_tts_engine import voice_store
 from qwen3_tts_engine.request import InvalidRequest, RequestError, Unavailable
 from qwen3_tts_engine.voice import Voice
-from qwen3_tts_engine.voice_store import ARRAYS, DATABASE, Origin, VoiceStore
+from qwen3_tts_engine.voices import store as voice_store
+from qwen3_tts_engine.voices.store import ARRAYS, DATABASE, Origin, VoiceStore
 
 ORIGIN = Origin(64, "speaker", "codec")
 MIB = 1 << 20
@@ -98,7 +98,7 @@ def test_processes_share_a_folder(tmp_path: Path) -> None:
 import numpy as np
 from pathlib import Path
 from qwen3_tts_engine.voice import Voice
-from qwen3_tts_engine.voice_store import Origin, VoiceStore
+from qwen3_tts_engine.voices.store import Origin, VoiceStore
 from qwen3_tts_engine.request import InvalidRequest
 store = VoiceStore(Path({str(tmp_path)!r}), 100, 1 << 20)
 won = 0

@@ -13,14 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen3_tts_engine import voice_store
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.reference_audio import ReferenceAudio, frames, log_mel
 from qwen3_tts_engine.request import InvalidRequest, RequestError, SynthesisRequest, Unavailable
 from qwen3_tts_engine.voice import Voice
-from qwen3_tts_engine.voice_cache import VoiceCache
-from qwen3_tts_engine.voice_store import Origin, VoiceRecord, VoiceStore
-from qwen3_tts_engine.voices import Voices
+from qwen3_tts_engine.voices import store as voice_store
+from qwen3_tts_engine.voices.cache import VoiceCache
+from qwen3_tts_engine.voices.reference_audio import ReferenceAudio, frames, log_mel
+from qwen3_tts_engine.voices.service import Voices
+from qwen3_tts_engine.voices.store import Origin, VoiceRecord, VoiceStore
 
 ORIGIN = Origin(8, "speaker", "codec")
 WAIT = 10.0

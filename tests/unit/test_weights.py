@@ -4,8 +4,8 @@ from math import prod
 
 import pytest
 
-from qwen3_tts_engine.checkpoint import ModelConfig, SpeechTokenizerConfig
-from qwen3_tts_engine.weights import (
+from qwen3_tts_engine.checkpoint.configs import ModelConfig, SpeechTokenizerConfig
+from qwen3_tts_engine.checkpoint.tensor_shapes import (
     TensorShapes,
     codec_decoder_shapes,
     codec_encoder_shapes,

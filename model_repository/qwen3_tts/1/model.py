@@ -12,16 +12,17 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 import triton_io
-from qwen3_tts_engine import guard, startup, warm_up
-from qwen3_tts_engine.checkpoint import Checkpoint
+from qwen3_tts_engine import startup
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.contracts import Runner
-from qwen3_tts_engine.gate import Gate
-from qwen3_tts_engine.liveness import CountedCodec
-from qwen3_tts_engine.opening import Opening
-from qwen3_tts_engine.prompt import PromptBuilder
-from qwen3_tts_engine.sequences import Sequences
-from qwen3_tts_engine.voices import Voices
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.frontend.sequences import Sequences
+from qwen3_tts_engine.interfaces import Runner
+from qwen3_tts_engine.lifecycle import guard, warm_up
+from qwen3_tts_engine.lifecycle.gate import Gate
+from qwen3_tts_engine.lifecycle.liveness import CountedCodec
+from qwen3_tts_engine.lifecycle.opening import Opening
+from qwen3_tts_engine.voices.service import Voices
 from qwen3_tts_engine.worker import Worker
 from triton_voices import BlsEncoder, Desk
 

@@ -15,15 +15,16 @@ import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
 
-from qwen3_tts_engine import code2wav, metrics
-from qwen3_tts_engine.chunker import Chunks
-from qwen3_tts_engine.codec import CodecStates, invalid_codes, overflowed, to_pcm
+from qwen3_tts_engine import audio, metrics
+from qwen3_tts_engine.codec import contract
+from qwen3_tts_engine.codec.states import CodecStates, invalid_codes, overflowed, to_pcm
+from qwen3_tts_engine.core import Chunks
 from qwen3_tts_engine.engine import Engine
-from qwen3_tts_engine.gate import Gate
-from qwen3_tts_engine.liveness import CallWatch
-from qwen3_tts_engine.reference_audio import own_samples
+from qwen3_tts_engine.frontend.sequences import SEQUENCE_ID, SequencePiece
+from qwen3_tts_engine.lifecycle.gate import Gate
+from qwen3_tts_engine.lifecycle.liveness import CallWatch
 from qwen3_tts_engine.request import Cancelled, InvalidRequest, Outcome, RequestError, ServerStarting, Unavailable
-from qwen3_tts_engine.sequences import SEQUENCE_ID, SequencePiece
+from qwen3_tts_engine.voices.reference_audio import own_samples
 from qwen3_tts_engine.worker import Worker
 
 log = logging.getLogger("qwen3_tts")
@@ -143,7 +144,7 @@ class ResponseSink:
                 return
             outputs = [pb_utils.Tensor(WAVEFORM, pcm)]
             if not self._started:
-                outputs.append(pb_utils.Tensor(SAMPLE_RATE, np.array([code2wav.SAMPLE_RATE], np.int32)))
+                outputs.append(pb_utils.Tensor(SAMPLE_RATE, np.array([audio.SAMPLE_RATE], np.int32)))
             self._started = True
             self._sender.send(pb_utils.InferenceResponse(outputs))
 
@@ -271,12 +272,12 @@ class BlsCodec:
 
     def _decode(self, chunks: Chunks, rows: np.ndarray) -> tuple[np.ndarray, dict[int, RequestError]]:
         inputs = {
-            code2wav.CODES: self.states.codes(chunks),
-            code2wav.STATE: self.states.gather(rows),
-            code2wav.HISTORY: torch.from_numpy(self.states.history(chunks)),
+            contract.CODES: self.states.codes(chunks),
+            contract.STATE: self.states.gather(rows),
+            contract.HISTORY: torch.from_numpy(self.states.history(chunks)),
         }
-        outputs = (code2wav.WAVEFORM, code2wav.STATE_OUT)
-        waveform, state_out = call_model(code2wav.MODEL_NAME, inputs, outputs, self.states.device)
+        outputs = (contract.WAVEFORM, contract.STATE_OUT)
+        waveform, state_out = call_model(contract.MODEL_NAME, inputs, outputs, self.states.device)
         self.states.store(rows, state_out)
         # Brings the samples to the host, and so waits until the states are stored too.
         return to_pcm(waveform)
@@ -291,11 +292,11 @@ class SharedStatesCodec(BlsCodec):
 
     def _decode(self, chunks: Chunks, rows: np.ndarray) -> tuple[np.ndarray, dict[int, RequestError]]:
         places = torch.from_numpy(np.concatenate([rows, self.states.history(chunks)], axis=1))
-        inputs = {code2wav.CODES: self.states.codes(chunks), code2wav.PLACES: places}
+        inputs = {contract.CODES: self.states.codes(chunks), contract.PLACES: places}
         # The other process knows nothing of this stream, which may still bring a voice's state.
         self.states.wait()
-        parameters = {code2wav.STATES: self.states.address}
-        [pcm] = call_model(code2wav.MODEL_NAME, inputs, [code2wav.PCM], CPU, parameters)
+        parameters = {contract.STATES: self.states.address}
+        [pcm] = call_model(contract.MODEL_NAME, inputs, [contract.PCM], CPU, parameters)
         samples = pcm.numpy()
         return samples, overflowed(samples)
 

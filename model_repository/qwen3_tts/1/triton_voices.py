@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from qwen3_tts_engine import code2wav, encoders
-from qwen3_tts_engine.codec import CodecStates
+from qwen3_tts_engine.codec import contract
+from qwen3_tts_engine.codec.states import CodecStates
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.engine import Engine
-from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.frontend.sequences import SequencePiece, Sequences
 from qwen3_tts_engine.request import Cancelled, InvalidRequest, RequestError, SynthesisRequest
-from qwen3_tts_engine.sequences import SequencePiece, Sequences
 from qwen3_tts_engine.voice import Voice
-from qwen3_tts_engine.voice_store import VoiceRecord
-from qwen3_tts_engine.voices import Voices
+from qwen3_tts_engine.voices import encoders
+from qwen3_tts_engine.voices.service import Voices
+from qwen3_tts_engine.voices.store import VoiceRecord
 from triton_io import CPU, ResponseSink, call_model
 
 log = logging.getLogger("qwen3_tts")
@@ -162,11 +163,11 @@ class BlsEncoder:
     def _warm(self, codes: torch.Tensor) -> torch.Tensor:
         """The codec's state behind codes int32 [1, frames, codebooks], whose sound nobody hears."""
         state = torch.zeros(1, self._states.state_size, dtype=self._states.dtype)
-        for start, stop in code2wav.split_frames(codes.shape[1], self._max_chunk_frames):
+        for start, stop in contract.split_frames(codes.shape[1], self._max_chunk_frames):
             history = torch.tensor([[min(start, self._states.max_history)]], dtype=torch.int32)
             chunk = codes[:, start:stop].contiguous()
-            inputs = {code2wav.CODES: chunk, code2wav.STATE: state, code2wav.HISTORY: history}
-            [state] = _call(code2wav.MODEL_NAME, inputs, [code2wav.STATE_OUT])
+            inputs = {contract.CODES: chunk, contract.STATE: state, contract.HISTORY: history}
+            [state] = _call(contract.MODEL_NAME, inputs, [contract.STATE_OUT])
         return state[0].to(self._states.device, copy=True)
 
 

@@ -1,1 +1,1 @@
-../../../qwen3_tts/1/qwen3_tts_engine/guard.py
+../../../qwen3_tts/1/qwen3_tts_engine/lifecycle/guard.py

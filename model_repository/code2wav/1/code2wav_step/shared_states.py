@@ -1,4 +1,4 @@
-"""States that stay where the talker keeps them, mapped from its process (qwen3_tts_engine/shared_memory.py)."""
+"""States that stay where the talker keeps them, mapped from its process (qwen3_tts_engine/codec/shared_memory.py)."""
 
 import json
 import os

@@ -8,13 +8,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from qwen3_tts_engine.code2wav import CHUNK_FRAMES, FRAME_SECONDS
+from qwen3_tts_engine.audio import FRAME_SECONDS
+from qwen3_tts_engine.checkpoint.configs import ModelConfig
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES
 
 ENVIRONMENT_PREFIX = "QWEN3_TTS_"
 MAIN_MODEL = "qwen3_tts"
 MAX_REFERENCE_SECONDS = 120
 # What makes a model another one than its neighbour on the same server.
 OF_ONE_MODEL = ("checkpoint", "revision", "speaker_encoder")
+# Instruction and text take at most max_text_tokens each; the rest of a prompt is less than this (spec §2.3).
+CONTROL_ROWS = 16
 
 
 class ConfigError(ValueError):
@@ -155,3 +159,11 @@ def _prefixes(model: str, setting: str) -> list[str]:
 
 def _describe(error: Any) -> str:
     return f"{'.'.join(map(str, error['loc']))}: {error['input']!r}: {error['msg']}"
+
+
+def max_positions(model: ModelConfig, config: EngineConfig) -> int:
+    """Positions of the longest stream: prompt and frames."""
+    # A clone's prompt holds the frames of its reference, and its text before the text to speak.
+    reference = config.max_reference_frames if model.tts_model_type == "base" else 0
+    longest = CONTROL_ROWS + 2 * config.max_text_tokens + reference + config.max_frames_limit
+    return min(longest, model.talker_config.max_position_embeddings)

@@ -11,13 +11,13 @@ from queue import SimpleQueue
 import numpy as np
 
 from qwen3_tts_engine import metrics
-from qwen3_tts_engine.chunker import Chunker, Chunks, Need
-from qwen3_tts_engine.code2wav import FRAME_SECONDS, SAMPLES_PER_FRAME
-from qwen3_tts_engine.contracts import CodecClient, Runner, Tick
-from qwen3_tts_engine.prompt import PromptBuilder
+from qwen3_tts_engine.audio import FRAME_SECONDS, SAMPLES_PER_FRAME
+from qwen3_tts_engine.core import Batch, Chunks, Sink, Stream
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.interfaces import CodecClient, Runner, Tick
 from qwen3_tts_engine.request import Cancelled, Outcome, RequestError, SynthesisRequest, Unavailable
-from qwen3_tts_engine.scheduler import Batch, Scheduler
-from qwen3_tts_engine.stream import Sink, Stream
+from qwen3_tts_engine.scheduling.chunker import Chunker, Need
+from qwen3_tts_engine.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from qwen3_tts_engine.checkpoint import GenerationConfig, RepetitionPenalty, Temperature, TopK, TopP
+from qwen3_tts_engine.checkpoint.configs import GenerationConfig, RepetitionPenalty, Temperature, TopK, TopP
 from qwen3_tts_engine.voice import Voice
 
 # Logits divided by less overflow.

@@ -5,45 +5,33 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from qwen3_tts_engine import code2wav, encoders
-from qwen3_tts_engine.capacity import Capacity
-from qwen3_tts_engine.checkpoint import WEIGHTS, Checkpoint, CheckpointError, load_tensors
-from qwen3_tts_engine.chunker import Chunker
-from qwen3_tts_engine.code_predictor import CodePredictor
-from qwen3_tts_engine.codec import CodecStates
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import CheckpointError
+from qwen3_tts_engine.checkpoint.manifest import MANIFEST, CodecManifest
+from qwen3_tts_engine.checkpoint.tensorrt_plan import check_plan
+from qwen3_tts_engine.codec import contract
+from qwen3_tts_engine.codec.golden import Golden
+from qwen3_tts_engine.codec.shared_memory import shared_zeros
+from qwen3_tts_engine.codec.states import CodecStates
 from qwen3_tts_engine.config import ConfigError, EngineConfig
-from qwen3_tts_engine.contracts import CodecClient, Runner
 from qwen3_tts_engine.engine import Engine
-from qwen3_tts_engine.golden import Golden
-from qwen3_tts_engine.limits import RunnerLimits
-from qwen3_tts_engine.manifest import MANIFEST, CodecManifest
-from qwen3_tts_engine.matrix import Matrix
-from qwen3_tts_engine.ops import Ops
-from qwen3_tts_engine.plan import check_plan
-from qwen3_tts_engine.prompt import PromptBuilder, max_positions
-from qwen3_tts_engine.runner import TalkerRunner
-from qwen3_tts_engine.scheduler import Scheduler, SchedulerLimits
-from qwen3_tts_engine.shared_memory import shared_zeros
-from qwen3_tts_engine.slots import SlotTable
-from qwen3_tts_engine.talker import Talker
-from qwen3_tts_engine.torch_ops import TorchOps
-from qwen3_tts_engine.voice_store import Origin, VoiceStore
-from qwen3_tts_engine.voices import Encoder, Voices
-from qwen3_tts_engine.weights import talker_shapes
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.interfaces import CodecClient, Runner
+from qwen3_tts_engine.scheduling.capacity import Capacity
+from qwen3_tts_engine.scheduling.chunker import Chunker
+from qwen3_tts_engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from qwen3_tts_engine.scheduling.slot_table import SlotTable
+from qwen3_tts_engine.voices import encoders
+from qwen3_tts_engine.voices.service import Encoder, Voices
+from qwen3_tts_engine.voices.store import Origin, VoiceStore
 
 log = logging.getLogger(__name__)
-RunnerT = TypeVar("RunnerT", bound=TalkerRunner)
 
 MIN_CAPABILITY = (8, 0)
-# A stream of ordinary length: 30 s of speech from 100 text tokens.
-COMMON_POSITIONS = 512
-CPU_CACHE_BYTES = 1 << 30
-# Of what is free once the weights are loaded; the codec lives on the same GPU.
-FREE_MEMORY_SHARE = 0.6
 STATE_DTYPES = {"FP32": torch.float32, "FP16": torch.float16}
 PREFILL_ROWS = 512
 
@@ -83,79 +71,6 @@ def choose_device(config: EngineConfig, assigned: str) -> torch.device:
 def on_thread(device: torch.device) -> Callable[[], None]:
     """What each thread that uses `device` does first: PyTorch's current device is the thread's own."""
     return partial(torch.cuda.set_device, device) if device.type == "cuda" else lambda: None
-
-
-def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
-    """Load the weights and get ready to run.
-
-    Raises CheckpointError for a missing tensor or a wrong shape, ConfigError for settings that do not go together.
-    """
-    if device.type == "cuda" and config.batch_invariant and config.kernels == "off":
-        raise ConfigError("batch_invariant: only the kernels can be, so kernels must not be off")
-    if device.type == "cuda" and config.kernels != "off":
-        try:
-            return _kernel_runner(checkpoint, config, device)
-        except (CheckpointError, ConfigError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            if config.kernels == "required" or config.batch_invariant:
-                raise
-            log.warning("the CUDA kernels could not be built; PyTorch operations do the work, slower: %s", error)
-    # Outside of the handler, whose error refers to all that the failed runner holds.
-    return _make_runner(TalkerRunner, TorchOps(), checkpoint, config, device)
-
-
-def _kernel_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
-    # Triton and CUDA's compiler are there only where they are needed.
-    from qwen3_tts_engine.graph_runner import GraphRunner
-    from qwen3_tts_engine.kernel_ops import KernelOps
-
-    ops = KernelOps(device, batch_invariant=config.batch_invariant)
-    if not config.cuda_graphs:
-        return _make_runner(TalkerRunner, ops, checkpoint, config, device)
-    runner = _make_runner(GraphRunner, ops, checkpoint, config, device)
-    runner.capture(lambda done, total: log.info("captured %d of %d CUDA graphs", done, total))
-    return runner
-
-
-def _make_runner(
-    kind: type[RunnerT], ops: Ops, checkpoint: Checkpoint, config: EngineConfig, device: torch.device
-) -> RunnerT:
-    tensors = load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config))
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    tensors = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
-    matrix = Matrix.rounded if config.quantization == "fp8" else Matrix
-    talker = Talker(checkpoint.config.talker_config, tensors, ops, matrix)
-    predictor = CodePredictor(talker, tensors, ops, matrix)
-    limits = plan_limits(config, checkpoint, talker.code_table)
-    return kind(talker, predictor, limits, checkpoint.config.tts_pad_token_id, ops)
-
-
-def plan_limits(config: EngineConfig, checkpoint: Checkpoint, like: torch.Tensor) -> RunnerLimits:
-    """Size the key/value cache for the dtype and the device of `like`.
-
-    Raises ConfigError when it cannot hold one stream of the longest kind.
-    """
-    talker = checkpoint.config.talker_config
-    page = config.page_size * 2 * talker.num_hidden_layers * talker.key_value_size * like.element_size()
-    is_base = checkpoint.config.tts_model_type == "base"
-    longest = max_positions(checkpoint.config, config)
-    trailing = 2 * config.max_text_tokens if is_base else config.max_text_tokens
-    wanted = page * -(-max(longest, config.max_streams * COMMON_POSITIONS) // config.page_size)
-    size = int(config.kv_cache_gib * (1 << 30)) or min(wanted, _spare_bytes(like.device))
-    if size // page * config.page_size < longest:
-        raise ConfigError(
-            f"kv_cache_gib: {size / (1 << 30):.2f} GiB hold {size // page * config.page_size} positions, "
-            f"one stream may need {longest}: raise it, or lower max_frames_limit or max_text_tokens"
-        )
-    return RunnerLimits(config.max_streams, size // page, config.page_size, longest, trailing)
-
-
-def _spare_bytes(device: torch.device) -> int:
-    if device.type == "cpu":
-        return CPU_CACHE_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free * FREE_MEMORY_SHARE)
 
 
 def build_engine(
@@ -211,11 +126,11 @@ def open_codec(
     Raises CheckpointError, naming file and field, when it was not exported from this checkpoint, and ConfigError for
     states that it cannot share.
     """
-    folder = repository / code2wav.MODEL_NAME / "1"
+    folder = repository / contract.MODEL_NAME / "1"
     manifest = CodecManifest.read(folder)
     decoder = checkpoint.speech_tokenizer.decoder_config
     expected = {
-        "state_size": code2wav.state_size(decoder),
+        "state_size": contract.state_size(decoder),
         "sample_rate": checkpoint.speech_tokenizer.output_sample_rate,
         "codec_digest": checkpoint.codec_digest,
     }
@@ -224,9 +139,9 @@ def open_codec(
             wrong = f"{name} is {found}, {checkpoint.folder} has {value}"
             raise CheckpointError(f"{folder / MANIFEST}: {wrong}: export this checkpoint's codec")
     asked = _chunk_frames(config, manifest, folder / MANIFEST)
-    check_plan(folder, manifest, device, code2wav.served_shapes(asked, manifest.state_size))
+    check_plan(folder, manifest, device, contract.served_shapes(asked, manifest.state_size))
     shape, dtype = (config.max_streams + 1, manifest.state_size), STATE_DTYPES[manifest.state_dtype]
-    history = code2wav.max_history(decoder)
+    history = contract.max_history(decoder)
     is_shared = _shares_states(config, manifest)
     log.info("the codec's states %s", "stay here, code2wav maps them" if is_shared else "travel with each call")
     if not is_shared:
@@ -237,7 +152,7 @@ def open_codec(
 
 def _chunk_frames(config: EngineConfig, manifest: CodecManifest, path: Path) -> list[int]:
     """The chunk lengths that the talker asks for; raises CheckpointError when some are not verified."""
-    asked = [frames for frames in code2wav.CHUNK_FRAMES if frames <= config.max_chunk_frames]
+    asked = [frames for frames in contract.CHUNK_FRAMES if frames <= config.max_chunk_frames]
     if not set(asked) <= set(manifest.chunk_frames):
         raise CheckpointError(
             f"{path}: chunk_frames is {manifest.chunk_frames}, max_chunk_frames {config.max_chunk_frames} asks for "
@@ -253,7 +168,7 @@ def read_golden(checkpoint: Checkpoint, config: EngineConfig, repository: Path) 
     """
     if not config.codec_proof_seconds:
         return None
-    return Golden.read(repository / code2wav.MODEL_NAME / "1", checkpoint.codec_digest)
+    return Golden.read(repository / contract.MODEL_NAME / "1", checkpoint.codec_digest)
 
 
 def _shares_states(config: EngineConfig, manifest: CodecManifest) -> bool:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from real_model import TritonPythonModel as RealModel
 
-from qwen3_tts_engine.checkpoint import Checkpoint
-from qwen3_tts_engine.codec import CodecStates
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.codec.states import CodecStates
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.scheduler import Frames, Newcomer
+from qwen3_tts_engine.core import Frames, Newcomer
 from tests.fakes.scripted import ScriptedRunner
 from triton_io import BlsCodec
 

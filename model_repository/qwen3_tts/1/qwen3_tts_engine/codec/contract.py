@@ -1,0 +1,95 @@
+"""The contract of the code2wav model: tensor names, limits, and what one stream's state vector holds.
+
+Export, the Triton configurations, the talker's codec client and the tests all take these from here.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from qwen3_tts_engine.audio import NUM_CODEBOOKS
+from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
+
+MODEL_NAME = "code2wav"
+CODES, STATE, HISTORY = "codes", "state", "history"
+WAVEFORM, STATE_OUT = "waveform", "state_out"
+# With states that stay where they are, in a form that Triton's Python backend runs: the request parameter that names
+# them, the rows that a call takes them from and leaves them in (with the history), and the samples that it gives.
+STATES, PLACES, PCM = "states", "places", "pcm"
+# The first sample of a row that holds no audio because it overflowed.
+OVERFLOW = -32768
+
+# What the graph takes at once.
+MAX_FRAMES = 32
+# The chunk lengths that a talker asks for. The exporter verifies these, and a TensorRT plan takes no others.
+CHUNK_FRAMES = (1, 2, 4, 8, 16)
+MAX_BATCH = 64
+
+# Kernel sizes and dilations that the released class fixes in code (spec §4.1).
+PRE_CONV_KERNEL = 3
+CONV_KERNEL = 7
+RESIDUAL_DILATIONS = (1, 3, 9)
+
+
+@dataclass(frozen=True)
+class StatePiece:
+    """A named part of the state vector, stored flat in this shape; convolution histories are [channels, samples]."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def input_shapes(rows: int, frames: int, state_size: int) -> dict[str, list[int]]:
+    """Of each input, for a batch of `rows` streams with `frames` new frames each."""
+    return {CODES: [rows, frames, NUM_CODEBOOKS], STATE: [rows, state_size], HISTORY: [rows, 1]}
+
+
+def served_shapes(chunk_frames: Sequence[int], state_size: int) -> list[dict[str, list[int]]]:
+    """input_shapes of the smallest and the largest batch of each chunk length."""
+    return [input_shapes(rows, frames, state_size) for frames in chunk_frames for rows in (1, MAX_BATCH)]
+
+
+def split_frames(frames: int, longest: int = CHUNK_FRAMES[-1]) -> Iterator[tuple[int, int]]:
+    """(start, stop) of the chunks that `frames` frames are decoded in, each as long as CHUNK_FRAMES allows."""
+    start = 0
+    while start < frames:
+        length = max(length for length in CHUNK_FRAMES if length <= min(longest, frames - start))
+        yield start, start + length
+        start += length
+
+
+def max_history(config: CodecDecoderConfig) -> int:
+    """How many past frames the transformer sees: the largest value of the `history` input."""
+    return config.sliding_window - 1
+
+
+def state_layout(config: CodecDecoderConfig) -> tuple[StatePiece, ...]:
+    """The pieces of one stream's state, in order (spec §4.3)."""
+    past = CONV_KERNEL - 1
+    window = (config.num_hidden_layers, max_history(config), config.num_key_value_heads, config.head_dim)
+    pieces = [
+        StatePiece("keys", window),
+        StatePiece("values", window),
+        StatePiece("pre_conv", (config.codebook_dim, PRE_CONV_KERNEL - 1)),
+    ]
+    pieces += [StatePiece(f"upsample.{i}", (config.latent_dim, past)) for i in range(len(config.upsampling_ratios))]
+    pieces.append(StatePiece("decoder.0", (config.latent_dim, past)))
+    channels = config.decoder_dim
+    for block in range(1, len(config.upsample_rates) + 1):
+        pieces.append(StatePiece(f"decoder.{block}.transposed", (channels, 1)))
+        channels //= 2
+        pieces += [
+            StatePiece(f"decoder.{block}.residual.{i}", (channels, past * dilation))
+            for i, dilation in enumerate(RESIDUAL_DILATIONS)
+        ]
+    pieces.append(StatePiece("decoder.final", (channels, past)))
+    return tuple(pieces)
+
+
+def state_size(config: CodecDecoderConfig) -> int:
+    """Elements of one stream's state: 1 298 496 for the released codec."""
+    return sum(piece.size for piece in state_layout(config))

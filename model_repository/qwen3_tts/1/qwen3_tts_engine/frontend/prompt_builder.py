@@ -1,0 +1,242 @@
+"""A request as the rows that the talker reads (spec §2)."""
+
+from collections import deque
+from copy import copy
+
+import numpy as np
+
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.config import EngineConfig, max_positions
+from qwen3_tts_engine.core import NONE, Prompt, Sink, Stream, no_prompt
+from qwen3_tts_engine.frontend.modes import check_mode, describe
+from qwen3_tts_engine.frontend.streamed_text import StreamedText
+from qwen3_tts_engine.frontend.text_pieces import PiecewiseText
+from qwen3_tts_engine.frontend.tokenizer import SpokenText, TextTokenizer
+from qwen3_tts_engine.request import InvalidRequest, Sampling, SynthesisRequest
+from qwen3_tts_engine.voice import Voice
+
+AUTO = "auto"
+
+
+class PromptBuilder:
+    """Builds prompts for one checkpoint and refuses what the checkpoint cannot speak."""
+
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
+        self._config = config
+        self._defaults = checkpoint.generation
+        self._model = checkpoint.config
+        self._talker = checkpoint.config.talker_config
+        self._tokenizer = TextTokenizer(checkpoint, config.max_text_tokens)
+
+    @property
+    def mode(self) -> str:
+        """What the checkpoint is for and how it is asked for it."""
+        return describe(self._model)
+
+    @property
+    def num_codebooks(self) -> int:
+        return self._talker.num_code_groups
+
+    def stream(self, request: SynthesisRequest, sink: Sink, key: str) -> Stream:
+        """The stream of a request; raises InvalidRequest naming the field that this checkpoint cannot serve."""
+        parts = self._tokenizer.parts(request.text, self._config.part_text_tokens)
+        prompt, *following = (self.build(request, spoken) for spoken in parts)
+        sampling = Sampling.from_defaults(self._defaults, request)
+        if following and request.max_frames is None:
+            for part in (prompt, *following):
+                part.max_frames = self._config.default_max_frames(part.num_spoken)
+        max_frames = self._max_frames(request, prompt, *following)
+        stream = Stream(key, prompt, sampling, max_frames, sink, request.cloned, following=deque(following))
+        self._check_positions(stream.num_positions)
+        return stream
+
+    def streamed(self, request: SynthesisRequest, sink: Sink, key: str) -> "StreamedText":
+        """A stream that waits for its text, in the layout that takes it token by token; raises as `stream`."""
+        builder = copy(self)
+        builder._config = self._config.model_copy(update={"text_layout": "streaming"})
+        # Any text does to see whether the rest of the request can be served.
+        any_part = builder.build(request, SpokenText(self._tokenizer.role, [self._model.tts_eos_token_id]))
+        config = self._config
+        stream = Stream(
+            key,
+            no_prompt(self.num_codebooks),
+            Sampling.from_defaults(self._defaults, request),
+            config.max_frames_limit if request.max_frames is None else self._max_frames(request),
+            sink,
+            request.cloned,
+            is_open=True,
+            reserved_frames=request.max_frames or min(config.streamed_part_frames, config.max_frames_limit),
+        )
+        self._check_positions(len(any_part) + stream.reserved_frames)
+        return StreamedText(builder, request, stream, PiecewiseText(self._tokenizer, config.part_text_tokens))
+
+    def ids_to_begin(self, request: SynthesisRequest) -> int:
+        """How many ids of a part fill the rows of its prompt, so that it can begin while more are to come."""
+        voice = request.cloned
+        if voice is None or voice.codes is None:
+            return 1
+        return max(1, 1 + len(voice.codes) - len(self._tokenizer.reference(voice.text or "")))
+
+    def begin_part(self, request: SynthesisRequest, ids: list[int], reserved_frames: int) -> Prompt:
+        """The prompt of a part that begins with `ids`; open for more when they fill its rows."""
+        prompt = self.build(request, SpokenText(self._tokenizer.role, ids))
+        prompt.max_frames = reserved_frames
+        if prompt.trailing:
+            # The end of the text is not fed before it is there.
+            prompt.trailing.pop()
+            prompt.is_open = True
+        return prompt
+
+    def end_part(self, request: SynthesisRequest, prompt: Prompt) -> None:
+        """No more text comes for a part."""
+        if prompt.is_open:
+            prompt.arrived.append(self._model.tts_eos_token_id)
+            prompt.complete = True
+        if request.max_frames is None and prompt.max_frames is not None:
+            prompt.max_frames = min(prompt.max_frames, self._config.default_max_frames(prompt.num_spoken))
+
+    def build(self, request: SynthesisRequest, spoken: SpokenText | None = None) -> Prompt:
+        """The prompt of a request, or of a part of its text.
+
+        Raises InvalidRequest naming the field that this checkpoint cannot serve.
+        """
+        check_mode(self._model, request)
+        speaker = self._speaker(request)
+        language = self._language(request.language, speaker)
+        spoken = spoken or self._tokenizer.spoken(request.text)
+        rows = _Rows(self._talker.num_code_groups)
+        rows.add(self._instruct(request), NONE)
+        rows.add(spoken.role, NONE)
+        self._add_prefix(rows, language, None if speaker is None else self._talker.spk_id[speaker], request.cloned)
+        trailing = self._add_text(rows, spoken, request.cloned)
+        return rows.prompt(trailing, len(spoken.text))
+
+    def check(self, request: SynthesisRequest) -> None:
+        """Refuse what needs no voice to be refused; raises InvalidRequest."""
+        check_mode(self._model, request)
+        self._language(request.language, None)
+        self._tokenizer.spoken(request.text)
+
+    def check_reference(self, text: str) -> None:
+        """Raises InvalidRequest for a text that a reference cannot have."""
+        self._tokenizer.reference(text)
+
+    def _check_positions(self, wanted: int) -> None:
+        """Raises InvalidRequest for more than the key/value cache has for one stream."""
+        if wanted > (most := max_positions(self._model, self._config)):
+            raise InvalidRequest("max_frames", f"{wanted} positions", f"a prompt and its frames take at most {most}")
+
+    def _max_frames(self, request: SynthesisRequest, *parts: Prompt) -> int:
+        """The request's cap, or one derived from its text; raises InvalidRequest above the server's limit."""
+        limit = self._config.max_frames_limit
+        if request.max_frames is None:
+            return min(limit, sum(self._config.default_max_frames(part.num_spoken) for part in parts))
+        if request.max_frames > limit:
+            raise InvalidRequest("max_frames", request.max_frames, f"at most {limit}")
+        return request.max_frames
+
+    def _speaker(self, request: SynthesisRequest) -> str | None:
+        speakers = self._talker.spk_id
+        if self._model.tts_model_type != "custom_voice":
+            return None
+        allowed = f"one of {', '.join(sorted(speakers))}"
+        if request.speaker is None:
+            raise InvalidRequest("speaker", None, f"required: {allowed}")
+        if request.speaker.lower() not in speakers:
+            raise InvalidRequest("speaker", request.speaker, allowed)
+        return request.speaker.lower()
+
+    def _language(self, language: str, speaker: str | None) -> int:
+        ids = self._talker.codec_language_id
+        name = language.lower()
+        spoken = [n for n in ids if "dialect" not in n]
+        if name != AUTO and name not in spoken:
+            raise InvalidRequest("language", language, f"one of {', '.join([AUTO, *sorted(spoken)])}")
+        dialect = self._talker.spk_is_dialect.get(speaker, False) if speaker else False
+        # As the reference: a dialect speaker speaks the dialect, also when Chinese is asked for (spec §2.4).
+        if dialect and name in (AUTO, "chinese"):
+            return ids[dialect]
+        return NONE if name == AUTO else ids[name]
+
+    def _instruct(self, request: SynthesisRequest) -> list[int]:
+        # The reference drops instruct on the small CustomVoice model without a word (spec §2.4).
+        ignored = self._model.tts_model_size == "0b6" and self._model.tts_model_type == "custom_voice"
+        if request.instruct is None or ignored:
+            return []
+        return self._tokenizer.instruct(request.instruct)
+
+    def _add_prefix(self, rows: "_Rows", language: int, speaker: int | None, voice: Voice | None) -> None:
+        talker, model = self._talker, self._model
+        codes = [talker.codec_think_id, talker.codec_think_bos_id, language, talker.codec_think_eos_id]
+        if language == NONE:
+            codes = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
+        for code in codes if speaker is None else [*codes, speaker]:
+            rows.add([model.tts_pad_token_id], code)
+        if voice is not None:
+            rows.add_vector(model.tts_pad_token_id, voice.x_vector)
+        rows.add([model.tts_bos_token_id], talker.codec_pad_id)
+
+    def _add_text(self, rows: "_Rows", spoken: SpokenText, voice: Voice | None) -> list[int]:
+        """Returns the text that follows the prompt."""
+        if voice is not None and voice.codes is not None:
+            return self._add_in_context(rows, spoken, voice.text or "", voice.codes)
+        talker, model = self._talker, self._model
+        text = [*spoken.text, model.tts_eos_token_id]
+        if self._streams_text:
+            rows.add(text[:1], talker.codec_bos_id)
+            return text[1:]
+        rows.add(text, talker.codec_pad_id)
+        rows.add([model.tts_pad_token_id], talker.codec_bos_id)
+        return []
+
+    def _add_in_context(self, rows: "_Rows", spoken: SpokenText, said: str, codes: np.ndarray) -> list[int]:
+        """The reference as if just spoken: its text before the text, its frames before what is to come."""
+        talker, model = self._talker, self._model
+        if len(codes) > (most := self._config.max_reference_frames):
+            # Of a voice that was registered with other limits.
+            raise InvalidRequest("voice", f"{len(codes)} frames", f"max_reference_seconds allows {most} frames")
+        text = [*self._tokenizer.reference(said), *spoken.text, model.tts_eos_token_id]
+        frames = np.full((1 + len(codes), self.num_codebooks), NONE, np.int32)
+        frames[0, 0] = talker.codec_bos_id
+        frames[1:] = codes
+        if self._streams_text:
+            beside = text[: len(frames)] + [model.tts_pad_token_id] * (len(frames) - len(text))
+            rows.add_frames(beside, frames)
+            return text[len(frames) :]
+        rows.add(text, talker.codec_pad_id)
+        rows.add_frames([model.tts_pad_token_id] * len(frames), frames)
+        return []
+
+    @property
+    def _streams_text(self) -> bool:
+        layout = self._config.text_layout
+        return self._model.tts_model_type == "base" if layout == "auto" else layout == "streaming"
+
+
+class _Rows:
+    def __init__(self, num_codebooks: int) -> None:
+        self._num_codebooks = num_codebooks
+        self._text: list[int] = []
+        self._codes: list[np.ndarray] = []
+        self._vector: np.ndarray | None = None
+        self._vector_row = NONE
+
+    def add(self, text_ids: list[int], code: int) -> None:
+        """Rows with one code, of codebook 0."""
+        frames = np.full((len(text_ids), self._num_codebooks), NONE, np.int32)
+        frames[:, 0] = code
+        self.add_frames(text_ids, frames)
+
+    def add_frames(self, text_ids: list[int], frames: np.ndarray) -> None:
+        """Rows with whole frames, int32 [rows, codebooks]."""
+        self._text += text_ids
+        self._codes.append(frames)
+
+    def add_vector(self, text_id: int, vector: np.ndarray) -> None:
+        """The row of a cloned speaker."""
+        self._vector, self._vector_row = vector, len(self._text)
+        self.add([text_id], NONE)
+
+    def prompt(self, trailing: list[int], num_spoken: int) -> Prompt:
+        text, codes = np.array(self._text, np.int32), np.concatenate(self._codes)
+        return Prompt(text, codes, trailing, num_spoken, self._vector, self._vector_row)

@@ -1,0 +1,72 @@
+"""An utterance whose text comes while it is spoken."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Protocol
+
+from qwen3_tts_engine.core import Prompt, Stream
+from qwen3_tts_engine.frontend.text_pieces import Piece, PiecewiseText
+from qwen3_tts_engine.request import SynthesisRequest
+
+Change = Callable[[], None]
+
+
+class PartBuilder(Protocol):
+    """What is wanted of prompt.PromptBuilder."""
+
+    def ids_to_begin(self, request: SynthesisRequest) -> int: ...
+
+    def begin_part(self, request: SynthesisRequest, ids: list[int], reserved_frames: int) -> Prompt: ...
+
+    def end_part(self, request: SynthesisRequest, prompt: Prompt) -> None: ...
+
+
+class StreamedText:
+    """Brings text to a stream, piece by piece: `read` is called by one thread, `apply` under the engine's lock."""
+
+    def __init__(self, builder: PartBuilder, request: SynthesisRequest, stream: Stream, text: PiecewiseText) -> None:
+        """`request` says how to speak; its own text is not read."""
+        self.stream = stream
+        self._builder = builder
+        self._request = request
+        self._text = text
+        self._needed = builder.ids_to_begin(request)
+        self._ids: list[int] = []  # of a part that has too few of them to begin
+        self._part: Prompt | None = None
+
+    def read(self, text: str, last: bool) -> list[Change]:
+        """What to `apply` for this text; `last` says that it is the end. Raises InvalidRequest."""
+        pieces = self._text.add(text)
+        if last:
+            pieces += self._text.end()
+        return [change for piece in pieces for change in self._changes(piece)]
+
+    def apply(self, changes: list[Change], last: bool) -> None:
+        """Let the stream have what was read."""
+        for change in changes:
+            change()
+        self.stream.is_open = not last
+
+    def _changes(self, piece: Piece) -> Iterator[Change]:
+        if self._part:
+            yield partial(_extend, self._part, piece.ids)
+        else:
+            self._ids += piece.ids
+            if self._ids and (piece.ends or len(self._ids) >= self._needed):
+                self._part = self._builder.begin_part(self._request, self._ids, self.stream.reserved_frames)
+                self._ids = []
+                yield partial(self._begin, self._part)
+        if piece.ends and self._part:
+            yield partial(self._builder.end_part, self._request, self._part)
+            self._part = None
+
+    def _begin(self, part: Prompt) -> None:
+        if len(self.stream.prompt):
+            self.stream.following.append(part)
+        else:
+            self.stream.prompt = part
+
+
+def _extend(part: Prompt, ids: list[int]) -> None:
+    part.arrived += ids
+    part.num_spoken += len(ids)

@@ -1,0 +1,144 @@
+"""Text to token ids, with the chat template around it (spec §2.1)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import CheckpointError, TokenizerConfig, read_config
+from qwen3_tts_engine.frontend.text_pieces import PiecewiseText
+from qwen3_tts_engine.request import InvalidRequest
+
+# The pre-tokenizer of the Qwen2 tokenizer, which the released files name but do not spell out.
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+ROLE_TOKENS = 3
+END_TOKENS = 5
+REFERENCE_END_TOKENS = 2
+
+
+@dataclass(frozen=True)
+class SpokenText:
+    """`role` is the assistant header (3 ids), `text` the ids of the text alone."""
+
+    role: list[int]
+    text: list[int]
+
+
+class TextTokenizer:
+    def __init__(self, checkpoint: Checkpoint, max_tokens: int) -> None:
+        self._tokenizer = _read_tokenizer(checkpoint)
+        self.max_tokens = max_tokens
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self._control_tokens = sorted((token.content for token in added), key=len, reverse=True)
+
+    def spoken(self, text: str) -> SpokenText:
+        """Ids of a text to speak; raises InvalidRequest for text that is empty, too long or holds control tokens."""
+        clean = self._sanitise("text", text)
+        ids = self.encode(f"<|im_start|>assistant\n{clean}<|im_end|>\n<|im_start|>assistant\n")
+        spoken = SpokenText(ids[:ROLE_TOKENS], ids[ROLE_TOKENS:-END_TOKENS])
+        self._limit("text", clean, len(spoken.text))
+        return spoken
+
+    def parts(self, text: str, part_tokens: int) -> list[SpokenText]:
+        """A text to speak, cut at ends of sentences behind `part_tokens` tokens (0: never); raises as `spoken`."""
+        whole = self.spoken(text)
+        # Half: the ids of a part, tokenized alone, may be a few more than they are in the whole.
+        if not part_tokens or 2 * len(whole.text) < part_tokens:
+            return [whole]
+        pieces = PiecewiseText(self, part_tokens)
+        parts: list[list[int]] = [[]]
+        for piece in (*pieces.add(text), *pieces.end()):
+            parts[-1] += piece.ids
+            if piece.ends:
+                parts.append([])
+        return [SpokenText(whole.role, ids) for ids in parts if ids]
+
+    @property
+    def role(self) -> list[int]:
+        """Ids of the assistant header."""
+        return self.encode("<|im_start|>assistant\n")
+
+    def reference(self, text: str) -> list[int]:
+        """Ids of what is said in a reference; raises InvalidRequest as `spoken` does."""
+        clean = self._sanitise("ref_text", text)
+        ids = self.encode(f"<|im_start|>assistant\n{clean}<|im_end|>\n")[ROLE_TOKENS:-REFERENCE_END_TOKENS]
+        self._limit("ref_text", clean, len(ids))
+        return ids
+
+    def instruct(self, text: str) -> list[int]:
+        """Ids of a style instruction, its template included."""
+        clean = self._sanitise("instruct", text)
+        ids = self.encode(f"<|im_start|>user\n{clean}<|im_end|>\n")
+        self._limit("instruct", clean, len(ids))
+        return ids
+
+    def _sanitise(self, field: str, text: str) -> str:
+        # A leading newline would merge with the header's, and the slices above would cut the text (spec §7-19).
+        clean = text.strip()
+        if not clean:
+            raise InvalidRequest(field, text, "must hold something besides white space")
+        # A token is at least one character in practice; this bounds the tokenizer's work on huge input.
+        if len(clean) > 16 * self.max_tokens:
+            raise InvalidRequest(field, clean, f"at most {16 * self.max_tokens} characters")
+        self.check(field, clean)
+        return clean
+
+    def check(self, field: str, text: str) -> None:
+        """Raises InvalidRequest for control tokens."""
+        for token in self._control_tokens:
+            if token in text:
+                raise InvalidRequest(field, token, "control tokens may not be part of it")
+
+    def _limit(self, field: str, text: str, tokens: int) -> None:
+        if tokens > self.max_tokens:
+            raise InvalidRequest(field, text, f"{tokens} tokens, at most {self.max_tokens} are allowed")
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def _read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    vocabulary, merges, settings = (checkpoint.path(n) for n in ("vocab.json", "merges.txt", "tokenizer_config.json"))
+    try:
+        tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+    except Exception as error:  # the library raises a bare Exception
+        raise CheckpointError(f"{vocabulary}, {merges}: not a byte-level BPE: {error}") from None
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(_added_tokens(read_config(settings, TokenizerConfig)))
+    _check_embedded(tokenizer, vocabulary, checkpoint)
+    _check_control_ids(tokenizer, checkpoint)
+    return tokenizer
+
+
+def _added_tokens(settings: TokenizerConfig) -> list[AddedToken]:
+    added = sorted(settings.added_tokens_decoder.items())
+    return [AddedToken(token.content, special=True, normalized=False) for _, token in added]
+
+
+def _check_embedded(tokenizer: Tokenizer, vocabulary: Path, checkpoint: Checkpoint) -> None:
+    size = checkpoint.config.talker_config.text_vocab_size
+    token, token_id = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if token_id >= size:
+        wrong = f"{token!r} has id {token_id}, talker_config.text_vocab_size of config.json is {size}"
+        raise CheckpointError(f"{vocabulary}: {wrong}")
+
+
+def _check_control_ids(tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
+    config = checkpoint.config
+    expected = {"<|im_start|>": config.im_start_token_id, "<|im_end|>": config.im_end_token_id}
+    for content, token_id in expected.items():
+        if tokenizer.token_to_id(content) != token_id:
+            found = tokenizer.token_to_id(content)
+            path = checkpoint.folder / "tokenizer_config.json"
+            raise CheckpointError(f"{path}: {content} has id {found}, config.json says {token_id}")

@@ -1,0 +1,80 @@
+"""When the models that the engine calls count as dead: too many failures in a row, or a call without an answer."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.interfaces import CodecClient
+from qwen3_tts_engine.request import RequestError, Unavailable
+
+Die = Callable[[Exception], None]
+
+
+class CallWatch:
+    """Declares the engine dead when a call of another model is overdue: nothing that Triton has ends such a call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[object, tuple[str, float]] = {}
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def call(self, model: str) -> Iterator[None]:
+        """Around a call that blocks."""
+        key = object()
+        with self._lock:
+            self._open[key] = model, time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._open[key]
+
+    def begin(self, limit_seconds: float, die: Die) -> None:
+        self._thread = threading.Thread(target=self._run, args=(limit_seconds, die), name="call watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread:
+            self._thread.join()
+
+    def _run(self, limit: float, die: Die) -> None:
+        while not self._closed.wait(limit / 8):
+            if model := self._overdue(limit):
+                die(RequestError(f"{model} has not answered for {limit:g} s (call_timeout_seconds)"))
+                return
+
+    def _overdue(self, limit: float) -> str | None:
+        now = time.monotonic()
+        with self._lock:
+            return next((model for model, since in self._open.values() if now - since > limit), None)
+
+
+class CountedCodec:
+    """A codec client (contracts.CodecClient) that declares the engine dead after `max_failures` failed calls in a row.
+
+    A codec that is unavailable does not count: Triton refuses its models' calls while it ends.
+    """
+
+    def __init__(self, codec: CodecClient, max_failures: int, die: Die) -> None:
+        self._codec, self._max_failures, self._die = codec, max_failures, die
+        self._failures = 0
+
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        try:
+            answer = self._codec.decode(chunks)
+        except Unavailable:
+            raise
+        except Exception as error:
+            self._failures += 1
+            if self._failures == self._max_failures:
+                self._die(RequestError(f"{self._failures} codec calls in a row failed (max_codec_failures): {error}"))
+            raise
+        self._failures = 0
+        return answer

@@ -1,0 +1,115 @@
+"""The last steps of a start, which need a running server: prove the codec, warm the engine, let requests in."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from qwen3_tts_engine.codec.calls import first_chunk
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MODEL_NAME
+from qwen3_tts_engine.codec.golden import Golden
+from qwen3_tts_engine.codec.proof import CodecProof, CodecProofError
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.interfaces import CodecClient
+from qwen3_tts_engine.lifecycle.gate import Gate
+from qwen3_tts_engine.lifecycle.warm_up import speak
+from qwen3_tts_engine.request import RequestError, ServerStarting, SynthesisRequest, Unavailable
+
+log = logging.getLogger(__name__)
+
+# The Python backend makes what carries out a model's calls only after `initialize` has returned to it: a call that
+# comes in between crashes Triton (python_be.cc, LaunchStubProcess), and nothing tells the model when that is over.
+LAUNCH_SECONDS = 1.0
+POLL_SECONDS = 0.1
+CLOSE_SECONDS = 10.0
+
+
+class Opening:
+    """Starts the engine behind a codec that is proven; one that fails ends the engine, which then refuses everyone."""
+
+    def __init__(
+        self, engine: Engine, gate: Gate, config: EngineConfig, on_thread_start: Callable[[], None] = lambda: None
+    ) -> None:
+        self._engine, self._gate, self._config = engine, gate, config
+        self._on_thread_start = on_thread_start
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def at_once(self) -> None:
+        """Open without a proof."""
+        self._engine.start()
+        self._gate.open()
+
+    def begin(self, codec: CodecClient, golden: Golden, utterance: SynthesisRequest | None) -> None:
+        """Open on a thread of its own, once code2wav is ready and does what it did when it was exported.
+
+        The last statement of `initialize`: the first call comes LAUNCH_SECONDS later.
+        """
+
+        def run() -> None:
+            self._on_thread_start()
+            self._pause(LAUNCH_SECONDS)
+            self._wait_for_codec(codec, first_chunk(golden))
+            self._prove(codec, golden)
+            self._engine.start()
+            speak(self._engine, utterance, self._config)
+
+        self._thread = threading.Thread(target=self._run, args=(run,), name="opening", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread and self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_SECONDS)
+
+    def _wait_for_codec(self, codec: CodecClient, chunk: Chunks) -> None:
+        """Until code2wav takes a call.
+
+        Raises CodecProofError when Triton has started and code2wav is still unavailable after codec_wait_seconds.
+        """
+        since: float | None = None
+        while (error := _unavailable(codec, chunk)) is not None:
+            now = time.monotonic()
+            since = None if isinstance(error, ServerStarting) else since or now
+            if since and now - since > self._config.codec_wait_seconds:
+                raise CodecProofError(
+                    f"{MODEL_NAME} is unavailable after {self._config.codec_wait_seconds:g} s (codec_wait_seconds): "
+                    f"load it before this model, or see in the log why its load failed: {error}"
+                )
+            self._pause(POLL_SECONDS)
+
+    def _pause(self, seconds: float) -> None:
+        if self._closed.wait(seconds):
+            raise Unavailable("the server is shutting down")
+
+    def _prove(self, codec: CodecClient, golden: Golden) -> None:
+        config = self._config
+        proof = CodecProof(codec, golden)
+        lengths = [frames for frames in CHUNK_FRAMES if frames <= config.max_chunk_frames]
+        proof.run(lengths, config.max_streams, config.codec_proof_seconds, self._closed)
+
+    def _run(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except Exception as error:
+            if not self._closed.is_set():
+                log.error("no request is served: %s", error, exc_info=not isinstance(error, RequestError))
+                self._engine.die(error)
+        finally:
+            self._gate.open()
+
+
+def _unavailable(codec: CodecClient, chunk: Chunks) -> Unavailable | None:
+    """Why the codec cannot be called; what else may be wrong with it is for the proof to find."""
+    try:
+        codec.decode(chunk)
+    except Unavailable as error:
+        return error
+    except RequestError:
+        return None
+    except Exception as error:
+        # Among them Triton's refusal of calls that come before `initialize` has returned.
+        return Unavailable(str(error))
+    return None

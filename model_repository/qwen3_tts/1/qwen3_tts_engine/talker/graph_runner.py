@@ -1,0 +1,171 @@
+"""The runner on CUDA: every tick and every prefill is the replay of a graph captured at start."""
+
+import bisect
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen3_tts_engine.core import Frames, Newcomer
+from qwen3_tts_engine.pinned_memory import to_pinned
+from qwen3_tts_engine.talker.runner import TalkerRunner
+
+log = logging.getLogger(__name__)
+
+ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+FIRST_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+PREFILL_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)
+
+
+class Graph:
+    """A captured function of one static int64 input; `replay` fills the first rows and leaves padding in the rest."""
+
+    def __init__(self, padding: np.ndarray, run: Callable[[Tensor], Tensor | None], device: torch.device, pool: Any):
+        """`padding` int64 [rows, ...] is what an unused row holds.
+
+        The function must have run once, to build its kernels.
+        """
+        self._padding = padding
+        self._input = torch.from_numpy(padding).to(device)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool):
+            self._output = run(self._input)
+
+    def replay(self, rows: np.ndarray) -> Tensor | None:
+        """The function's output, which the next replay overwrites; its rows behind len(rows) are padding."""
+        padded = np.concatenate([rows, self._padding[len(rows) :]])
+        self._input.copy_(to_pinned(padded), non_blocking=True)
+        self._graph.replay()
+        return self._output
+
+
+@dataclass(frozen=True)
+class LaunchedTick:
+    """Codes int64 [rows, codebooks] on their way to pinned memory, there once `done` has happened.
+
+    Row i belongs to row `order[i]` of the batch.
+    """
+
+    codes: Tensor
+    order: np.ndarray
+    done: torch.cuda.Event
+
+
+class GraphRunner(TalkerRunner):
+    """contracts.Runner: a tick's codes are read while the next tick runs."""
+
+    lookahead = 1
+
+    def capture(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Build all kernels and capture all graphs; nothing is captured later, under traffic."""
+        self._pool: Any = None
+        kinds = (
+            (_up_to(ROW_BUCKETS, self.limits.num_slots), self._padding_slots, self._frame),
+            (_up_to(FIRST_BUCKETS, self.limits.num_slots), self._padding_slots, self._first_frame),
+            (PREFILL_BUCKETS, self._padding_rows, self._prefill_rows),
+        )
+        done, total = 0, sum(len(buckets) for buckets, *_ in kinds)
+        captured: list[dict[int, Graph]] = []
+        for buckets, padding, run in kinds:
+            graphs = {}
+            # The largest first: the memory of its intermediate results serves the smaller ones.
+            for bucket in reversed(buckets):
+                graphs[bucket] = self._captured(padding(bucket), run)
+                progress(done := done + 1, total)
+            captured.append(dict(sorted(graphs.items())))
+        self._frames, self._firsts, self._prefills = captured
+
+    @torch.inference_mode()
+    def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
+        try:
+            self._prefill_together(newcomers)
+        except torch.OutOfMemoryError as error:
+            if len(newcomers) == 1:
+                return [(newcomers[0], error)]
+            return [failed for newcomer in newcomers for failed in self.prefill([newcomer])]
+        return []
+
+    @torch.inference_mode()
+    def launch(self, slots: np.ndarray) -> LaunchedTick:  # type: ignore[override]
+        fresh = self._take_fresh(slots)
+        first, later = np.flatnonzero(fresh), np.flatnonzero(~fresh)
+        codes = torch.empty(len(slots), self._state.num_codebooks, dtype=torch.int64, pin_memory=True)
+        start = 0
+        for graph, part in (*_replays(self._firsts, slots[first]), *_replays(self._frames, slots[later])):
+            made = graph.replay(part)
+            assert made is not None
+            codes[start : start + len(part)].copy_(made[: len(part)], non_blocking=True)
+            start += len(part)
+        done = torch.cuda.Event(blocking=True)
+        done.record()
+        return LaunchedTick(codes, np.concatenate([first, later]), done)
+
+    def collect(self, tick: LaunchedTick) -> Frames:  # type: ignore[override]
+        tick.done.synchronize()
+        codes = np.empty(tick.codes.shape, np.int64)
+        codes[tick.order] = tick.codes.numpy()
+        return Frames(codes, codes[:, 0] == self._state.eos)
+
+    def _prefill_together(self, newcomers: list[Newcomer]) -> None:
+        self._state.open(newcomers)
+        rows = np.concatenate([self._prompt_rows(newcomer) for newcomer in newcomers])
+        # Each replay stores keys before it attends, so prompts may be cut anywhere.
+        for graph, part in _replays(self._prefills, rows):
+            graph.replay(part)
+        self._fresh[[newcomer.slot for newcomer in newcomers]] = True
+
+    def _captured(self, padding: np.ndarray, run: Callable[[Tensor], Tensor | None]) -> Graph:
+        with torch.inference_mode():
+            run(torch.from_numpy(padding).to(self._device))
+            torch.cuda.synchronize()
+            graph = Graph(padding, run, self._device, self._pool)
+            self._pool = graph._graph.pool()
+            return graph
+
+    def _padding_slots(self, rows: int) -> np.ndarray:
+        return np.full(rows, self._state.padding_slot)
+
+    def _padding_rows(self, rows: int) -> np.ndarray:
+        """Rows of prefill input: slot, position, slot that the row becomes the input of, slot whose speaker's vector
+        the row adds (the padding slot has none), text id, code ids."""
+        padding = np.full((rows, 5 + self._state.num_codebooks), -1)
+        padding[:, [0, 2, 3]] = self._state.padding_slot
+        padding[:, 1] = 0
+        return padding
+
+    def _prompt_rows(self, newcomer: Newcomer) -> np.ndarray:
+        prompt = newcomer.stream.prompt
+        text_ids, code_ids = newcomer.rows(self._pad_text_id)
+        count = len(text_ids)
+        receiver = np.full(count, self._state.padding_slot)
+        receiver[-1] = newcomer.slot
+        speaker = np.full(count, self._state.padding_slot)
+        if prompt.vector is not None:
+            speaker[prompt.vector_row] = newcomer.slot
+        columns = (np.full(count, newcomer.slot), np.arange(count), receiver, speaker, text_ids)
+        rows: np.ndarray = np.concatenate([np.stack(columns, axis=1), code_ids], axis=1)
+        return rows.astype(np.int64)
+
+    def _prefill_rows(self, rows: Tensor) -> None:
+        slots, positions, receivers, speakers, text_ids = rows[:, :5].T.contiguous()
+        embedded = self._talker.embed(text_ids, rows[:, 5:]) + self._state.vectors[speakers]
+        attention = self._ops.paged_attention(self._cache, slots, positions, prefill=True)
+        self._state.input.index_copy_(0, receivers, self._talker.forward(embedded, attention))
+
+
+def _up_to(buckets: tuple[int, ...], limit: int) -> tuple[int, ...]:
+    """The buckets for at most `limit` rows; the last one is of just that size where there is a larger one."""
+    smaller = tuple(bucket for bucket in buckets if bucket < limit)
+    return smaller if smaller == buckets else (*smaller, limit)
+
+
+def _replays(graphs: dict[int, Graph], rows: np.ndarray) -> Iterator[tuple[Graph, np.ndarray]]:
+    """Rows in runs of what one graph takes, and the smallest graph for each; `graphs` are in ascending order."""
+    buckets = list(graphs)
+    for start in range(0, len(rows), buckets[-1]):
+        part = rows[start : start + buckets[-1]]
+        yield graphs[buckets[bisect.bisect_left(buckets, len(part))]], part

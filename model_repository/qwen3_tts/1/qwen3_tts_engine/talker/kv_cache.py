@@ -1,0 +1,46 @@
+"""Keys and values of past positions: paged for the talker, dense for the code predictor."""
+
+import torch
+from torch import Tensor
+
+from qwen3_tts_engine.checkpoint.configs import TransformerConfig
+
+
+class PagedCache:
+    """The talker's cache: pages of positions, and for each slot the list of its pages.
+
+    `data` is [layers, keys and values, pages · page_size, kv heads, D], `page_table` int64 [slots, pages of a slot].
+    """
+
+    def __init__(
+        self, config: TransformerConfig, num_pages: int, page_size: int, page_table: Tensor, dtype: torch.dtype
+    ) -> None:
+        self.config = config
+        self.page_size = page_size
+        self.page_table = page_table
+        self.cos, self.sin = rope_table(config, page_table.shape[1] * page_size, dtype, page_table.device)
+        shape = (config.num_hidden_layers, 2, num_pages * page_size, config.num_key_value_heads, config.head_dim)
+        # Zeros: what was never written is masked, but a NaN times a masked weight would still be one.
+        self.data = torch.zeros(shape, dtype=dtype, device=page_table.device)
+
+
+class FrameCache:
+    """The code predictor's cache: the positions of one frame, forgotten after it.
+
+    `data` is [layers, keys and values, rows, positions, kv heads, D].
+    """
+
+    def __init__(self, config: TransformerConfig, rows: int, positions: int, dtype: torch.dtype, device: torch.device):
+        self.config = config
+        self.cos, self.sin = rope_table(config, positions, dtype, device)
+        shape = (config.num_hidden_layers, 2, rows, positions, config.num_key_value_heads, config.head_dim)
+        self.data = torch.zeros(shape, dtype=dtype, device=device)
+
+
+def rope_table(
+    config: TransformerConfig, positions: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """cos and sin, each [positions, 1, head_dim / 2]: computed in float32, then rounded (spec §3.1)."""
+    frequency = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequency).unsqueeze(1)
+    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)

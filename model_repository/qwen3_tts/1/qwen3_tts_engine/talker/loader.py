@@ -1,0 +1,99 @@
+"""From a checkpoint to a talker that is ready to run."""
+
+import logging
+from typing import TypeVar
+
+import torch
+
+from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint, load_tensors
+from qwen3_tts_engine.checkpoint.configs import CheckpointError
+from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
+from qwen3_tts_engine.config import ConfigError, EngineConfig, max_positions
+from qwen3_tts_engine.interfaces import RunnerLimits
+from qwen3_tts_engine.talker.code_predictor import CodePredictor
+from qwen3_tts_engine.talker.matrix import Matrix
+from qwen3_tts_engine.talker.ops.interface import Ops
+from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
+from qwen3_tts_engine.talker.runner import TalkerRunner
+from qwen3_tts_engine.talker.talker import Talker
+
+log = logging.getLogger(__name__)
+RunnerT = TypeVar("RunnerT", bound=TalkerRunner)
+# A stream of ordinary length: 30 s of speech from 100 text tokens.
+COMMON_POSITIONS = 512
+CPU_CACHE_BYTES = 1 << 30
+# Of what is free once the weights are loaded; the codec lives on the same GPU.
+FREE_MEMORY_SHARE = 0.6
+
+
+def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
+    """Load the weights and get ready to run.
+
+    Raises CheckpointError for a missing tensor or a wrong shape, ConfigError for settings that do not go together.
+    """
+    if device.type == "cuda" and config.batch_invariant and config.kernels == "off":
+        raise ConfigError("batch_invariant: only the kernels can be, so kernels must not be off")
+    if device.type == "cuda" and config.kernels != "off":
+        try:
+            return _kernel_runner(checkpoint, config, device)
+        except (CheckpointError, ConfigError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if config.kernels == "required" or config.batch_invariant:
+                raise
+            log.warning("the CUDA kernels could not be built; PyTorch operations do the work, slower: %s", error)
+    # Outside of the handler, whose error refers to all that the failed runner holds.
+    return _make_runner(TalkerRunner, TorchOps(), checkpoint, config, device)
+
+
+def _kernel_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
+    # Triton and CUDA's compiler are there only where they are needed.
+    from qwen3_tts_engine.talker.graph_runner import GraphRunner
+    from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
+
+    ops = KernelOps(device, batch_invariant=config.batch_invariant)
+    if not config.cuda_graphs:
+        return _make_runner(TalkerRunner, ops, checkpoint, config, device)
+    runner = _make_runner(GraphRunner, ops, checkpoint, config, device)
+    runner.capture(lambda done, total: log.info("captured %d of %d CUDA graphs", done, total))
+    return runner
+
+
+def _make_runner(
+    kind: type[RunnerT], ops: Ops, checkpoint: Checkpoint, config: EngineConfig, device: torch.device
+) -> RunnerT:
+    tensors = load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config))
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    tensors = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+    matrix = Matrix.rounded if config.quantization == "fp8" else Matrix
+    talker = Talker(checkpoint.config.talker_config, tensors, ops, matrix)
+    predictor = CodePredictor(talker, tensors, ops, matrix)
+    limits = plan_limits(config, checkpoint, talker.code_table)
+    return kind(talker, predictor, limits, checkpoint.config.tts_pad_token_id, ops)
+
+
+def plan_limits(config: EngineConfig, checkpoint: Checkpoint, like: torch.Tensor) -> RunnerLimits:
+    """Size the key/value cache for the dtype and the device of `like`.
+
+    Raises ConfigError when it cannot hold one stream of the longest kind.
+    """
+    talker = checkpoint.config.talker_config
+    page = config.page_size * 2 * talker.num_hidden_layers * talker.key_value_size * like.element_size()
+    is_base = checkpoint.config.tts_model_type == "base"
+    longest = max_positions(checkpoint.config, config)
+    trailing = 2 * config.max_text_tokens if is_base else config.max_text_tokens
+    wanted = page * -(-max(longest, config.max_streams * COMMON_POSITIONS) // config.page_size)
+    size = int(config.kv_cache_gib * (1 << 30)) or min(wanted, _spare_bytes(like.device))
+    if size // page * config.page_size < longest:
+        raise ConfigError(
+            f"kv_cache_gib: {size / (1 << 30):.2f} GiB hold {size // page * config.page_size} positions, "
+            f"one stream may need {longest}: raise it, or lower max_frames_limit or max_text_tokens"
+        )
+    return RunnerLimits(config.max_streams, size // page, config.page_size, longest, trailing)
+
+
+def _spare_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return CPU_CACHE_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free * FREE_MEMORY_SHARE)

@@ -1,0 +1,86 @@
+"""The operations of a tick: what PyTorch does everywhere (torch_ops) and fused kernels do on CUDA (kernel_ops)."""
+
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
+    from qwen3_tts_engine.talker.matrix import Matrix
+    from qwen3_tts_engine.talker.slot_state import SlotState
+    from qwen3_tts_engine.talker.transformer import LayerWeights
+
+
+class Attention(Protocol):
+    """Attention of one layer over whatever cache the caller keeps."""
+
+    def __call__(self, layer: int, qkv: Tensor, weights: "LayerWeights") -> Tensor:
+        """[rows, (q + 2 kv) heads·D] → [rows, q heads·D]: norms, rotates, stores keys and values, attends."""
+
+
+class Rows(Protocol):
+    """The rows of one tick, read from their slots.
+
+    hidden is the talker's input [rows, H], positions int64 [rows]; codes int64 [rows, codebooks] fill up as they are
+    drawn.
+    """
+
+    slots: Tensor
+    hidden: Tensor
+    positions: Tensor
+    codes: Tensor
+
+    def draw_first(self, logits: Tensor, inputs: Tensor, out: Tensor) -> None:
+        """Draw codebook 0 from float32 [rows, vocabulary] and put its row of `inputs` into `out` [rows, width]."""
+
+    def draw(self, codebook: int, logits: Tensor, inputs: Tensor, out: Tensor) -> None:
+        """Draw a later codebook; `inputs` [codes, width] are the embeddings of that codebook."""
+
+    def advance(self, text_table: Tensor, code_table: Tensor, pad_text_id: int) -> None:
+        """Give each slot the feedback of its frame as the next input, and count the frame.
+
+        The padding slot stays at position 0: it has one page, and what a row attends to is what a tick costs.
+        """
+
+
+class Ops(Protocol):
+    """Shapes are [rows, features]; norms are RMSNorm in float32 (spec §3.1)."""
+
+    def rms_norm(self, x: Tensor, norm: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+        """x / rms(x) · norm."""
+
+    def norm_linear(
+        self,
+        x: Tensor,
+        norm: Tensor,
+        weight: "Matrix",
+        eps: float,
+        *,
+        bias: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """RMSNorm, then x @ weight.T + bias, in the dtype of `x`."""
+
+    def norm_logits(self, x: Tensor, norm: Tensor, weight: "Matrix", eps: float) -> Tensor:
+        """RMSNorm, then x @ weight.T in float32."""
+
+    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: "Matrix", eps: float) -> Tensor:
+        """RMSNorm, then SiLU(gate) · up; gate_up is [2·I, H]."""
+
+    def add_linear(self, residual: Tensor, x: Tensor, weight: "Matrix") -> None:
+        """residual += x @ weight.T, in place."""
+
+    def embed(self, table: Tensor, indices: Tensor) -> Tensor:
+        """The sum of the table's rows at int64 [rows, terms]; -1 is the last row, which is zero."""
+
+    def paged_attention(self, cache: "PagedCache", slots: Tensor, positions: Tensor, *, prefill: bool) -> Attention:
+        """Attention for rows at `positions` of `slots`, int64 [rows]; each row sees its slot up to itself.
+
+        Without `prefill` every slot has one row.
+        """
+
+    def frame_attention(self, cache: "FrameCache", start: int, count: int) -> Attention:
+        """Attention for `count` positions from `start` on of every row; qkv rows are ordered [row, position]."""
+
+    def rows(self, state: "SlotState", slots: Tensor) -> Rows:
+        """The rows of a tick for int64 [rows] slots."""

@@ -1,0 +1,201 @@
+"""The operations of a tick as fused CUDA kernels: torch_ops with fewer, larger steps."""
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from qwen3_tts_engine.checkpoint.configs import TransformerConfig
+from qwen3_tts_engine.talker.kernels import rowwise
+from qwen3_tts_engine.talker.kernels.cuda_module import OVERLAP_CAPABILITY, CudaKernel
+from qwen3_tts_engine.talker.kernels.skinny_shape import LANES, Shape
+from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
+from qwen3_tts_engine.talker.matrix import Matrix
+from qwen3_tts_engine.talker.ops.interface import Attention
+from qwen3_tts_engine.talker.slot_state import SlotState
+from qwen3_tts_engine.talker.transformer import LayerWeights
+
+# Up to so many rows, the skinny product beats cuBLAS for weights of so many elements (measured on an H200).
+SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 6_500_000}
+# Warps of a paged attention block for up to so many rows: few rows leave multiprocessors idle, so each gets more warps;
+# of many, all blocks are to run at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than with 4).
+ATTENTION_WARPS = {16: 8, 48: 4, 1 << 40: 2}
+PREFILL_WARPS = 4
+# What every batch takes that is to be invariant. With 8 rows a block many would read the weights twice as often.
+INVARIANT_HALVES, INVARIANT_WARPS = 2, 4
+FRAME_WARPS, DRAW_THREADS = 4, 256
+GATE_BLOCK = 1024
+
+
+class KernelOps:
+    def __init__(self, device: torch.device, *, batch_invariant: bool = False) -> None:
+        """`batch_invariant`: the arithmetic of a row does not depend on how many there are, which costs speed."""
+        self._batch_invariant = batch_invariant
+        overlap = torch.cuda.get_device_capability(device)[0] >= OVERLAP_CAPABILITY
+        self._launch = {"PDL": overlap, "launch_pdl": overlap}
+
+    def rms_norm(self, x: Tensor, norm: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+        out = torch.empty_like(x) if out is None else out
+        width = x.shape[1]
+        strides = (x.stride(0), out.stride(0))
+        block = triton.next_power_of_2(width)
+        rowwise.rms_norm_kernel[(len(x),)](x, norm, out, *strides, eps, WIDTH=width, BLOCK=block, **self._launch)
+        return out
+
+    def norm_linear(
+        self, x: Tensor, norm: Tensor, weight: Matrix, eps: float, bias: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        if self._is_skinny(x, weight):
+            out = x.new_empty(len(x), len(weight.dense)) if out is None else out
+            self._skinny(x, weight, out, norm, bias, eps, NORM=1, BIAS=int(bias is not None))
+            return out
+        value = torch.nn.functional.linear(self.rms_norm(x, norm, eps), weight.dense, bias)
+        return value if out is None else out.copy_(value)
+
+    def norm_logits(self, x: Tensor, norm: Tensor, weight: Matrix, eps: float) -> Tensor:
+        if self._is_skinny(x, weight):
+            out = x.new_empty(len(x), len(weight.dense), dtype=torch.float32)
+            self._skinny(x, weight, out, norm, None, eps, NORM=1, FLOAT_OUT=1)
+            return out
+        return torch.mm(self.rms_norm(x, norm, eps), weight.dense.T, out_dtype=torch.float32)
+
+    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Matrix, eps: float) -> Tensor:
+        width = len(gate_up.dense) // 2
+        out = x.new_empty(len(x), width)
+        if self._is_skinny(x, gate_up):
+            self._skinny(x, gate_up, out, norm, None, eps, NORM=1, GATED=1)
+            return out
+        both = torch.mm(self.rms_norm(x, norm, eps), gate_up.dense.T)
+        grid = (len(x), triton.cdiv(width, GATE_BLOCK))
+        rowwise.gate_kernel[grid](both, out, WIDTH=width, BLOCK=GATE_BLOCK, **self._launch)
+        return out
+
+    def add_linear(self, residual: Tensor, x: Tensor, weight: Matrix) -> None:
+        if self._is_skinny(x, weight):
+            self._skinny(x, weight, residual, None, None, 0.0, RESIDUAL=1)
+        else:
+            torch.addmm(residual, x, weight.dense.T, out=residual)
+
+    def embed(self, table: Tensor, indices: Tensor) -> Tensor:
+        rows, terms = indices.shape
+        width = table.shape[1]
+        out = table.new_empty(rows, width)
+        block = triton.next_power_of_2(width)
+        rowwise.embed_kernel[(rows,)](table, indices, out, len(table) - 1, TERMS=terms, WIDTH=width, BLOCK=block)
+        return out
+
+    def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prefill: bool) -> Attention:
+        config, key_heads = cache.config, cache.config.num_key_value_heads
+        warps = self._attention_warps(len(slots), prefill)
+        macros = _heads(config) | {"PAGE": cache.page_size, "COUNT": 1, "WARPS": warps, "STORED": int(prefill)}
+        attend_kernel = _kernel("attention.cu", "paged_attention", LANES * warps, **macros)
+        store_kernel = _kernel("attention.cu", "store_keys", max(LANES, 4 * key_heads), **macros)
+        where = (cache.page_table, slots, positions)
+        stride, eps, scale = cache.page_table.stride(0), config.rms_norm_eps, config.head_dim**-0.5
+
+        def attend(layer: int, qkv: Tensor, weights: LayerWeights) -> Tensor:
+            memory = (cache.cos, cache.sin, *cache.data[layer], *where)
+            if prefill:
+                store_kernel((len(qkv), 1), qkv, weights.k_norm, *memory, stride, eps)
+            out = qkv.new_empty(len(qkv), config.query_size)
+            norms = (weights.q_norm, weights.k_norm)
+            attend_kernel((len(qkv), key_heads), qkv, *norms, *memory, out, stride, eps, scale)
+            return out
+
+        return attend
+
+    def frame_attention(self, cache: FrameCache, start: int, count: int) -> Attention:
+        config, key_heads = cache.config, cache.config.num_key_value_heads
+        macros = _heads(config) | {"POSITIONS": cache.data.shape[3], "COUNT": count, "WARPS": FRAME_WARPS}
+        kernel = _kernel("attention.cu", "frame_attention", LANES * FRAME_WARPS, **macros)
+
+        def attend(layer: int, qkv: Tensor, weights: LayerWeights) -> Tensor:
+            out, rows = qkv.new_empty(len(qkv), config.query_size), len(qkv) // count
+            memory = (weights.q_norm, weights.k_norm, cache.cos, cache.sin, *cache.data[layer], out)
+            grid = (triton.cdiv(rows * key_heads, FRAME_WARPS), 1)
+            kernel(grid, qkv, *memory, rows, start, config.rms_norm_eps, config.head_dim**-0.5)
+            return out
+
+        return attend
+
+    def rows(self, state: SlotState, slots: Tensor) -> "KernelRows":
+        return KernelRows(state, slots, self._launch)
+
+    def _is_skinny(self, x: Tensor, weight: Matrix) -> bool:
+        if self._batch_invariant:
+            return True
+        return weight.dense.numel() <= next((most for rows, most in SKINNY.items() if len(x) <= rows), 0)
+
+    def _skinny(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        out: Tensor,
+        norm: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        **flags: int,
+    ) -> None:
+        halves = INVARIANT_HALVES if self._batch_invariant else 1 if len(x) <= 8 else 2 if len(x) <= 16 else 4
+        shape = Shape(N=out.shape[1], K=x.shape[1], HALVES=halves, FP8=int(weight.codes is not None), **flags)
+        values = weight.dense if weight.codes is None else weight.codes
+        strides = (x.stride(0), out.stride(0))
+        grid = (shape.blocks, triton.cdiv(len(x), 8 * halves))
+        _skinny_kernel(shape)(grid, x, values, norm, bias, out, len(x), *strides, eps, weight.unit)
+
+    def _attention_warps(self, rows: int, prefill: bool) -> int:
+        if self._batch_invariant:
+            return INVARIANT_WARPS
+        warps = next(warps for most, warps in ATTENTION_WARPS.items() if rows <= most)
+        return max(warps, PREFILL_WARPS) if prefill else warps
+
+
+class KernelRows:
+    """ops.Rows; the kernels read each row's slot themselves."""
+
+    def __init__(self, state: SlotState, slots: Tensor, launch: dict[str, bool]) -> None:
+        self.slots = slots
+        self.hidden = state.input.index_select(0, slots)
+        self.positions = state.position.index_select(0, slots)
+        self.codes = slots.new_empty(len(slots), state.num_codebooks)
+        self._state = state
+        self._launch = launch
+
+    def draw_first(self, logits: Tensor, inputs: Tensor, out: Tensor) -> None:
+        self.draw(0, logits, inputs, out)
+
+    def draw(self, codebook: int, logits: Tensor, inputs: Tensor, out: Tensor) -> None:
+        state = self._state
+        sizes = {"VOCABULARY": logits.shape[1], "CODES": state.seen.shape[1], "CODEBOOKS": state.num_codebooks}
+        macros = sizes | {"WIDTH": inputs.shape[1], "FIRST": int(codebook == 0), "THREADS": DRAW_THREADS}
+        fields = (state.seed, state.frame, state.options, state.seen)
+        numbers = (codebook, state.frame.stride(0), out.stride(0), state.eos)
+        kernel = _kernel("draw.cu", "draw", DRAW_THREADS, **macros)
+        kernel((len(self.slots), 1), logits, self.slots, *fields, self.codes, inputs, out, *numbers)
+
+    def advance(self, text_table: Tensor, code_table: Tensor, pad_text_id: int) -> None:
+        state = self._state
+        tables = (state.code_offsets, code_table, text_table)
+        fields = (state.trailing, state.num_trailing, state.frame, state.position, state.input)
+        strides = (state.frame.stride(0), state.trailing.shape[1])
+        rowwise.advance_kernel[(len(self.slots),)](
+            self.slots, self.codes, *tables, *fields, pad_text_id, *strides, state.padding_slot,
+            CODEBOOKS=state.num_codebooks, WIDTH=state.input.shape[1], **self._launch,
+        )  # fmt: skip
+
+
+@cache
+def _kernel(source: str, function: str, threads: int, **macros: int) -> CudaKernel:
+    return CudaKernel(source, function, macros, threads)
+
+
+@cache
+def _skinny_kernel(shape: Shape) -> CudaKernel:
+    return CudaKernel("skinny_linear.cu", "skinny_linear", shape.macros, LANES * shape.warps, shape.shared_bytes)
+
+
+def _heads(config: TransformerConfig) -> dict[str, Any]:
+    key_heads = config.num_key_value_heads
+    return {"GROUP": config.num_attention_heads // key_heads, "KV_HEADS": key_heads, "D": config.head_dim}

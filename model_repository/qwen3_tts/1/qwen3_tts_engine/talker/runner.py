@@ -1,0 +1,112 @@
+"""One frame for each row of a batch. Holds all device state and no policy."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen3_tts_engine.core import Frames, Newcomer, TextFeed
+from qwen3_tts_engine.interfaces import RunnerLimits
+from qwen3_tts_engine.talker.code_predictor import CodePredictor
+from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
+from qwen3_tts_engine.talker.ops.interface import Ops, Rows
+from qwen3_tts_engine.talker.slot_state import SlotState
+from qwen3_tts_engine.talker.talker import Talker
+
+
+class TalkerRunner:
+    """The engine's runner (contracts.Runner) without graphs: a tick is read as soon as it is launched."""
+
+    lookahead = 0
+
+    def __init__(
+        self, talker: Talker, predictor: CodePredictor, limits: RunnerLimits, pad_text_id: int, ops: Ops
+    ) -> None:
+        table = talker.code_table
+        self.limits = limits
+        self._device = table.device
+        self._talker, self._predictor, self._ops = talker, predictor, ops
+        self._pad_text_id = pad_text_id
+        self._state = SlotState(talker, limits)
+        pages = (limits.num_pages + 1, limits.page_size, self._state.page_table)
+        self._cache = PagedCache(talker.config, *pages, table.dtype)
+        positions = talker.config.num_code_groups
+        self._frame_cache = FrameCache(predictor.config, limits.num_slots, positions, table.dtype, table.device)
+        # Slots whose next frame is the first behind a prompt: the prefill has done the talker's part of it.
+        self._fresh = np.zeros(limits.num_slots, bool)
+
+    @torch.inference_mode()
+    def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
+        failed: list[tuple[Newcomer, Exception]] = []
+        for newcomer in newcomers:
+            try:
+                self._state.open([newcomer])
+                self._prefill(newcomer)
+                self._fresh[newcomer.slot] = True
+            except RuntimeError as error:
+                # Out of memory: the other streams go on. Other errors of a GPU stay for every later operation.
+                if self._device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError):
+                    raise
+                failed.append((newcomer, error))
+        return failed
+
+    @torch.inference_mode()
+    def grow(self, grown: np.ndarray) -> None:
+        self._state.grow(grown)
+
+    @torch.inference_mode()
+    def feed(self, feeds: list[TextFeed]) -> None:
+        self._state.feed(feeds)
+
+    @torch.inference_mode()
+    def launch(self, slots: np.ndarray) -> Frames:
+        fresh = self._take_fresh(slots)
+        codes = np.empty((len(slots), self._state.num_codebooks), np.int64)
+        for rows, frame in ((fresh, self._first_frame), (~fresh, self._frame)):
+            if rows.any():
+                codes[rows] = frame(torch.from_numpy(slots[rows]).to(self._device)).cpu().numpy()
+        return Frames(codes, codes[:, 0] == self._state.eos)
+
+    def collect(self, tick: Frames) -> Frames:
+        return tick
+
+    def _prefill(self, newcomer: Newcomer) -> None:
+        """Run the prompt through the talker; what it gives for the last row becomes the next frame."""
+        prompt = newcomer.stream.prompt
+        text, codes = (torch.from_numpy(ids).to(self._device, torch.int64) for ids in newcomer.rows(self._pad_text_id))
+        rows = self._talker.embed(text, codes)
+        if prompt.vector is not None:
+            rows[prompt.vector_row] += self._state.vectors[newcomer.slot]
+        last = self._forward(newcomer.slot, rows[: len(prompt)], 0, prefill=True)
+        if len(newcomer.frames):
+            # One by one, as they were made: then they are rounded alike.
+            last = self._forward(newcomer.slot, rows[len(prompt) :], len(prompt), prefill=False)
+        self._state.input[newcomer.slot] = last
+
+    def _forward(self, slot: int, rows: Tensor, start: int, *, prefill: bool) -> Tensor:
+        """What the talker gives for the last of a slot's rows, which are at `start` and behind it."""
+        positions = torch.arange(start, start + len(rows), device=self._device)
+        slots = torch.full_like(positions, slot)
+        return self._talker.forward(rows, self._ops.paged_attention(self._cache, slots, positions, prefill=prefill))[-1]
+
+    def _take_fresh(self, slots: np.ndarray) -> np.ndarray:
+        """Which of `slots` make their first frame now, bool [rows]."""
+        fresh: np.ndarray = self._fresh[slots]
+        self._fresh[slots] = False
+        return fresh
+
+    def _frame(self, slots: Tensor) -> Tensor:
+        """Codes int64 [rows, codebooks] of one frame of each slot, whose feedback becomes its next input."""
+        rows = self._ops.rows(self._state, slots)
+        attention = self._ops.paged_attention(self._cache, slots, rows.positions, prefill=False)
+        return self._complete(rows, self._talker.forward(rows.hidden, attention))
+
+    def _first_frame(self, slots: Tensor) -> Tensor:
+        """As `_frame`, right behind the prompts."""
+        rows = self._ops.rows(self._state, slots)
+        return self._complete(rows, rows.hidden)
+
+    def _complete(self, rows: Rows, hidden: Tensor) -> Tensor:
+        """The rest of a frame from the talker's last states [rows, H]."""
+        self._predictor.predict(hidden, self._talker.logits(hidden), rows, self._frame_cache)
+        rows.advance(self._talker.text_table, self._talker.code_table, self._pad_text_id)
+        return rows.codes

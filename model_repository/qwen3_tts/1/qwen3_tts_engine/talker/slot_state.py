@@ -1,0 +1,97 @@
+"""What the device knows of each slot."""
+
+import numpy as np
+import torch
+
+from qwen3_tts_engine.core import Newcomer, Stream, TextFeed
+from qwen3_tts_engine.interfaces import RunnerLimits
+from qwen3_tts_engine.pinned_memory import to_device
+from qwen3_tts_engine.talker.talker import Talker
+
+NUM_OPTIONS = 7
+
+
+class SlotState:
+    """Tensors with one row a slot; one more slot, and one more page, take what padding rows of a graph write.
+
+    `input` [slots, H] is what the talker reads next, at `position`, or behind a prompt what it has given for its last
+    row; `frame` counts frames; `trailing` holds the text ids that are fed after each frame, `num_trailing` how many
+    (all columns while more are to come: the unknown ones hold the id of a zero row); `seen` marks codes of codebook 0
+    that were drawn; `vectors` [slots, H] are the speakers of cloned voices, zero in the last slot.
+    """
+
+    def __init__(self, talker: Talker, limits: RunnerLimits) -> None:
+        table, config = talker.code_table, talker.config
+        self.num_codebooks = config.num_code_groups
+        self.eos = config.codec_eos_token_id
+        self.code_offsets = talker.code_offsets
+        self.padding_slot = limits.num_slots
+        slots = limits.num_slots + 1
+        self.input = torch.zeros(slots, config.hidden_size, dtype=table.dtype, device=table.device)
+        self.vectors = torch.zeros_like(self.input)
+        self.seen = torch.zeros(slots, config.code_predictor_config.vocab_size, dtype=torch.bool, device=table.device)
+        # One matrix, so that a newcomer costs one copy to the device; the fields are its columns.
+        widths = [1, 1, 1, 1, NUM_OPTIONS, limits.max_pages, limits.max_trailing + 1]
+        self._fields = torch.zeros(slots, sum(widths), dtype=torch.int64, device=table.device)
+        self._widths = widths
+        columns = self._fields.split(widths, dim=1)
+        self.position, self.frame, self.num_trailing, self.seed = (column.squeeze(1) for column in columns[:4])
+        self.options = columns[4].view(torch.float64)
+        self.page_table, self.trailing = columns[5:]
+        self.page_table[self.padding_slot] = limits.num_pages
+        self._text_table = talker.text_table
+        self._no_text = len(talker.text_table) - 1
+
+    def open(self, newcomers: list[Newcomer]) -> None:
+        """Set slots up for streams whose prompts are about to be prefilled."""
+        fields = self._to_device(np.stack([self._row(newcomer) for newcomer in newcomers]))
+        slots = self._to_device(np.array([n.slot for n in newcomers]))
+        self._fields[slots] = fields
+        # An assignment of a constant would wait for the device.
+        self.seen.index_fill_(0, slots, False)
+        for newcomer in newcomers:
+            if len(newcomer.frames):
+                drawn = self._to_device(newcomer.frames[:, 0].astype(np.int64))
+                self.seen[newcomer.slot].index_fill_(0, drawn, True)
+            if (vector := newcomer.stream.prompt.vector) is not None:
+                self.vectors[newcomer.slot] = self._to_device(vector)
+
+    def grow(self, grown: np.ndarray) -> None:
+        """Give slots further pages, int64 [pages, 3]: slot, place in its page table, page."""
+        slots, places, pages = self._to_device(grown).T
+        self.page_table[slots, places] = pages
+
+    def feed(self, feeds: list[TextFeed]) -> None:
+        """Give slots text that came for frames to come; a frame that went ahead of its text gets it now."""
+        ids = [(feed.slot, feed.start + i, text_id) for feed in feeds for i, text_id in enumerate(feed.ids)]
+        slots, columns, text_ids = self._to_device(np.array(ids)).T
+        self.trailing[slots, columns] = text_ids
+        width = self.trailing.shape[1]
+        counts = [(f.slot, width if f.is_open else f.start + len(f.ids), f.ids[0] if f.late else -1) for f in feeds]
+        slots, counts, late = self._to_device(np.array(counts)).T
+        self.num_trailing[slots] = counts
+        self.input[slots] += self._text_table[late]
+
+    def _row(self, newcomer: Newcomer) -> np.ndarray:
+        stream, pages, made = newcomer.stream, newcomer.pages, len(newcomer.frames)
+        prompt = stream.prompt
+        row = np.zeros(sum(self._widths), np.int64)
+        ends = np.cumsum(self._widths)
+        row[:4] = len(prompt) + made - 1, made, len(prompt.trailing), stream.seed
+        row[ends[3] : ends[4]] = _options(stream).view(np.int64)
+        row[ends[4] : ends[4] + len(pages)] = pages
+        if prompt.is_open:
+            row[2] = self._widths[-1]
+            row[ends[5] :] = self._no_text
+        row[ends[5] : ends[5] + len(prompt.trailing)] = prompt.trailing
+        return row
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        return to_device(array, self._fields.device)
+
+
+def _options(stream: Stream) -> np.ndarray:
+    """How a stream is drawn, float64: temperature, top_k, top_p, penalty; then the predictor's first three."""
+    s = stream.sampling
+    others = (s.predictor_temperature, s.predictor_top_k, s.predictor_top_p)
+    return np.array([s.temperature, s.top_k, s.top_p, s.repetition_penalty, *others], np.float64)

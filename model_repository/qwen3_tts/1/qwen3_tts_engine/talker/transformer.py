@@ -1,0 +1,66 @@
+"""The Qwen3 decoder stack that the talker and the code predictor share (spec §3.1)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qwen3_tts_engine.checkpoint.configs import TransformerConfig
+from qwen3_tts_engine.talker.matrix import Matrix
+from qwen3_tts_engine.talker.ops.interface import Attention, Ops
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer. Projections that read the same input are stacked: qkv [(q + 2 kv) heads·D, H], gate_up [2·I, H]."""
+
+    input_norm: Tensor
+    qkv: Matrix
+    q_norm: Tensor
+    k_norm: Tensor
+    output: Matrix
+    post_norm: Tensor
+    gate_up: Matrix
+    down: Matrix
+
+
+class Transformer:
+    """Layers and the weight of the final norm; owns no cache."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        tensors: Mapping[str, Tensor],
+        prefix: str,
+        ops: Ops,
+        matrix: Callable[[Tensor], Matrix],
+    ) -> None:
+        self.config = config
+        self.layers = [_layer(tensors, f"{prefix}.layers.{i}", matrix) for i in range(config.num_hidden_layers)]
+        self.final_norm = tensors[f"{prefix}.norm.weight"]
+        self._ops = ops
+
+    def forward(self, hidden: Tensor, attention: Attention) -> Tensor:
+        """[rows, H] → [rows, H], before the final norm; `hidden` is used as the residual stream and overwritten."""
+        ops, eps = self._ops, self.config.rms_norm_eps
+        for index, weights in enumerate(self.layers):
+            qkv = ops.norm_linear(hidden, weights.input_norm, weights.qkv, eps)
+            ops.add_linear(hidden, attention(index, qkv, weights), weights.output)
+            gated = ops.norm_gated(hidden, weights.post_norm, weights.gate_up, eps)
+            ops.add_linear(hidden, gated, weights.down)
+        return hidden
+
+
+def _layer(tensors: Mapping[str, Tensor], prefix: str, matrix: Callable[[Tensor], Matrix]) -> LayerWeights:
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    return LayerWeights(
+        input_norm=tensors[f"{prefix}.input_layernorm.weight"],
+        qkv=matrix(torch.cat([tensors[f"{attention}.{name}_proj.weight"] for name in "qkv"])),
+        q_norm=tensors[f"{attention}.q_norm.weight"],
+        k_norm=tensors[f"{attention}.k_norm.weight"],
+        output=matrix(tensors[f"{attention}.o_proj.weight"]),
+        post_norm=tensors[f"{prefix}.post_attention_layernorm.weight"],
+        gate_up=matrix(torch.cat([tensors[f"{mlp}.{name}_proj.weight"] for name in ("gate", "up")])),
+        down=matrix(tensors[f"{mlp}.down_proj.weight"]),
+    )

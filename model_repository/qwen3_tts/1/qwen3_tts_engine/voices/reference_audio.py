@@ -1,0 +1,122 @@
+"""A reference recording: what is accepted, and what the encoders read (spec §5)."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+
+from qwen3_tts_engine.audio import SAMPLE_RATE, SAMPLES_PER_FRAME
+from qwen3_tts_engine.config import MAX_REFERENCE_SECONDS
+from qwen3_tts_engine.request import InvalidRequest
+
+MIN_RATE, MAX_RATE = 8_000, 192_000
+MAX_SAMPLES = MAX_REFERENCE_SECONDS * MAX_RATE
+# The speaker encoder mirrors its input at both ends and needs five frames of it; a codec frame holds seven.
+MIN_SECONDS = SAMPLES_PER_FRAME / SAMPLE_RATE
+# Full scale is 1. What is far beyond it was not scaled to it; what peaks below -60 dB holds nobody's voice.
+MAX_PEAK, MIN_PEAK = 2.0, 1e-3
+
+NUM_MELS = 128
+FFT_SIZE, HOP = 1024, 256
+MEL_PADDING = (FFT_SIZE - HOP) // 2
+MAGNITUDE_FLOOR, MEL_FLOOR = 1e-9, 1e-5
+# Slaney's mel scale: linear up to 1 kHz in steps of 200/3 Hz, then logarithmic, 27 steps to a factor of 6.4.
+LINEAR_STEP, LOG_START, LOG_STEP = 200 / 3, 1000.0, math.log(6.4) / 27
+
+
+def own_samples(samples: np.ndarray) -> np.ndarray:
+    """A copy, since the request's memory is freed before the encoders read it. Raises InvalidRequest."""
+    if len(samples) > MAX_SAMPLES:
+        raise InvalidRequest("ref_audio", samples, f"at most {MAX_SAMPLES} samples")
+    return samples.copy()
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceAudio:
+    """A recording that was found good: float32 [samples], mono, at `sample_rate` Hz."""
+
+    samples: np.ndarray
+    sample_rate: int
+
+    @classmethod
+    def of(cls, samples: np.ndarray, sample_rate: int | None, max_seconds: float) -> "ReferenceAudio":
+        """Raises InvalidRequest naming the field that is wrong."""
+        if sample_rate is None or not MIN_RATE <= sample_rate <= MAX_RATE:
+            allowed = f"the rate of ref_audio in Hz, {MIN_RATE} to {MAX_RATE}"
+            raise InvalidRequest("ref_sample_rate", sample_rate, f"required: {allowed}")
+        seconds = len(samples) / sample_rate
+        if not MIN_SECONDS <= seconds <= max_seconds:
+            found = f"{seconds:.3f} s at {sample_rate} Hz"
+            raise InvalidRequest("ref_audio", found, f"{MIN_SECONDS:g} to {max_seconds:g} s are allowed")
+        if not np.isfinite(samples).all():
+            raise InvalidRequest("ref_audio", float(samples[~np.isfinite(samples)][0]), "must be finite")
+        peak = float(np.abs(samples).max())
+        if not MIN_PEAK <= peak <= MAX_PEAK:
+            problem = "silent" if peak < MIN_PEAK else "not scaled to -1..1"
+            raise InvalidRequest("ref_audio", f"peak {peak:.3g}", f"{problem}: {MIN_PEAK:g} to {MAX_PEAK:g} is allowed")
+        return cls(samples, sample_rate)
+
+    def digest(self) -> str:
+        """SHA-256 of samples and rate."""
+        digest = hashlib.sha256(f"{self.sample_rate} {len(self.samples)} ".encode())
+        digest.update(np.ascontiguousarray(self.samples).data)
+        return digest.hexdigest()
+
+    def resampled(self) -> np.ndarray:
+        """float32 [samples] at 24 kHz, by the resampler and in the quality that the reference uses through librosa."""
+        if self.sample_rate == SAMPLE_RATE:
+            return self.samples.astype(np.float32)
+        # Only here: a 24 kHz reference needs no resampler.
+        import soxr  # type: ignore[import-untyped]
+
+        wanted = math.ceil(len(self.samples) * SAMPLE_RATE / self.sample_rate)
+        resampled = soxr.resample(self.samples.astype(np.float32), self.sample_rate, SAMPLE_RATE, quality="soxr_hq")
+        fitted: np.ndarray = np.zeros(wanted, np.float32)
+        fitted[: len(resampled)] = resampled[:wanted]
+        return fitted
+
+
+def frames(samples: np.ndarray) -> np.ndarray:
+    """24 kHz samples as codec frames, float32 [frames, 1920], the last one filled up with zeros."""
+    count = -(-len(samples) // SAMPLES_PER_FRAME)
+    padded = np.zeros(count * SAMPLES_PER_FRAME, np.float32)
+    padded[: len(samples)] = samples
+    return padded.reshape(count, SAMPLES_PER_FRAME)
+
+
+def log_mel(samples: np.ndarray) -> np.ndarray:
+    """24 kHz samples -> float32 [frames of 256 samples, 128]."""
+    padded = torch.from_numpy(np.pad(samples, MEL_PADDING, mode="reflect"))
+    spectrum = torch.stft(
+        padded, FFT_SIZE, HOP, window=torch.hann_window(FFT_SIZE), center=False, return_complex=True
+    )  # fmt: skip
+    magnitude = torch.sqrt(torch.view_as_real(spectrum).pow(2).sum(-1) + MAGNITUDE_FLOOR)
+    mel = torch.from_numpy(mel_filters()) @ magnitude
+    features: np.ndarray = mel.clamp(min=MEL_FLOOR).log().T.contiguous().numpy()
+    return features
+
+
+@cache
+def mel_filters() -> np.ndarray:
+    """Triangular filters of equal area from 0 to 12 kHz, float32 [128, 513]."""
+    edges = _mel_to_hz(np.linspace(0, _hz_to_mel(SAMPLE_RATE / 2), NUM_MELS + 2))
+    bins = np.linspace(0, SAMPLE_RATE / 2, FFT_SIZE // 2 + 1)
+    widths = np.diff(edges)[:, None]
+    slopes = edges[:, None] - bins
+    triangles: np.ndarray = np.maximum(0, np.minimum(-slopes[:-2] / widths[:-1], slopes[2:] / widths[1:]))
+    heights: np.ndarray = 2 / (edges[2:] - edges[:-2])
+    filters: np.ndarray = (triangles * heights[:, None]).astype(np.float32)
+    return filters
+
+
+def _hz_to_mel(hz: float) -> float:
+    return LOG_START / LINEAR_STEP + math.log(hz / LOG_START) / LOG_STEP
+
+
+def _mel_to_hz(mels: np.ndarray) -> np.ndarray:
+    bend = LOG_START / LINEAR_STEP
+    hz: np.ndarray = np.where(mels < bend, mels * LINEAR_STEP, LOG_START * np.exp(LOG_STEP * (mels - bend)))
+    return hz
