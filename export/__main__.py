@@ -9,14 +9,14 @@ from rich.progress import Progress
 from export.code2wav import build, export, is_current, version_folder
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, Encoder, export_encoder
 from export.encoders import is_current as is_encoder_current
-from export.form import Form
-from export.graph import Runtime
+from export.forms.form import Form
+from export.forms.graph import Runtime
+from export.forms.onnx_form import ONNX
+from export.forms.python_form import PYTHON
+from export.forms.tensorrt_form import tensorrt_form
 from export.model_folder import ExportError
-from export.onnx_form import ONNX
-from export.plan_process import DEFAULTS, TENSORRT_PYTHON, PlanError, TensorRtSettings
-from export.python_form import PYTHON
-from export.tensorrt_api import PLUGIN_LIBRARY
-from export.tensorrt_form import tensorrt_form
+from export.tensorrt.api import PLUGIN_LIBRARY
+from export.tensorrt.process import DEFAULTS, TENSORRT_PYTHON, PlanError, TensorRtSettings
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.progress import Progress
 
 from export.agreement import Agreement
-from export.codec import CodecStep
-from export.form import Form
+from export.forms.form import Form
 from export.golden import make_golden
 from export.model_folder import VERSION, ExportError, facts, is_served, verified
+from export.modules.codec import CodecStep
 from export.verify import Verification, failures, worst
 from qwen3_tts_engine.audio import SAMPLE_RATE
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint

@@ -16,12 +16,12 @@ from rich.progress import Progress
 from torch import Tensor, nn
 from torch.export import Dim
 
-from export.codec_encoder import CodecEncoder
-from export.graph import Graph, Run, Runtime
+from export.forms.graph import Graph, Run, Runtime
 from export.model_folder import VERSION, ExportError, facts, is_served, verified
-from export.plan_process import Arrays
+from export.modules.codec_encoder import CodecEncoder
+from export.modules.speaker_encoder import SpeakerEncoder
 from export.profiles import profile
-from export.speaker_encoder import SpeakerEncoder
+from export.tensorrt.process import Arrays
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError

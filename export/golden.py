@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from export.codec import CodecStep
+from export.modules.codec import CodecStep
 from export.reference import Reference
 from qwen3_tts_engine.audio import CODEBOOK_SIZE, NUM_CODEBOOKS
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, split_frames

@@ -9,8 +9,8 @@ from typing import Any
 import onnx
 import torch
 
-from export.form import Form
-from export.graph import Runtime
+from export.forms.form import Form
+from export.forms.graph import Runtime
 from qwen3_tts_engine.checkpoint.manifest import MANIFEST, EngineFacts, Manifest
 from qwen3_tts_engine.checkpoint.tensorrt_plan import Shapes, differences, tensorrt_version
 

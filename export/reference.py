@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from export.codec import CodecStep
+from export.modules.codec import CodecStep
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, max_history, split_frames
 
 # Rows that are decoded at once: all of a large batch would not fit in memory.

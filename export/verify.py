@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from export.agreement import Agreement, compare_step, compare_utterance
-from export.codec import CodecStep
+from export.modules.codec import CodecStep
 from export.reference import Reference, RowPool
 from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, split_frames

@@ -20,15 +20,16 @@ import grpc
 import grpc.experimental.gevent as grpc_gevent
 from tritonclient.grpc import service_pb2_grpc
 
-from client import metrics, options
-from client.errors import SpeechError
-from client.load import PAUSE_AFTER_FAILURE_S
-from client.playback import NS, duration_ns
-from client.prompt import DEFAULT_FILE, read_prompts
-from client.protocol import encode
-from client.stream import CHANNEL_OPTIONS
-from client.sync_stream import speak
-from client.timeline import Timeline, TimelineRecorder
+from qwen3_tts_client import options
+from qwen3_tts_client.analysis import metrics
+from qwen3_tts_client.analysis.playback import NS, duration_ns
+from qwen3_tts_client.bench.load import PAUSE_AFTER_FAILURE_S
+from qwen3_tts_client.bench.prompt import DEFAULT_FILE, read_prompts
+from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_client.protocol import encode
+from qwen3_tts_client.records.timeline import Timeline, TimelineRecorder
+from qwen3_tts_client.stream import CHANNEL_OPTIONS
+from qwen3_tts_client.sync_stream import speak
 
 grpc_gevent.init_gevent()
 MS = 1_000_000

@@ -24,7 +24,7 @@ streams() { # name, range flag and value
     shift
     "$perf_analyzer" "${common[@]}" --async --streaming --input-data scripts/perf_analyzer/qwen3_tts.json \
         --profile-export-file "$OUTPUT/$name.json" "$@"
-    python -m client import "$OUTPUT/$name.json" --artifact-dir "$OUTPUT/$name"
+    qwen3-tts import "$OUTPUT/$name.json" --artifact-dir "$OUTPUT/$name"
 }
 
 case $model in

@@ -19,7 +19,7 @@ from scripts.embedded.server import (
     TritonServer,
     backend_options,
 )
-from scripts.synthetic_checkpoint import make_checkpoint
+from scripts.synthetic.checkpoint import make_checkpoint
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = ROOT / "model_repository"
@@ -54,7 +54,7 @@ def main(
         with console.status("Proving the codec"):
             say("Hello.", "--speaker", "ryan", "--max-frames", "1", "--output", "-")
         request = ["--speaker", "ryan", "--language", "english", "--seed", SEED]
-        run("Speaking", "client", "say", text, *request, "--output", output)
+        run("Speaking", "qwen3_tts_client", "say", text, *request, "--output", output)
     console.print(f"Listen to {output}")
 
 
@@ -70,7 +70,7 @@ def prepare_checkpoint(build_folder: Path) -> Path:
 
 def say(*arguments: str) -> None:
     """Speak to nobody."""
-    command = [sys.executable, "-m", "client", "say", *arguments]
+    command = [sys.executable, "-m", "qwen3_tts_client", "say", *arguments]
     subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 

@@ -11,11 +11,11 @@ from rich.progress import Progress
 
 from export.code2wav import export
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
-from export.graph import ONNX_RUNTIME
-from export.onnx_form import ONNX
+from export.forms.graph import ONNX_RUNTIME
+from export.forms.onnx_form import ONNX
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from scripts.synthetic_checkpoint import make_checkpoint
-from scripts.synthetic_configs import ModelType
+from scripts.synthetic.checkpoint import make_checkpoint
+from scripts.synthetic.configs import ModelType
 
 if not torch.cuda.is_available():
     # Triton reads it when it is imported.

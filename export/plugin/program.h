@@ -1,4 +1,4 @@
-// The step's launches for each shape, as export/step_program.py writes them.
+// The step's launches for each shape, as export/tensorrt/step_program.py writes them.
 //
 // Little-endian, in order:
 //   "C2WSTEP1", u32 codebooks, u32 samples of a frame, u64 elements of a state

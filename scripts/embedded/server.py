@@ -23,7 +23,7 @@ from typing import IO, Annotated
 
 import typer
 
-from export.tensorrt_api import PLUGIN_LIBRARY
+from export.tensorrt.api import PLUGIN_LIBRARY
 from scripts.embedded.protection import (
     ADMIN_KEY_VARIABLE,
     HTTP_HEADER,

@@ -29,19 +29,19 @@ import typer
 from rich.console import Console
 from tritonclient.grpc import service_pb2_grpc
 
-from client.environment import environment
-from client.errors import SpeechError
-from client.protocol import encode
-from client.stream import Timeouts
-from client.sync_stream import speak
-from scripts.benchmark_common import gpu_of
-from scripts.benchmark_serving import configuration
+from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_client.protocol import encode
+from qwen3_tts_client.records.environment import environment
+from qwen3_tts_client.stream import Timeouts
+from qwen3_tts_client.sync_stream import speak
+from scripts.benchmarks.common import gpu_of
+from scripts.benchmarks.serving import configuration
 from scripts.soak.callers import KINDS, MIXED, Caller, Outcome
 from scripts.soak.faults import Fault, Faults
 from scripts.soak.figures import Figures
 from scripts.soak.server import Server, Setting, launched
 from scripts.soak.utterances import Utterance, requests
-from scripts.synthetic_configs import Size
+from scripts.synthetic.configs import Size
 
 # In a fault's time a request may also end so.
 MET_A_FAULT = {"error", "unavailable", "disconnected", "cancelled"}

@@ -16,12 +16,12 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from client.errors import SpeechError, from_message
-from client.protocol import SpeechRequest, TextPiece, encode
-from client.server import Server as Connection
-from client.stream import CHANNEL_OPTIONS, Timeouts
-from client.sync_stream import speak
-from client.voices import operate
+from qwen3_tts_client.errors import SpeechError, from_message
+from qwen3_tts_client.protocol import SpeechRequest, TextPiece, encode
+from qwen3_tts_client.server import Server as Connection
+from qwen3_tts_client.stream import CHANNEL_OPTIONS, Timeouts
+from qwen3_tts_client.sync_stream import speak
+from qwen3_tts_client.voices import operate
 from scripts.embedded.server import Ports
 from scripts.soak.utterances import BASE, CUSTOM, REFERENCE_RATE, Utterance, recording
 

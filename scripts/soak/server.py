@@ -16,8 +16,8 @@ from rich.progress import Progress
 from scripts.add_model import add_model
 from scripts.embedded.server import BUILT, Ports, is_ready
 from scripts.soak.utterances import BASE, CUSTOM, DESIGN
-from scripts.synthetic_checkpoint import make_checkpoint
-from scripts.synthetic_configs import ModelType, Size
+from scripts.synthetic.checkpoint import make_checkpoint
+from scripts.synthetic.configs import ModelType, Size
 
 ROOT = Path(__file__).parents[2]
 MODEL_TYPES: dict[str, ModelType] = {CUSTOM: "custom_voice", BASE: "base", DESIGN: "voice_design"}

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from client.protocol import SpeechRequest, encode
-from client.say import streamed
+from qwen3_tts_client.protocol import SpeechRequest, encode
+from qwen3_tts_client.say import streamed
 
 CUSTOM, BASE, DESIGN = "qwen3_tts", "qwen3_tts_base", "qwen3_tts_design"
 REFERENCE_RATE = 24_000

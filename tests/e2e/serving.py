@@ -16,12 +16,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from client.errors import SpeechError
-from client.protocol import SpeechRequest, encode
-from client.server import Server
-from client.stream import Timeouts
-from client.sync_stream import speak
-from client.voices import operate
+from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_client.protocol import SpeechRequest, encode
+from qwen3_tts_client.server import Server
+from qwen3_tts_client.stream import Timeouts
+from qwen3_tts_client.sync_stream import speak
+from qwen3_tts_client.voices import operate
 from scripts.embedded.server import BUILT, EXPLICIT, Ports, TritonServer, backend_directory
 
 ROOT = Path(__file__).parents[2]

@@ -15,12 +15,12 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from client import metrics
-from client.__main__ import main
-from client.errors import ExitCode
-from client.playback import MS
-from client.record import Run, read_run
-from client.summary import summarise
+from qwen3_tts_client.__main__ import main
+from qwen3_tts_client.analysis import metrics
+from qwen3_tts_client.analysis.playback import MS
+from qwen3_tts_client.analysis.summary import summarise
+from qwen3_tts_client.errors import ExitCode
+from qwen3_tts_client.records.record import Run, read_run
 from tests.fakes.stub_server import StubServer
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,8 @@ def prompt_file(path: Path, *scripts: dict[str, object]) -> str:
 
 
 def start_bench(url: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "client", "bench", "--url", url, "--artifact-dir", str(folder), *arguments]
+    command = [sys.executable, "-m", "qwen3_tts_client", "bench", "--url", url]
+    command += ["--artifact-dir", str(folder), *arguments]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

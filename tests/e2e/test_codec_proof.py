@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from export.onnx_form import ONNX
+from export.forms.onnx_form import ONNX
 from qwen3_tts_engine.codec.golden import GOLDEN
 from scripts.embedded.server import EXPLICIT, ServerError
 from tests.e2e.serving import Voice, copy_repository, serve

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from client.protocol import AudioChunk, End, Error, VoiceList, decode
+from qwen3_tts_client.protocol import AudioChunk, End, Error, VoiceList, decode
 from scripts.embedded.server import EXPLICIT
 from tests.conftest import CheckpointOf
 from tests.e2e.serving import Voice, copy_repository, eventually, serve

@@ -5,10 +5,10 @@ import os
 import subprocess
 from pathlib import Path
 
-from client.__main__ import main
-from client.errors import ExitCode
-from client.record import read_run
-from client.summary import summarise
+from qwen3_tts_client.__main__ import main
+from qwen3_tts_client.analysis.summary import summarise
+from qwen3_tts_client.errors import ExitCode
+from qwen3_tts_client.records.record import read_run
 from scripts.embedded.server import TritonServer
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""scripts.mixed_calls finds no fault with a right codec, and every answer of another one wrong."""
+"""scripts.benchmarks.mixed_calls finds no fault with a right codec, and every answer of another one wrong."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from scripts.benchmarks.mixed_calls import main
 from scripts.embedded.server import TritonServer
-from scripts.mixed_calls import main
-from scripts.synthetic_checkpoint import make_checkpoint
+from scripts.synthetic.checkpoint import make_checkpoint
 from tests.e2e.codec import ONLY_CODEC
 from tests.e2e.serving import copy_repository, serve
 

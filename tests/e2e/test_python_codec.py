@@ -15,8 +15,8 @@ from rich.progress import Progress
 from tritonclient.grpc import service_pb2
 
 from export.code2wav import export
-from export.codec import CodecStep
-from export.python_form import PYTHON
+from export.forms.python_form import PYTHON
+from export.modules.codec import CodecStep
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.e2e.serving import Voice, copy_repository, eventually, serve, stub_of

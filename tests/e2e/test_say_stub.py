@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.__main__ import main
-from client.errors import ExitCode
+from qwen3_tts_client.__main__ import main
+from qwen3_tts_client.errors import ExitCode
 from tests.fakes.stub_server import StubServer, text_of
 
 ROOT = Path(__file__).parents[2]
+SAY = (sys.executable, "-m", "qwen3_tts_client", "say")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def test_it_writes_a_wav_and_says_how_it_was_served(
 
 
 def test_raw_pcm_goes_to_standard_output(stub: StubServer) -> None:
-    command = [sys.executable, "-m", "client", "say", "-u", stub.url, script(chunks=[[0, 2]]), "--output", "-"]
+    command = [*SAY, "-u", stub.url, script(chunks=[[0, 2]]), "--output", "-"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=60)
     pcm = np.frombuffer(done.stdout, "<i2")
     assert len(pcm) == 2 * 1920
@@ -65,7 +66,7 @@ def test_raw_pcm_goes_to_standard_output(stub: StubServer) -> None:
 
 
 def test_text_from_standard_input_is_sent_as_it_comes(stub: StubServer, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "client", "say", "-u", stub.url, "-", "--output", str(tmp_path / "a.wav")]
+    command = [*SAY, "-u", stub.url, "-", "--output", str(tmp_path / "a.wav")]
     before = len(stub.servicer.received)
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -87,10 +88,10 @@ def test_text_from_standard_input_is_sent_as_it_comes(stub: StubServer, tmp_path
 
 
 def test_ctrl_c_cancels_the_stream(stub: StubServer, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "client", "say", "-u", stub.url, script(chunks=[[0, 1]], hang=True)]
+    command = [*SAY, "-u", stub.url, script(chunks=[[0, 1]], hang=True)]
     cancelled, received = stub.servicer.cancelled, len(stub.servicer.received)
     with subprocess.Popen(
-        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT / "client")}, stderr=subprocess.PIPE, text=True
     ) as process:
         wait_for(lambda: len(stub.servicer.received) > received and (tmp_path / "speech.wav").exists())
         process.send_signal(signal.SIGINT)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from client.protocol import SpeechRequest, TextPiece, encode
+from qwen3_tts_client.protocol import SpeechRequest, TextPiece, encode
 from scripts.embedded.server import TritonServer
 from tests.e2e.serving import Voice, eventually, serve
 

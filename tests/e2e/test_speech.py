@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from client.playback import play
-from client.protocol import SAMPLE_RATE
+from qwen3_tts_client.analysis.playback import play
+from qwen3_tts_client.protocol import SAMPLE_RATE
 from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.e2e.serving import Heard, Voice, copy_repository, real_backend, serve
 from tests.oracle.reference import load_processor, load_reference, reference_generate

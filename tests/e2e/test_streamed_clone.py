@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.errors import SpeechError
-from client.protocol import SpeechRequest, encode
-from client.say import streamed
-from client.stream import Timeouts
-from client.sync_stream import speak
+from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_client.protocol import SpeechRequest, encode
+from qwen3_tts_client.say import streamed
+from qwen3_tts_client.stream import Timeouts
+from qwen3_tts_client.sync_stream import speak
 from tests.conftest import CheckpointOf
 from tests.e2e.serving import Voice, eventually
 from tests.e2e.test_voices import IN_CONTEXT, X_VECTOR, assert_same, repository, serving

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from client.protocol import SpeechRequest, TextPiece, encode
+from qwen3_tts_client.protocol import SpeechRequest, TextPiece, encode
 from scripts.embedded.server import TritonServer
 from tests.e2e.serving import Voice, eventually, serve
 

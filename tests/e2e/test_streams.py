@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2_grpc
 
-from client.protocol import SpeechRequest, encode
+from qwen3_tts_client.protocol import SpeechRequest, encode
 from scripts.embedded.server import TritonServer
 from tests.e2e.serving import Heard, Voice, eventually, serve
 

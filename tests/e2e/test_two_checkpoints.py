@@ -14,14 +14,14 @@ import pytest
 from rich.progress import Progress
 from safetensors.torch import load_file, save_file
 
-from client.errors import SpeechError
-from client.playback import play
-from client.protocol import SAMPLE_RATE, SpeechRequest, encode
-from client.say import streamed
-from client.stream import Timeouts
-from client.sync_stream import speak
 from export.encoders import SPEAKER_ENCODER, export_encoder
-from export.graph import ONNX_RUNTIME
+from export.forms.graph import ONNX_RUNTIME
+from qwen3_tts_client.analysis.playback import play
+from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest, encode
+from qwen3_tts_client.say import streamed
+from qwen3_tts_client.stream import Timeouts
+from qwen3_tts_client.sync_stream import speak
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.add_model import add_model
 from scripts.embedded.server import EXPLICIT, TritonServer
@@ -132,7 +132,17 @@ def test_a_long_text_comes_without_a_pause(caller: Voice) -> None:
 
 
 def test_the_client_reads_standard_input_as_it_comes(server: TritonServer, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "client", "say", "-u", f"localhost:{server.ports.grpc}", "-", "--seed", "4"]
+    command = [
+        sys.executable,
+        "-m",
+        "qwen3_tts_client",
+        "say",
+        "-u",
+        f"localhost:{server.ports.grpc}",
+        "-",
+        "--seed",
+        "4",
+    ]
     for name, value in CUSTOM.items():
         command += [f"--{name}", value]
     with subprocess.Popen(

@@ -12,11 +12,11 @@ import pytest
 from rich.progress import Progress
 
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
-from export.graph import ONNX_RUNTIME
+from export.forms.graph import ONNX_RUNTIME
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from scripts import synthetic_configs
 from scripts.embedded.server import EXPLICIT
-from scripts.synthetic_checkpoint import make_checkpoint
+from scripts.synthetic import configs as synthetic_configs
+from scripts.synthetic.checkpoint import make_checkpoint
 from tests.e2e.serving import Voice, copy_repository, serve
 from tests.oracle.test_encoders import recording
 

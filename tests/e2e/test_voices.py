@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from client.errors import SpeechError
-from client.wav import WavWriter, read_wav
+from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_client.wav import WavWriter, read_wav
 from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.conftest import CheckpointOf
 from tests.e2e.serving import ROOT, Voice, copy_repository, eventually, serve
@@ -349,7 +349,7 @@ def test_the_command_line(caller: Voice, tmp_path: Path) -> None:
     url = ["--url", f"localhost:{caller.server.ports.grpc}"]
 
     def client(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "client", *arguments, *url]
+        command = [sys.executable, "-m", "qwen3_tts_client", *arguments, *url]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
     reference = ["--ref-audio", str(wav), "--ref-text", SAID]

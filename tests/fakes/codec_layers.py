@@ -9,11 +9,11 @@ from torch import Tensor
 from code2wav_step.config import StepConfig
 from code2wav_step.ops import Ops
 from code2wav_step.weights import Activation, Depthwise, Product, Unit
-from export.codec import CodecStep
-from export.python_form import step_config
+from export.forms.python_form import step_config
+from export.modules.codec import CodecStep
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
 from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes
-from scripts.synthetic_configs import CODEC_DECODER
+from scripts.synthetic.configs import CODEC_DECODER
 
 SMALL = {
     "codebook_dim": 64,

@@ -1,4 +1,4 @@
-"""Stands in for export.cuda's device, with host memory: what a stand-in for TensorRT reads and writes."""
+"""Stands in for export.tensorrt.cuda's device, with host memory: what a stand-in for TensorRT reads and writes."""
 
 import ctypes
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Stands in for a Python that has TensorRT: `plan_python.py -m export.tensorrt_build|tensorrt_run ...`.
+"""Stands in for a Python that has TensorRT: `plan_python.py -m export.tensorrt.build|tensorrt_run ...`.
 
 Its plan is the ONNX file itself with the profile beside the graph, which ONNX Runtime runs on the CPU.
 QWEN3_TTS_FAKE_PLAN spoils it: "batch" gives the second row of a batch the first row's sound, "wrong" adds one to every
@@ -22,8 +22,8 @@ import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from export.profiles import Shapes, describe, find
-from export.tensorrt_api import TensorRtError, take_standard_output
-from export.tensorrt_run import serve
+from export.tensorrt.api import TensorRtError, take_standard_output
+from export.tensorrt.run import serve
 
 DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int32)": "int32"}
 FACTS = {
@@ -128,7 +128,7 @@ def build(arguments: list[str]) -> None:
 
 def main() -> None:
     module, *arguments = sys.argv[2:]
-    if module == "export.tensorrt_build":
+    if module == "export.tensorrt.build":
         build(arguments)
         return
     replies = take_standard_output()

@@ -14,15 +14,15 @@ from code2wav_step.pcm import to_int16
 from code2wav_step.requests import STATE_DTYPE
 from code2wav_step.runner import GraphRunner
 from code2wav_step.torch_ops import TorchOps
-from export import python_form
 from export.agreement import Agreement
-from export.codec import CodecStep
+from export.forms import python_form
+from export.modules.codec import CodecStep
 from export.verify import ALL_BATCHES, Verification, failures
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
 from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes
-from scripts.synthetic_configs import CODEC_DECODER
-from scripts.synthetic_weights import initial
+from scripts.synthetic.configs import CODEC_DECODER
+from scripts.synthetic.weights import initial
 from tests.fakes.codec_layers import CASES, Inputs, small_config
 from tests.gpu.conftest import DEVICE
 

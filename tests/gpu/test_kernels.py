@@ -20,7 +20,7 @@ from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, TorchRows
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.talker import Talker
 from qwen3_tts_engine.talker.transformer import LayerWeights
-from scripts.synthetic_configs import model_config
+from scripts.synthetic.configs import model_config
 from tests.fakes.scripted import Listener, make_stream
 from tests.gpu.conftest import DEVICE
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from export.plan_process import TENSORRT_PYTHON, PlanError, TensorRtSettings
+from export.forms.tensorrt_form import PlanStep, tensorrt_form
 from export.profiles import Shapes
-from export.tensorrt_api import PLUGIN_LIBRARY
-from export.tensorrt_form import PlanStep, tensorrt_form
+from export.tensorrt.api import PLUGIN_LIBRARY
+from export.tensorrt.process import TENSORRT_PYTHON, PlanError, TensorRtSettings
 from export.verify import Verification, failures
 from qwen3_tts_engine.codec.contract import input_shapes
 from tests.fakes.codec_layers import small_step

@@ -17,11 +17,11 @@ from rich.progress import Progress
 from safetensors.torch import load_file, save_file
 
 from export.code2wav import export
-from export.python_form import PYTHON
+from export.forms.python_form import PYTHON
 from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint
-from scripts.benchmark_serving import EXIT, configuration
+from scripts.benchmarks.serving import EXIT, configuration
 from scripts.embedded.server import EXPLICIT
-from scripts.synthetic_configs import CODEC_IDS
+from scripts.synthetic.configs import CODEC_IDS
 from tests.e2e.serving import Heard, Voice, copy_repository, eventually, serve
 
 STREAMS, FRAMES = 8, 40

@@ -18,10 +18,10 @@ from rich.progress import Progress
 from export.code2wav import Exported, export, is_current
 from export.encoders import CODEC_ENCODER, COMMON_FRAMES, MOST_FRAMES, SPEAKER_ENCODER, Encoder, export_encoder
 from export.encoders import is_current as is_encoder_current
-from export.form import Form
-from export.plan_process import TENSORRT_PYTHON, PlanError, PlanProcess, TensorRtSettings
-from export.tensorrt_form import tensorrt_form
-from export.tensorrt_plan import tensorrt
+from export.forms.form import Form
+from export.forms.tensorrt_form import tensorrt_form
+from export.forms.tensorrt_plan import tensorrt
+from export.tensorrt.process import TENSORRT_PYTHON, PlanError, PlanProcess, TensorRtSettings
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EncoderManifest
 from qwen3_tts_engine.checkpoint.tensorrt_plan import check_plan

@@ -15,10 +15,10 @@ from torch import Tensor
 from tritonclient.utils import InferenceServerException
 
 from export.code2wav import export
-from export.codec import CodecStep
-from export.form import Form
-from export.plan_process import TENSORRT_PYTHON, TensorRtSettings
-from export.tensorrt_form import tensorrt_form
+from export.forms.form import Form
+from export.forms.tensorrt_form import tensorrt_form
+from export.modules.codec import CodecStep
+from export.tensorrt.process import TENSORRT_PYTHON, TensorRtSettings
 from export.verify import Outcome, Step, Verification, failures, worst
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.contract import CODES, HISTORY, MAX_BATCH, MAX_FRAMES, STATE, STATE_OUT, WAVEFORM

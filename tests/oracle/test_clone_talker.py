@@ -16,7 +16,7 @@ from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import SynthesisRequest
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.voice import Voice
-from scripts.synthetic_checkpoint import make_checkpoint
+from scripts.synthetic.checkpoint import make_checkpoint
 from tests.conftest import CheckpointOf
 from tests.oracle.reference import VoiceClone, load_processor, load_reference, reference_generate
 from tests.oracle.speaking import CPU, reference_prefill, synthesise

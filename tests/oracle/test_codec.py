@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from export.codec import CodecStep
-from export.onnx_form import ONNX
+from export.forms.onnx_form import ONNX
+from export.modules.codec import CodecStep
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.contract import MAX_FRAMES, max_history

@@ -9,9 +9,9 @@ import onnxruntime
 import pytest
 import torch
 
-from export.codec_encoder import CodecEncoder
-from export.onnx_form import ONNX
-from export.speaker_encoder import SpeakerEncoder
+from export.forms.onnx_form import ONNX
+from export.modules.codec_encoder import CodecEncoder
+from export.modules.speaker_encoder import SpeakerEncoder
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.voices import encoders
 from qwen3_tts_engine.voices.reference_audio import ReferenceAudio, frames, log_mel, mel_filters

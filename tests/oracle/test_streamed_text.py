@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from export.codec import CodecStep
+from export.modules.codec import CodecStep
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.contract import max_history
 from qwen3_tts_engine.codec.states import CodecStates, to_pcm

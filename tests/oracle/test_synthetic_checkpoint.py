@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from scripts.synthetic_checkpoint import make_checkpoint, model_shapes, speech_tokenizer_shapes
-from scripts.synthetic_configs import ModelType
-from scripts.synthetic_tokenizer import ROLES, WORDS, text_tokenizer
+from scripts.synthetic.checkpoint import make_checkpoint, model_shapes, speech_tokenizer_shapes
+from scripts.synthetic.configs import ModelType
+from scripts.synthetic.tokenizer import ROLES, WORDS, text_tokenizer
 from tests.conftest import CheckpointOf
 from tests.oracle.reference import (
     assistant_text,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from export.plan_process import TensorRtSettings
+from export.tensorrt.process import TensorRtSettings
 
 PLAN_PYTHON = Path(__file__).parents[1] / "fakes" / "plan_python.py"
 

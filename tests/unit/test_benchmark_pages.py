@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts import plot_cost
+from scripts.benchmarks import plot_cost
 
 FOLDER = plot_cost.BENCHMARKS
 PAGES = (FOLDER / "README.md", FOLDER.parents[1] / "README.md")

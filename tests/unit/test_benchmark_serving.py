@@ -1,9 +1,9 @@
 """The rows that docs/benchmarks/ keeps of a run say what its summary says."""
 
-from client.playback import NS
-from client.summary import summarise
-from client.timeline import Timeline
-from scripts.benchmark_serving import codec_calls, configuration, rows
+from qwen3_tts_client.analysis.playback import NS
+from qwen3_tts_client.analysis.summary import summarise
+from qwen3_tts_client.records.timeline import Timeline
+from scripts.benchmarks.serving import codec_calls, configuration, rows
 from tests.unit.client.test_summary import request, run, stream
 
 

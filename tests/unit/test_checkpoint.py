@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from export.codec import CodecStep
+from export.modules.codec import CodecStep
 from qwen3_tts_engine.checkpoint.checkpoint import TOKENIZER_FILES, Checkpoint, load_tensors
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes

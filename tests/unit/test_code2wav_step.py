@@ -24,10 +24,10 @@ from code2wav_step.runner import GRAIN_ROW_FRAMES, MAX_ROW_FRAMES, SHAPES, Plain
 from code2wav_step.shared_states import SharedStates
 from code2wav_step.step import Step
 from code2wav_step.torch_ops import TorchOps
-from export import python_form
 from export.agreement import Agreement, compare_step
 from export.code2wav import export
-from export.codec import CodecStep
+from export.forms import python_form
+from export.modules.codec import CodecStep
 from export.reference import Reference
 from export.verify import Verification, failures
 from qwen3_tts_engine import audio

@@ -22,7 +22,7 @@ from qwen3_tts_engine.codec.states import CodecStates, overflowed
 from qwen3_tts_engine.core import Chunks
 from qwen3_tts_engine.request import RequestError, Unavailable
 from qwen3_tts_engine.scheduling.chunker import MAX_CALL_FRAMES
-from scripts.benchmark_tensorrt import proof_seconds
+from scripts.benchmarks.tensorrt import proof_seconds
 
 UTTERANCES, FRAMES = 3, 31
 LENGTHS = list(CHUNK_FRAMES)

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from export.codec import CodecStep
+from export.modules.codec import CodecStep
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
 from qwen3_tts_engine.codec.contract import max_history, state_layout, state_size
-from scripts.synthetic_configs import CODEC_DECODER
+from scripts.synthetic.configs import CODEC_DECODER
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,11 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from export.tensorrt_api import PLUGIN_LIBRARY
+from export.tensorrt.api import PLUGIN_LIBRARY
 from qwen3_tts_engine.checkpoint.configs import SpeechTokenizerConfig
 from qwen3_tts_engine.codec.contract import MAX_BATCH, state_size
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, MAIN_MODEL, EngineConfig
-from scripts.benchmark_common import settings_of_environment
+from scripts.benchmarks.common import settings_of_environment
 from scripts.embedded.protection import (
     ADMIN_KEY_VARIABLE,
     LIMITS,
@@ -31,7 +31,7 @@ from scripts.embedded.protection import (
     restrictions,
 )
 from scripts.embedded.server import EXPLICIT, GPU_OPTIONS, Ports
-from scripts.synthetic_configs import speech_tokenizer_config
+from scripts.synthetic.configs import speech_tokenizer_config
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

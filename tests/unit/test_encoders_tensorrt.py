@@ -16,22 +16,22 @@ from tritonclient.grpc import model_config_pb2
 from typer.testing import CliRunner
 
 import export.__main__ as cli
-from export.codec_encoder import CodecEncoder
 from export.encoders import CODEC_ENCODER, MOST_FRAMES, SPEAKER_ENCODER, Encoder, export_encoder, graph, is_current
-from export.graph import ONNX_RUNTIME, Graph, Runtime
+from export.forms.graph import ONNX_RUNTIME, Graph, Runtime
+from export.forms.onnx_opset import to_opset_17
+from export.forms.tensorrt_plan import build, tensorrt
 from export.model_folder import ExportError
-from export.onnx_opset import to_opset_17
-from export.plan_process import PlanError, TensorRtSettings
-from export.speaker_encoder import SpeakerEncoder
-from export.tensorrt_plan import build, tensorrt
+from export.modules.codec_encoder import CodecEncoder
+from export.modules.speaker_encoder import SpeakerEncoder
+from export.tensorrt.process import PlanError, TensorRtSettings
 from qwen3_tts_engine import startup
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError, SpeakerEncoderConfig, SpeechTokenizerConfig
 from qwen3_tts_engine.checkpoint.manifest import EncoderManifest
 from qwen3_tts_engine.checkpoint.tensor_shapes import codec_encoder_shapes, speaker_encoder_shapes
 from qwen3_tts_engine.config import EngineConfig
-from scripts.synthetic_configs import Size, model_config, speech_tokenizer_config
-from scripts.synthetic_weights import initial
+from scripts.synthetic.configs import Size, model_config, speech_tokenizer_config
+from scripts.synthetic.weights import initial
 from tests.conftest import CheckpointOf
 
 ENCODERS = (SPEAKER_ENCODER, CODEC_ENCODER)

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 import export.__main__ as cli
 from export.agreement import Agreement, compare_step
-from export.codec import CodecStep
 from export.encoders import SPEAKER_ENCODER, export_encoder
-from export.graph import ONNX_RUNTIME
+from export.forms.graph import ONNX_RUNTIME
+from export.forms.onnx_form import ONNX
 from export.model_folder import ExportError
-from export.onnx_form import ONNX
+from export.modules.codec import CodecStep
 from export.reference import Reference
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint

@@ -9,7 +9,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.matrix import FP8, Matrix
-from scripts import rounding_error
+from scripts.benchmarks import rounding_error
 
 
 @pytest.mark.parametrize("largest", [1e-3, 0.4, 1.0, 448.0, 449.0, 3e4])

@@ -8,15 +8,15 @@ from google.protobuf import json_format, text_format  # type: ignore[import-unty
 from tritonclient.grpc import model_config_pb2
 
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, configured
-from export.graph import Runtime
-from export.onnx_form import ONNX, plan_profiles
-from export.plan_process import TensorRtSettings
-from export.tensorrt_form import tensorrt_form
+from export.forms.graph import Runtime
+from export.forms.onnx_form import ONNX, plan_profiles
+from export.forms.tensorrt_form import tensorrt_form
+from export.tensorrt.process import TensorRtSettings
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig, SpeechTokenizerConfig
 from qwen3_tts_engine.codec import contract
 from qwen3_tts_engine.voices import encoders
 from scripts.embedded.backends.shared.merged_runs import limits
-from scripts.synthetic_configs import speech_tokenizer_config
+from scripts.synthetic.configs import speech_tokenizer_config
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 CONFIGS = sorted(path for name in ("qwen3_tts", "code2wav") for path in (REPOSITORY / name).rglob("*.pbtxt"))

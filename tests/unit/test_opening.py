@@ -24,7 +24,7 @@ from qwen3_tts_engine.request import (
     SynthesisRequest,
     Unavailable,
 )
-from scripts.synthetic_configs import ModelType
+from scripts.synthetic.configs import ModelType
 from tests.conftest import CheckpointOf
 from tests.fakes.scripted import Listener, scripted_pcm
 from tests.unit.test_engine import WAIT, Harness, eventually

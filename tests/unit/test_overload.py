@@ -1,9 +1,9 @@
-"""What scripts.overload makes of a record."""
+"""What scripts.benchmarks.overload makes of a record."""
 
-from client.playback import MS, NS
-from client.record import LoadRecord, RequestRecord, Run
-from client.timeline import Timeline
-from scripts.overload import Load, normal_after
+from qwen3_tts_client.analysis.playback import MS, NS
+from qwen3_tts_client.records.record import LoadRecord, RequestRecord, Run
+from qwen3_tts_client.records.timeline import Timeline
+from scripts.benchmarks.overload import Load, normal_after
 
 SAMPLES = 1920
 

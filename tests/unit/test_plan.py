@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from export.onnx_form import plan_profiles
+from export.forms.onnx_form import plan_profiles
 from qwen3_tts_engine.checkpoint import tensorrt_plan
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EngineFacts

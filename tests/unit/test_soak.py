@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from client.protocol import SpeechRequest
+from qwen3_tts_client.protocol import SpeechRequest
 from scripts.soak.__main__ import Tally, is_right
 from scripts.soak.callers import HUNG_UP, KINDS, MIXED, Outcome
 from scripts.soak.faults import Fault

@@ -11,9 +11,9 @@ from code2wav_step import weights as step_weights
 from code2wav_step.kernel_ops import KernelOps
 from code2wav_step.step import Step
 from code2wav_step.weights import StepWeights
-from export import python_form
-from export.launches import ALIGNMENT, Base, Constants, Launch, Place, Recording, Temporary, plan, record
-from export.step_program import Compiled, Kernel, write_program
+from export.forms import python_form
+from export.tensorrt.launches import ALIGNMENT, Base, Constants, Launch, Place, Recording, Temporary, plan, record
+from export.tensorrt.step_program import Compiled, Kernel, write_program
 from tests.fakes.codec_layers import small_step
 from tests.fakes.compiled_plugin import CompiledPlugin
 

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from export import tensorrt_plan
-from export.codec import CodecStep
-from export.graph import Graph
-from export.onnx_form import graph
-from export.plan_process import PlanError, TensorRtSettings
-from export.tensorrt_api import configure, create_network, import_tensorrt
-from export.tensorrt_form import tensorrt_form
-from export.tensorrt_plan import build
+from export.forms import tensorrt_plan
+from export.forms.graph import Graph
+from export.forms.onnx_form import graph
+from export.forms.tensorrt_form import tensorrt_form
+from export.forms.tensorrt_plan import build
+from export.modules.codec import CodecStep
+from export.tensorrt.api import configure, create_network, import_tensorrt
+from export.tensorrt.process import PlanError, TensorRtSettings
 from qwen3_tts_engine.checkpoint.configs import SpeechTokenizerConfig
 from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH
-from scripts.synthetic_configs import Size, speech_tokenizer_config
-from scripts.synthetic_weights import initial
+from scripts.synthetic.configs import Size, speech_tokenizer_config
+from scripts.synthetic.weights import initial
 
 pytest.importorskip("tensorrt_rtx_bindings", reason="the extra tensorrt-rtx")
 SIZES: tuple[Size, ...] = ("tiny", "1.7b")
@@ -47,7 +47,7 @@ def test_graph_that_tensorrt_does_not_know_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no graph")
     options = ["--profiles", "[]", "--cache", str(tmp_path)]
     files = [str(tmp_path / "model.onnx"), str(tmp_path / "model.plan")]
-    command = [sys.executable, "-m", "export.tensorrt_build", *files]
+    command = [sys.executable, "-m", "export.tensorrt.build", *files]
     failed = subprocess.run([*command, *options], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert failed.returncode == 1
     assert f"does not take {tmp_path / 'model.onnx'}" in failed.stderr.splitlines()[-1]

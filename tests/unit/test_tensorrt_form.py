@@ -16,16 +16,17 @@ from rich.progress import Progress
 from typer.testing import CliRunner
 
 import export.__main__ as cli
-from export import onnx_form, shared_plan
 from export.code2wav import Exported, export, is_current
-from export.codec import CodecStep
-from export.form import Form
-from export.graph import Graph
+from export.forms import onnx_form
+from export.forms.form import Form
+from export.forms.graph import Graph
+from export.forms.onnx_form import ONNX, plan_profiles
+from export.forms.onnx_opset import to_opset_17
+from export.forms.tensorrt_form import tensorrt_form
 from export.model_folder import ExportError
-from export.onnx_form import ONNX, plan_profiles
-from export.onnx_opset import to_opset_17
-from export.plan_process import PlanError, SharedTensors, TensorRtSettings
-from export.tensorrt_form import tensorrt_form
+from export.modules.codec import CodecStep
+from export.tensorrt import shared_plan
+from export.tensorrt.process import PlanError, SharedTensors, TensorRtSettings
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, MAX_FRAMES

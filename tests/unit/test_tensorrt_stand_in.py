@@ -17,11 +17,11 @@ from google.protobuf import json_format, text_format
 from onnx import TensorProto, helper
 from tritonclient.grpc import model_config_pb2
 
-from export import shared_plan
 from export.encoders import CODEC_ENCODER, configured
-from export.plan_process import PlanError, PlanProcess, SharedTensors, TensorRtSettings
+from export.forms.tensorrt_plan import tensorrt
 from export.profiles import profile
-from export.tensorrt_plan import tensorrt
+from export.tensorrt import shared_plan
+from export.tensorrt.process import PlanError, PlanProcess, SharedTensors, TensorRtSettings
 from qwen3_tts_engine.codec.contract import input_shapes
 
 ROOT = Path(__file__).parents[2]

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from export import tensorrt_build, tensorrt_run
 from export.profiles import profile
-from export.tensorrt_api import TensorRtError, configure, create_network, is_strongly_typed
+from export.tensorrt import build as tensorrt_build
+from export.tensorrt import run as tensorrt_run
+from export.tensorrt.api import TensorRtError, configure, create_network, is_strongly_typed
 from qwen3_tts_engine.codec.contract import input_shapes
 from tests.fakes import host_cuda
 from tests.fakes.tensorrt_module import ENUMS, LACKS, STRICT, tensorrt_module

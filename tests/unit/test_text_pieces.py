@@ -8,12 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers, trainers
 
-from client.prompt import DEFAULT_FILE, read_prompts
+from qwen3_tts_client.bench.prompt import DEFAULT_FILE, read_prompts
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.frontend.text_pieces import PiecewiseText, is_final
 from qwen3_tts_engine.frontend.tokenizer import TextTokenizer
 from qwen3_tts_engine.request import InvalidRequest
-from scripts.synthetic_tokenizer import ADDED_TOKENS
+from scripts.synthetic.tokenizer import ADDED_TOKENS
 
 SENTENCES = [str(prompt.fields["text"]) for prompt in read_prompts(DEFAULT_FILE)]
 # What decides about boundaries, and characters that normalizing joins or splits.

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from export.agreement import Agreement, compare, compare_utterance
-from export.codec import CodecStep
-from export.onnx_form import ONNX
+from export.forms.onnx_form import ONNX
+from export.modules.codec import CodecStep
 from export.reference import AGES, Reference
 from export.verify import ALL_BATCHES, SOME_BATCHES, Outcome, Step, Verification, affordable_batches, failures, worst
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, max_history, split_frames
-from scripts.synthetic_configs import CODEC_DECODER
+from scripts.synthetic.configs import CODEC_DECODER
 
 LIMIT = Agreement(max_error=0.1, snr_db=30.0)
 Answers = tuple[Tensor, Tensor]

@@ -12,8 +12,8 @@ from qwen3_tts_engine.checkpoint.tensor_shapes import (
     speaker_encoder_shapes,
     talker_shapes,
 )
-from scripts.synthetic_configs import ModelType, Size, model_config, speech_tokenizer_config
-from scripts.synthetic_tokenizer import text_tokenizer
+from scripts.synthetic.configs import ModelType, Size, model_config, speech_tokenizer_config
+from scripts.synthetic.tokenizer import text_tokenizer
 
 
 def released(size: Size, model_type: ModelType) -> ModelConfig:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from client.audible import AudibleOnset
+from qwen3_tts_client.records.audible import AudibleOnset
 
 RATE = 24_000
 HOP = 240  # 10 ms

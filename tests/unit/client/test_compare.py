@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from client.compare import RESAMPLES, Observations, bootstrap, common_loads, compare_load
-from client.playback import MS, NS
-from client.record import LoadRecord, RequestRecord, Run
-from client.timeline import Timeline
+from qwen3_tts_client.analysis.compare import RESAMPLES, Observations, bootstrap, common_loads, compare_load
+from qwen3_tts_client.analysis.playback import MS, NS
+from qwen3_tts_client.records.record import LoadRecord, RequestRecord, Run
+from qwen3_tts_client.records.timeline import Timeline
 
 FRAME = 1920
 

@@ -6,8 +6,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from client.load import PAUSE_AFTER_FAILURE_S, Phase, Share, poisson_arrivals_ns, run_phase
-from client.playback import NS
+from qwen3_tts_client.analysis.playback import NS
+from qwen3_tts_client.bench.load import PAUSE_AFTER_FAILURE_S, Phase, Share, poisson_arrivals_ns, run_phase
 
 ALONE = Share(0, 1)
 

@@ -1,7 +1,7 @@
 import pytest
 
-from client import metrics
-from client.timeline import Timeline
+from qwen3_tts_client.analysis import metrics
+from qwen3_tts_client.records.timeline import Timeline
 
 MS = 1_000_000
 FRAME = 1920

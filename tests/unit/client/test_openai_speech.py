@@ -3,10 +3,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from client.errors import SpeechError
-from client.openai_speech import OpenAITarget, speech_body
-from client.protocol import SpeechRequest
-from client.stream import Timeouts
+from qwen3_tts_client.bench.openai_speech import OpenAITarget, speech_body
+from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_client.protocol import SpeechRequest
+from qwen3_tts_client.stream import Timeouts
 
 PCM = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm; rate=24000\r\n"
 SHORT = Timeouts(stream_s=2, chunk_s=0.3)

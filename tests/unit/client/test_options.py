@@ -2,8 +2,8 @@ import argparse
 
 import pytest
 
-from client.bench_options import float_values, int_values, json_object
-from client.errors import from_message
+from qwen3_tts_client.bench.options import float_values, int_values, json_object
+from qwen3_tts_client.errors import from_message
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from client.__main__ import main
-from client.errors import ClientError, ExitCode
-from client.perf_analyzer import read_export
-from client.record import LoadRecord, RequestRecord, read_run
-from client.summary import summarise
+from qwen3_tts_client.__main__ import main
+from qwen3_tts_client.analysis.perf_analyzer import read_export
+from qwen3_tts_client.analysis.summary import summarise
+from qwen3_tts_client.errors import ClientError, ExitCode
+from qwen3_tts_client.records.record import LoadRecord, RequestRecord, read_run
 
 MS = 1_000_000
 START = 1_795_223_589_799_242_523  # the clock of perf_analyzer counts from 1970

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.playback import NS, Playback, duration_ns, play, share_within
+from qwen3_tts_client.analysis.playback import NS, Playback, duration_ns, play, share_within
 
 MS = 1_000_000
 FRAME = 1920  # 80 ms

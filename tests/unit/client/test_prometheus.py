@@ -1,6 +1,6 @@
 import pytest
 
-from client.prometheus import parse, quantile_between, scrape, total
+from qwen3_tts_client.records.prometheus import parse, quantile_between, scrape, total
 
 TEXT = """# HELP tick_seconds One tick
 # TYPE tick_seconds histogram

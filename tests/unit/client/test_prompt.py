@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from client.errors import ClientError, ExitCode
-from client.prompt import DEFAULT_FILE, read_prompts
+from qwen3_tts_client.bench.prompt import DEFAULT_FILE, read_prompts
+from qwen3_tts_client.errors import ClientError, ExitCode
 
 
 def test_the_shipped_set_is_twenty_texts_in_each_of_ten_languages() -> None:

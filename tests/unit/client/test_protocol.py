@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from client.protocol import INPUTS, OUTPUTS, AudioChunk, End, Error, SpeechRequest, TextPiece, decode, encode
+from qwen3_tts_client.protocol import INPUTS, OUTPUTS, AudioChunk, End, Error, SpeechRequest, TextPiece, decode, encode
 
 CONFIG = Path(__file__).parents[3] / "model_repository/qwen3_tts/config.pbtxt"
 

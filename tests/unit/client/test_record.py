@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from client.errors import ClientError, ExitCode
-from client.record import (
+from qwen3_tts_client.errors import ClientError, ExitCode
+from qwen3_tts_client.records.record import (
     SCHEMA_VERSION,
     ClientRecord,
     LoadRecord,
@@ -14,7 +14,7 @@ from client.record import (
     ScrapeRecord,
     read_run,
 )
-from client.timeline import Timeline
+from qwen3_tts_client.records.timeline import Timeline
 
 TIMELINE = Timeline(5, None, [7, 9], [1920, 3840], 24_000, 480, 10, "ok")
 REQUEST = RequestRecord(0, 3, "measure", 1, "de-04", "german", 30, TIMELINE)

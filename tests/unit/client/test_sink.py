@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.errors import ClientError
-from client.sink import open_sink
+from qwen3_tts_client.errors import ClientError
+from qwen3_tts_client.sink import open_sink
 
 PCM = np.array([1, -2, 3], np.int16)
 

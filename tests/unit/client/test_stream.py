@@ -3,9 +3,9 @@
 import pytest
 from tritonclient.grpc import service_pb2
 
-from client.errors import SpeechError
-from client.protocol import MORE_TEXT
-from client.stream import Responses
+from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_client.protocol import MORE_TEXT
+from qwen3_tts_client.stream import Responses
 
 LATE = service_pb2.ModelStreamInferResponse(error_message="INVALID_ARG: sequence_id: 7: not open")
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from client.playback import MS, NS
-from client.record import ClientRecord, LoadRecord, RequestRecord, Run
-from client.summary import summarise
-from client.timeline import Timeline
+from qwen3_tts_client.analysis.playback import MS, NS
+from qwen3_tts_client.analysis.summary import summarise
+from qwen3_tts_client.records.record import ClientRecord, LoadRecord, RequestRecord, Run
+from qwen3_tts_client.records.timeline import Timeline
 
 FRAME = 1920
 US = 1000

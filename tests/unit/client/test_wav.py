@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.errors import ClientError
-from client.wav import WavWriter, read_wav
+from qwen3_tts_client.errors import ClientError
+from qwen3_tts_client.wav import WavWriter, read_wav
 
 
 def write(path: Path, data: bytes, width: int, channels: int = 1, rate: int = 16_000) -> Path:

@@ -8,7 +8,7 @@ from code2wav_step.weights import StepWeights, TransformerLayer
 
 
 class Step:
-    """What export.codec.CodecStep computes, on folded weights and in the operations of `ops`."""
+    """What export.modules.codec.CodecStep computes, on folded weights and in the operations of `ops`."""
 
     def __init__(self, weights: StepWeights, ops: Ops) -> None:
         self.weights, self.config, self.ops = weights, weights.config, ops

@@ -15,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 from merged_runs import Answer, Input, InvalidInputError, MergingModel, limits  # type: ignore[import-not-found]
 from plan import Plan  # type: ignore[import-not-found]
 
-from export.plan_process import TENSORRT_PYTHON
+from export.tensorrt.process import TENSORRT_PYTHON
 
 DEFAULT_MODEL_FILENAME = "model.plan"
 

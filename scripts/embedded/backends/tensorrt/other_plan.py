@@ -1,4 +1,4 @@
-"""A plan that TensorRT runs in another Python (export.tensorrt_run), on device memory that this process maps."""
+"""A plan that TensorRT runs in another Python (export.tensorrt.run), on device memory that this process maps."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ import torch
 from merged_runs import InvalidInputError  # type: ignore[import-not-found]
 from plan import Plan, Tensors  # type: ignore[import-not-found]
 
-from export.plan_process import TensorRtSettings
 from export.profiles import describe
-from export.shared_plan import SharedPlan
+from export.tensorrt.process import TensorRtSettings
+from export.tensorrt.shared_plan import SharedPlan
 
 
 class OtherPlan(Plan):  # type: ignore[misc]

@@ -7,8 +7,8 @@ import torch
 from merged_runs import InvalidInputError  # type: ignore[import-not-found]
 from plan import Plan, Tensors  # type: ignore[import-not-found]
 
-from export.tensorrt_api import load_plugins
-from export.tensorrt_engine import Engine, ShapeError
+from export.tensorrt.api import load_plugins
+from export.tensorrt.engine import Engine, ShapeError
 
 
 class OwnPlan(Plan):  # type: ignore[misc]

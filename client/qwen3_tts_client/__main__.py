@@ -1,0 +1,41 @@
+"""`qwen3-tts`: speak through a server, measure it, look at what was measured."""
+
+import argparse
+import importlib
+import sys
+
+from qwen3_tts_client.errors import ClientError, ExitCode
+
+# Command to (module, help); a module has add_options and run.
+COMMANDS = {
+    "say": ("qwen3_tts_client.say", "speak one text"),
+    "voices": ("qwen3_tts_client.voices", "register, list and delete voices to clone"),
+    "bench": ("qwen3_tts_client.bench.command", "measure a server under load"),
+    "report": ("qwen3_tts_client.analysis.report", "make a page of what was measured"),
+    "import": ("qwen3_tts_client.analysis.perf_analyzer", "read what perf_analyzer measured"),
+    "compare": ("qwen3_tts_client.analysis.compare", "put two records side by side"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns an ExitCode."""
+    parser = argparse.ArgumentParser(prog="qwen3-tts", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (module, help_text) in COMMANDS.items():
+        command = commands.add_parser(name, help=help_text, description=help_text.capitalize())
+        importlib.import_module(module).add_options(command)
+    args = parser.parse_args(argv)
+    try:
+        return int(importlib.import_module(COMMANDS[args.command][0]).run(args))
+    except ClientError as error:
+        print(f"{parser.prog} {args.command}: {error}", file=sys.stderr)
+        return int(error.code)
+    except BrokenPipeError:  # whoever read our output has gone
+        return int(ExitCode.REQUEST)
+    except KeyboardInterrupt:
+        print(f"{parser.prog} {args.command}: interrupted", file=sys.stderr)
+        return int(ExitCode.INTERRUPTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""`qwen3-tts report`: a record as one page that needs nothing else, and as a table."""
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from qwen3_tts_client import options
+from qwen3_tts_client.analysis import metrics
+from qwen3_tts_client.analysis.playback import MS, NS, Playback
+from qwen3_tts_client.analysis.summary import summarise
+from qwen3_tts_client.analysis.table import COLUMNS, cells, load_name, text_table
+from qwen3_tts_client.errors import ClientError, ExitCode
+from qwen3_tts_client.records.prometheus import quantile_between, total
+from qwen3_tts_client.records.record import Run, read_run
+from qwen3_tts_client.records.timeline import Timeline
+
+WORST_STREAMS = 12
+# Histograms of the server whose quantiles are shown, in the order of a request's way.
+SERVER_TIMES = {
+    "admission wait": "qwen3_tts_admission_wait_seconds",
+    "prefill": "qwen3_tts_prefill_seconds",
+    "tick": "qwen3_tts_step_duration_seconds",
+    "chunk wait": "qwen3_tts_chunk_wait_seconds",
+    "codec": "qwen3_tts_codec_seconds",
+    "send": "qwen3_tts_send_seconds",
+}
+SERVER_GAUGES = {"running": "qwen3_tts_requests_running", "waiting": "qwen3_tts_requests_waiting"}
+WAVE_COLUMNS = ("TTFA p50/p95 ms", "audible p50/p95 ms", "stall p95 ms", "C50 %")
+_STYLE = """
+body { font: 14px system-ui, sans-serif; max-width: 1200px; margin: 2em auto; padding: 0 1em; color: #222 }
+table { border-collapse: collapse; font-size: 12px } th, td { padding: 3px 8px; text-align: right }
+th { border-bottom: 1px solid #888 } tr:nth-child(even) { background: #f5f5f5 } svg { max-width: 100%; height: auto }
+pre { background: #f5f5f5; padding: 1em; overflow: auto; font-size: 12px }
+"""
+_NOTES = """RTF is wall / audio: below 1 is faster than real time. A stall is how late a chunk is for a player that
+starts at the first chunk and waits when it runs dry; C50 is the share of streams of several chunks whose largest stall
+is at most 50 ms. "nr" is the same for a player that never waits. Failed requests are counted, never dropped; latencies
+are of those that ended well. In an open loop, times count from when a request was due."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("record", type=Path, help="folder or record file of a bench")
+    parser.add_argument("--output", type=Path, metavar="FILE.html", help="default report.html beside the record")
+    options.add_playback_options(parser)
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    record = read_run(args.record)
+    prebuffer_ns = round(args.prebuffer_ms * MS)
+    rows = summarise(record, prebuffer_ns)
+    print(text_table(rows))
+    folder = args.record if args.record.is_dir() else args.record.parent
+    output = args.output or folder / "report.html"
+    try:
+        output.write_text(page(record, rows, prebuffer_ns), encoding="utf-8")
+    except OSError as error:
+        raise ClientError(f"--output {output}: {error.strerror}") from None
+    print(f"page in {output}")
+    return ExitCode.OK
+
+
+def page(run: Run, rows: Sequence[dict[str, Any]], prebuffer_ns: int) -> str:
+    target = run.header.get("target", {})
+    title = f"{target.get('server', target.get('url', 'server'))}, {run.header.get('time', '')}"
+    sections = chain(
+        [_section("Figures", f"<p>{_NOTES}</p>{_table(list(COLUMNS), map(cells, rows))}")],
+        _plots(run, rows, prebuffer_ns),
+        [_section("First and later waves", _waves(rows))],
+        [_section("Environment", f"<pre>{escape(json.dumps(run.header, indent=1, ensure_ascii=False))}</pre>")],
+    )
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+        f"<h1>{escape(title)}</h1>{''.join(sections)}</html>\n"
+    )
+
+
+def _plots(run: Run, rows: Sequence[dict[str, Any]], prebuffer_ns: int) -> Iterator[str]:
+    try:
+        from qwen3_tts_client.analysis import plots
+    except ImportError:
+        raise ClientError("the page needs matplotlib: pip install 'qwen3-tts-triton[report]'") from None
+    yield _section("Time to first audio", plots.first_audio(rows))
+    yield _section("Underrun and continuity", plots.continuity(rows))
+    yield _section("Throughput", plots.throughput(rows))
+    if worst := worst_streams(run, prebuffer_ns):
+        yield _section("Playback of the worst streams", plots.playback_timeline(worst))
+    if times := server_times(run):
+        yield _section("Inside the server", plots.server_times(rows, times))
+    if gauges := server_gauges(run):
+        yield _section("Streams in the server", plots.over_time(gauges))
+
+
+def worst_streams(run: Run, prebuffer_ns: int) -> list[tuple[str, Timeline, Playback]]:
+    """Name, timeline and playback of the measured streams with the longest stalls."""
+    names = {load.id: load_name(load.mode, load.value) for load in run.loads}
+    played = [
+        (
+            f"{names[record.load]}, request {record.index}",
+            record.timeline,
+            metrics.played(record.timeline, prebuffer_ns),
+        )
+        for record in run.requests
+        if record.phase == "measure" and record.timeline.samples and record.load in names
+    ]
+    return sorted(played, key=lambda stream: -stream[2].largest_stall_ns)[:WORST_STREAMS]
+
+
+def server_times(run: Run) -> dict[str, list[tuple[float | None, float | None]]]:
+    """For each of SERVER_TIMES that the server knows, its p50 and p95 in ms during each load."""
+    scraped = [run.scraped(load) for load in run.loads]
+    times = {
+        label: [
+            (_ms(quantile_between(before, after, name, 0.5)), _ms(quantile_between(before, after, name, 0.95)))
+            for before, after in scraped
+        ]
+        for label, name in SERVER_TIMES.items()
+    }
+    return {label: points for label, points in times.items() if any(point != (None, None) for point in points)}
+
+
+def server_gauges(run: Run) -> dict[str, list[tuple[float, float]]]:
+    """For each of SERVER_GAUGES that the server knows, its (seconds since the first scrape, value)."""
+    gauges: dict[str, list[tuple[float, float]]] = {}
+    for scrape in run.scrapes:
+        for label, name in SERVER_GAUGES.items():
+            if (value := total(scrape.samples, name)) is not None:
+                gauges.setdefault(label, []).append(((scrape.at_ns - run.scrapes[0].at_ns) / NS, value))
+    return gauges
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def _waves(rows: Sequence[dict[str, Any]]) -> str:
+    names = ["load", "wave", "streams", *WAVE_COLUMNS]
+    lines = [
+        [cells(row)[0], wave, str(row[key]["streams"]), *(COLUMNS[name](row | row[key]) for name in WAVE_COLUMNS)]
+        for row in rows
+        for wave, key in (("first", "first_wave"), ("later", "later_waves"))
+    ]
+    return _table(names, lines)
+
+
+def _section(title: str, body: str) -> str:
+    return f"<h2>{escape(title)}</h2>{body}"
+
+
+def _table(names: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+    return f"<table><tr>{head}</tr>{body}</table>"

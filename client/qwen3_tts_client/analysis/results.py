@@ -1,0 +1,64 @@
+"""The folder that a run leaves behind."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from qwen3_tts_client.analysis.playback import MS
+from qwen3_tts_client.analysis.summary import summarise
+from qwen3_tts_client.analysis.table import text_table
+from qwen3_tts_client.errors import ClientError, ExitCode
+from qwen3_tts_client.records.record import RecordWriter, Run, read_run
+
+SUMMARY_NAME = "summary.json"
+FAILURES_SHOWN = 4
+# Beyond these the client itself shows in the figures.
+LAG_LIMIT_MS = 20.0
+CPU_LIMIT = 0.8
+
+
+def open_records(path: Path, header: dict[str, Any]) -> RecordWriter:
+    """A writer of a new file. Raises ClientError where it cannot be made, or would not be new."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ClientError(f"--artifact-dir {path.parent}: {error.strerror}") from None
+    if path.exists():
+        raise ClientError(f"--artifact-dir {path.parent}: already holds a record")
+    writer = RecordWriter(path)
+    writer.header(header)
+    return writer
+
+
+def conclude(folder: Path, prebuffer_ms: float, verbose: bool = False) -> ExitCode:
+    """Writes summary.json; prints the table, why requests failed, and what distorts the figures."""
+    run = read_run(folder)
+    if not run.loads:
+        return ExitCode.REQUEST
+    rows = summarise(run, round(prebuffer_ms * MS))
+    (folder / SUMMARY_NAME).write_text(json.dumps({**run.header, "loads": rows}, indent=1, ensure_ascii=False) + "\n")
+    print(text_table(rows))
+    for line in (*failures(run, None if verbose else FAILURES_SHOWN), *distortions(run), f"records in {folder}"):
+        print(line, file=sys.stderr)
+    return ExitCode.OK if any(row["outcomes"].get("ok") for row in rows) else ExitCode.REQUEST
+
+
+def failures(run: Run, limit: int | None) -> Iterator[str]:
+    """How many requests failed and why, the most frequent reasons first."""
+    reasons = Counter((record.timeline.outcome, record.timeline.error) for record in run.requests)
+    for (outcome, error), number in reasons.most_common(limit):
+        if outcome != "ok":
+            yield f"{number} x {outcome}: {error or 'given up by this client'}"
+
+
+def distortions(run: Run) -> Iterator[str]:
+    values = {load.id: load.value for load in run.loads}
+    for client in run.clients:
+        if client.loop_lag_ms["p99"] > LAG_LIMIT_MS or client.cpu_share > CPU_LIMIT:
+            yield (
+                f"warning: at {values[client.load]:g} the client itself was slow (loop lag p99 "
+                f"{client.loop_lag_ms['p99']:.1f} ms, {client.cpu_share:.0%} of a core): use more --workers"
+            )

@@ -1,0 +1,102 @@
+"""The figures of each load of a run: records in, a JSON object out. Keys carry the unit."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from qwen3_tts_client.analysis import metrics
+from qwen3_tts_client.analysis.metrics import percentiles
+from qwen3_tts_client.analysis.playback import MS, NS, Playback, share_within
+from qwen3_tts_client.records.record import LoadRecord, Run
+from qwen3_tts_client.records.timeline import Timeline
+
+CONTINUITY_LIMITS_MS = (50, 100, 200)
+
+
+def summarise(run: Run, prebuffer_ns: int = 0) -> list[dict[str, Any]]:
+    """One object a load, in order."""
+    return [
+        {
+            "mode": load.mode,
+            "value": load.value,
+            "interrupted": load.interrupted,
+            **_client(run, load),
+            **_traffic(run, load),
+            **_waves([timeline for timeline in measured(run, load) if timeline.outcome == "ok"], prebuffer_ns),
+        }
+        for load in run.loads
+    ]
+
+
+def measured(run: Run, load: LoadRecord) -> list[Timeline]:
+    """The timelines of a load without its warm-up."""
+    return [record.timeline for record in run.requests if record.load == load.id and record.phase == "measure"]
+
+
+def _client(run: Run, load: LoadRecord) -> dict[str, Any]:
+    """The worst of the worker processes."""
+    clients = [client for client in run.clients if client.load == load.id]
+    return {
+        "client_cpu_share": max((client.cpu_share for client in clients), default=None),
+        "client_loop_lag_p99_ms": max((client.loop_lag_ms["p99"] for client in clients), default=None),
+    }
+
+
+def _traffic(run: Run, load: LoadRecord) -> dict[str, Any]:
+    """Every measured request is counted in `outcomes`; throughputs are of all that came in the window."""
+    everything = [record.timeline for record in run.requests if record.load == load.id]
+    timelines = measured(run, load)
+    outcomes = Counter(timeline.outcome for timeline in timelines)
+    window_s = (load.stop_ns - load.start_ns) / NS
+    ended = sum(t.outcome == "ok" and load.start_ns <= t.end_ns < load.stop_ns for t in everything)
+    return {
+        "window_s": window_s,
+        "requests": len(timelines),
+        "outcomes": dict(outcomes),
+        "error_rate": 1 - outcomes["ok"] / len(timelines) if timelines else None,
+        "audio_throughput": metrics.audio_throughput(everything, load.start_ns, load.stop_ns),
+        "request_throughput": ended / window_s,
+        "dispatch_lateness_ms": percentiles(map(metrics.dispatch_lateness_ns, timelines), MS),
+    }
+
+
+def _waves(ok: Sequence[Timeline], prebuffer_ns: int) -> dict[str, Any]:
+    first, later = metrics.split_waves(ok)
+    return {
+        **heard(ok, prebuffer_ns),
+        "first_wave": heard(first, prebuffer_ns),
+        "later_waves": heard(later, prebuffer_ns),
+    }
+
+
+def heard(timelines: Sequence[Timeline], prebuffer_ns: int = 0) -> dict[str, Any]:
+    """Latency, speed and continuity of streams that ended well."""
+    playbacks = [metrics.played(timeline, prebuffer_ns) for timeline in timelines]
+    gaps = [gap for timeline in timelines for gap in np.diff(timeline.arrivals_ns).tolist()]
+    return {
+        "streams": len(timelines),
+        "ttfa_ms": percentiles(map(metrics.ttfa_ns, timelines), MS),
+        "audible_ttfa_ms": percentiles(map(metrics.audible_ttfa_ns, timelines, playbacks), MS),
+        "first_chunk_ms": percentiles(map(metrics.first_chunk_ns, timelines), MS),
+        "inter_chunk_ms": percentiles(gaps, MS),
+        "e2el_ms": percentiles(map(metrics.e2el_ns, timelines), MS),
+        "audio_s": percentiles(map(metrics.audio_ns, timelines), NS),
+        "rtf": percentiles(map(metrics.rtf, timelines)),
+        "stalled_ms": percentiles((playback.stalled_ns for playback in playbacks), MS),
+        "underruns": sum(playback.underruns for playback in playbacks),
+        "rebuffering": continuity(playbacks, lambda playback: playback.largest_stall_ns),
+        "never_rebuffering": continuity(playbacks, lambda playback: playback.lateness_ns),
+    }
+
+
+def continuity(playbacks: Sequence[Playback], worst: Callable[[Playback], int]) -> dict[str, Any]:
+    """C50, C100, C200 and the share without any stall, of the streams of several chunks; None without such."""
+    several = [worst(playback) for playback in playbacks if len(playback.starts_ns) > 1]
+    return {
+        "streams": len(several),
+        "c0": share_within(several, 0),
+        **{f"c{limit}": share_within(several, limit * MS) for limit in CONTINUITY_LIMITS_MS},
+        "largest_stall_ms": percentiles(several, MS),
+    }

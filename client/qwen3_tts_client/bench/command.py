@@ -1,0 +1,152 @@
+"""`qwen3-tts bench`: measure a server under one load after another."""
+
+import argparse
+import itertools
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from qwen3_tts_client import options
+from qwen3_tts_client.analysis.playback import MS, NS
+from qwen3_tts_client.analysis.results import conclude, open_records
+from qwen3_tts_client.analysis.table import load_name
+from qwen3_tts_client.bench import options as bench_options
+from qwen3_tts_client.bench.fleet import Fleet
+from qwen3_tts_client.bench.load import Phase, Share, poisson_arrivals_ns
+from qwen3_tts_client.bench.prompt import Prompt, read_prompts
+from qwen3_tts_client.bench.target import TargetConfig, make_target
+from qwen3_tts_client.bench.worker import PhaseDone, WorkerConfig
+from qwen3_tts_client.errors import ExitCode
+from qwen3_tts_client.records.environment import environment
+from qwen3_tts_client.records.prometheus import parse, scrape
+from qwen3_tts_client.records.record import FILE_NAME, LoadRecord, RecordWriter, ScrapeRecord
+from qwen3_tts_client.server import Server
+
+add_options = bench_options.add_options
+
+DEFAULT_URLS = {"triton": "localhost:8001", "openai": "http://localhost:8000"}
+LEAD_NS = NS // 10  # from giving a phase out to its start, so that no worker starts late
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    url = args.url or DEFAULT_URLS[args.service_kind]
+    folder = args.artifact_dir or Path("artifacts") / f"{args.model_name}-{datetime.now():%Y%m%d-%H%M%S}"
+    target = TargetConfig(
+        args.service_kind, url, args.model_name, args.endpoint, args.extra_inputs, options.timeouts(args)
+    )
+    config = WorkerConfig(
+        share=Share(0, 1),
+        target=target,
+        request=options.speech_request(args, args.text or ""),
+        prompts=[Prompt("text", {"text": args.text})] if args.text else read_prompts(args.prompt_file),
+        records=folder / FILE_NAME,
+        random_seed=args.random_seed,
+    )
+    header = {"config": _plain(vars(args)), "target": check_target(target), **environment()}
+    writer = open_records(config.records, header)
+    try:
+        code = Bench(args, config, writer).run(loads(args))
+    finally:
+        measured = conclude(folder, args.prebuffer_ms, args.verbose)
+    return max(code, measured)
+
+
+def loads(args: argparse.Namespace) -> list[tuple[str, float]]:
+    """Mode and value of each load."""
+    closed = args.concurrency or ([] if args.request_rate else [1])
+    return [("closed", value) for value in closed] + [("open", value) for value in args.request_rate or []]
+
+
+def check_target(target: TargetConfig) -> dict[str, Any]:
+    """What the server says of itself. Raises ClientError where it is not ready."""
+    if target.service_kind != "triton":
+        make_target(target)
+        return {"url": target.url}
+    with Server(target.url, target.model_name) as server:
+        server.check_ready()
+        return {"url": target.url, **server.describe()}
+
+
+class Bench:
+    def __init__(self, args: argparse.Namespace, config: WorkerConfig, writer: RecordWriter) -> None:
+        self._args = args
+        self._config = config
+        self._writer = writer
+        self._metrics_url = args.metrics_url
+        if scrape(args.metrics_url) is None:
+            print(f"no metrics at {args.metrics_url}: measuring without them", file=sys.stderr)
+            self._metrics_url = None
+
+    def run(self, loads: list[tuple[str, float]]) -> ExitCode:
+        """What is measured until an interruption or an error is on disk."""
+        with Fleet(self._config, self._args.workers) as fleet:
+            for number, (mode, value) in enumerate(loads):
+                check_target(self._config.target)
+                print(f"[{number + 1}/{len(loads)}] {load_name(mode, value)}", file=sys.stderr)
+                if self._measure(fleet, number, mode, value):
+                    return ExitCode.INTERRUPTED
+        return ExitCode.OK
+
+    def _measure(self, fleet: Fleet, number: int, mode: str, value: float) -> bool:
+        """Returns whether it was interrupted."""
+        warmups = self._args.warmup_request_count
+        if mode == "closed" and warmups:
+            warmup = self._phase(number, "warmup", mode, value, warmups)
+            if any(done.interrupted for done in fleet.run(warmup, lambda: None)):
+                return True
+        self._scrape(number, "before")
+        phase = self._phase(number, "measure", mode, value, self._args.request_count)
+        self._writer.append(LoadRecord(number, mode, value, window_start_ns(phase), phase.stop_ns or 0, end_ns=0))
+        done = fleet.run(phase, lambda: self._scrape(number, "during", "gauge"))
+        self._scrape(number, "after")
+        return self._record(phase, done)
+
+    def _phase(self, number: int, name: str, mode: str, value: float, requests: int | None) -> Phase:
+        warmups = self._args.warmup_request_count if mode == "open" else 0
+        phase = Phase(
+            load=number,
+            name=name,
+            mode=mode,
+            value=value,
+            start_ns=time.perf_counter_ns() + LEAD_NS,
+            stagger_ns=round(self._args.stagger_ms * MS) if mode == "closed" and value > 1 else 0,
+            requests=requests and requests + warmups,
+            stop_ns=None,
+            seed=f"{self._args.random_seed} {value:g} {name}",
+            warmups=warmups,
+        )
+        return (
+            phase if requests else replace(phase, stop_ns=window_start_ns(phase) + self._args.measurement_interval * MS)
+        )
+
+    def _record(self, phase: Phase, done: list[PhaseDone]) -> bool:
+        interrupted = any(part.interrupted for part in done)
+        end_ns = max(part.end_ns for part in done)
+        stop_ns = end_ns if phase.stop_ns is None else min(end_ns, phase.stop_ns)
+        start_ns = min(window_start_ns(phase), stop_ns - 1)
+        self._writer.append(LoadRecord(phase.load, phase.mode, phase.value, start_ns, stop_ns, end_ns, interrupted))
+        for part in done:
+            self._writer.append(part.client)
+        return interrupted
+
+    def _scrape(self, load: int, moment: str, kind: str | None = None) -> None:
+        if self._metrics_url and (text := scrape(self._metrics_url)):
+            self._writer.append(ScrapeRecord(load, moment, time.perf_counter_ns(), parse(text, kind)))
+
+
+def window_start_ns(phase: Phase) -> int:
+    """Where the measurement window begins: when all streams of a closed loop run, or with the last warm-up arrival.
+
+    A closed loop of a number of requests, which may end before that, is measured as a whole.
+    """
+    if phase.mode == "closed":
+        return phase.start_ns + (0 if phase.requests else phase.stagger_ns)
+    warmups = itertools.islice(poisson_arrivals_ns(phase), phase.warmups)
+    return max(warmups, default=phase.start_ns)
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}

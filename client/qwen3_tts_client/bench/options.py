@@ -1,0 +1,78 @@
+"""Command line options of `bench`."""
+
+import argparse
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from qwen3_tts_client import options
+from qwen3_tts_client.bench.prompt import DEFAULT_FILE
+
+T = TypeVar("T", int, float)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    _add_load_options(parser.add_argument_group("load", "one after another: each concurrency, then each request rate"))
+    text = parser.add_argument_group("text").add_mutually_exclusive_group()
+    text.add_argument("--prompt-file", type=Path, default=DEFAULT_FILE, metavar="FILE.jsonl")
+    text.add_argument("--text", help="the same text in every request")
+    target = parser.add_argument_group("target and results")
+    target.add_argument("--service-kind", choices=("triton", "openai"), default="triton")
+    target.add_argument("--endpoint", default="/v1/audio/speech", help="openai: path of the speech endpoint")
+    target.add_argument("--extra-inputs", type=json_object, default={}, metavar="JSON", help="openai: more body fields")
+    target.add_argument("--metrics-url", default="http://localhost:8002/metrics", help="Prometheus metrics to record")
+    target.add_argument("--artifact-dir", type=Path, metavar="DIR", help="default artifacts/<model>-<time>")
+    target.add_argument("-v", "--verbose", action="store_true", help="say of every failure why")
+    options.add_playback_options(parser)
+    options.add_server_options(parser)
+    options.add_request_options(parser)
+
+
+def _add_load_options(group: Any) -> None:
+    values = "N,N|START:END:STEP"
+    group.add_argument(
+        "--concurrency", type=int_values, metavar=values, help="closed loop: streams at once (default 1)"
+    )
+    group.add_argument("--request-rate", type=float_values, metavar=values, help="open loop: Poisson arrivals a second")
+    group.add_argument("--measurement-interval", type=count, default=10_000, metavar="MS", help="of a load (10000)")
+    group.add_argument("--request-count", type=count, metavar="N", help="measure so many requests a load instead")
+    group.add_argument("--warmup-request-count", type=int, default=0, metavar="N", help="before each load, not counted")
+    group.add_argument("--stagger-ms", type=float, default=1000, metavar="MS", help="closed loop: spread of the starts")
+    group.add_argument("--random-seed", type=int, default=0, help="of arrivals, order of prompts and sampling")
+    group.add_argument("--workers", type=count, default=1, metavar="N", help="client processes")
+
+
+def count(text: str) -> int:
+    (value,) = int_values(text)
+    return value
+
+
+def int_values(text: str) -> list[int]:
+    return _values(text, int)
+
+
+def float_values(text: str) -> list[float]:
+    return _values(text, float)
+
+
+def _values(text: str, kind: Callable[[str], T]) -> list[T]:
+    """ "1,8,32", or "1:32:8" with both ends."""
+    values = [kind(part) for part in re.split("[,:]", text)]
+    if not all(value > 0 for value in values):
+        raise argparse.ArgumentTypeError("expected numbers above 0")
+    if ":" not in text:
+        return values
+    start, stop, step = values
+    if stop < start:
+        raise argparse.ArgumentTypeError("expected START <= END")
+    return list(itertools.takewhile(lambda value: value <= stop, itertools.count(start, step)))
+
+
+def json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("expected a JSON object")
+    return value

@@ -1,0 +1,168 @@
+"""The tensors of the model `qwen3_tts` on the wire."""
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2
+
+MODEL_NAME = "qwen3_tts"
+SAMPLE_RATE = 24_000
+
+# Tensor name to Triton data type. Every input is a field of SpeechRequest.
+INPUTS = {
+    "text": "BYTES",
+    "language": "BYTES",
+    "speaker": "BYTES",
+    "instruct": "BYTES",
+    "voice": "BYTES",
+    "ref_audio": "FP32",
+    "ref_sample_rate": "INT32",
+    "ref_text": "BYTES",
+    "x_vector_only": "BOOL",
+    "operation": "BYTES",
+    "temperature": "FP32",
+    "top_k": "INT32",
+    "top_p": "FP32",
+    "repetition_penalty": "FP32",
+    "max_frames": "INT32",
+    "seed": "INT64",
+}
+OUTPUTS = {"waveform": "INT16", "sample_rate": "INT32", "voices": "BYTES"}
+
+# Id of the requests that bring an utterance more text: their own ends are not the end of its audio.
+MORE_TEXT = "more-text"
+
+_SCALAR_FORMATS = {"BOOL": "<?", "FP32": "<f", "INT32": "<i", "INT64": "<q"}
+
+
+@dataclass(frozen=True)
+class SpeechRequest:
+    """What one utterance is made from. None leaves the tensor out: the server's default applies."""
+
+    text: str
+    language: str | None = None
+    speaker: str | None = None
+    instruct: str | None = None
+    voice: str | None = None
+    ref_audio: NDArray[np.float32] | None = None  # mono, -1..1
+    ref_sample_rate: int | None = None
+    ref_text: str | None = None
+    x_vector_only: bool | None = None
+    operation: str | None = None  # on registered voices (qwen3_tts_client.voices) instead of speech
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    max_frames: int | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """Where a request stands in an utterance whose text is sent piece by piece."""
+
+    sequence_id: int | str
+    start: bool
+    end: bool
+
+
+@dataclass(frozen=True)
+class AudioChunk:
+    pcm: NDArray[np.int16]  # mono
+    sample_rate: int | None  # Hz, on the first chunk only
+
+
+@dataclass(frozen=True)
+class VoiceList:
+    """The answer to an operation on voices: what is known of each."""
+
+    voices: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Error:
+    message: str
+
+
+@dataclass(frozen=True)
+class End:
+    request_id: str = ""
+
+
+Event = AudioChunk | VoiceList | Error | End
+
+
+def encode(
+    request: SpeechRequest, model_name: str = MODEL_NAME, request_id: str = "", piece: TextPiece | None = None
+) -> service_pb2.ModelInferRequest:
+    """The protobuf of one request. Raises ValueError for a number that its tensor cannot hold."""
+    message = service_pb2.ModelInferRequest(model_name=model_name, id=request_id)
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    if piece is not None:
+        if isinstance(piece.sequence_id, str):
+            message.parameters["sequence_id"].string_param = piece.sequence_id
+        else:
+            message.parameters["sequence_id"].int64_param = piece.sequence_id
+        message.parameters["sequence_start"].bool_param = piece.start
+        message.parameters["sequence_end"].bool_param = piece.end
+    for name, datatype in INPUTS.items():
+        value = getattr(request, name)
+        if value is not None:
+            _add_input(message, name, datatype, value)
+    return message
+
+
+def _add_input(message: service_pb2.ModelInferRequest, name: str, datatype: str, value: Any) -> None:
+    shape = value.shape if isinstance(value, np.ndarray) else (1,)
+    message.inputs.add(name=name, datatype=datatype, shape=shape)
+    message.raw_input_contents.append(_raw(name, datatype, value))
+
+
+def _raw(name: str, datatype: str, value: Any) -> bytes:
+    if datatype == "BYTES":
+        data: bytes = value.encode()
+        return struct.pack("<I", len(data)) + data
+    if isinstance(value, np.ndarray):
+        return bytes(value.astype("<f4").tobytes())
+    try:
+        return struct.pack(_SCALAR_FORMATS[datatype], value)
+    except (struct.error, OverflowError):
+        raise ValueError(f"{name}: {value!r} does not fit {datatype}") from None
+
+
+def decode(response: service_pb2.ModelStreamInferResponse) -> Iterator[Event]:
+    """The events of one response, in order: audio, then the end where it is the final one."""
+    if response.error_message:
+        yield Error(response.error_message)
+        return
+    result = response.infer_response
+    tensors = {}
+    for output, raw in zip(result.outputs, result.raw_output_contents, strict=True):
+        if output.datatype != OUTPUTS.get(output.name):
+            yield Error(f"output {output.name} is {output.datatype}, expected one of {OUTPUTS}")
+            return
+        tensors[output.name] = raw
+    if tensors.get("waveform"):
+        rate = tensors.get("sample_rate")
+        yield AudioChunk(
+            pcm=np.frombuffer(tensors["waveform"], dtype="<i2"),
+            sample_rate=int.from_bytes(rate, "little") if rate else None,
+        )
+    if "voices" in tensors:
+        yield VoiceList([json.loads(voice) for voice in _strings(tensors["voices"])])
+    if "triton_final_response" in result.parameters and result.parameters["triton_final_response"].bool_param:
+        yield End(result.id)
+
+
+def _strings(raw: bytes) -> Iterator[bytes]:
+    """The elements of a BYTES tensor, each behind its length."""
+    start = 0
+    while start < len(raw):
+        (length,) = struct.unpack_from("<I", raw, start)
+        start += 4 + length
+        yield raw[start - length : start]

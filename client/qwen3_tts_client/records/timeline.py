@@ -1,0 +1,54 @@
+"""What happened to one request, as its caller saw it."""
+
+import time
+from dataclasses import dataclass, field
+
+from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_client.protocol import SAMPLE_RATE, AudioChunk
+from qwen3_tts_client.records.audible import AudibleOnset
+
+
+@dataclass
+class Timeline:
+    """Times are perf_counter_ns, which is one clock for all processes of a machine."""
+
+    sent_ns: int  # just before it was written
+    scheduled_ns: int | None = None  # open loop: when it was due
+    arrivals_ns: list[int] = field(default_factory=list)  # one a non-empty chunk
+    samples: list[int] = field(default_factory=list)  # of each chunk
+    sample_rate: int = SAMPLE_RATE  # Hz
+    onset_sample: int | None = None  # where it becomes audible
+    end_ns: int = 0
+    outcome: str = "cancelled"  # one of errors.OUTCOMES; this one until the stream is over
+    error: str | None = None
+
+
+class TimelineRecorder:
+    """Fills a Timeline while its stream goes on."""
+
+    def __init__(self, scheduled_ns: int | None = None) -> None:
+        self.timeline = Timeline(time.perf_counter_ns(), scheduled_ns)
+        self._onset: AudibleOnset | None = None
+
+    def mark_sent(self) -> None:
+        self.timeline.sent_ns = time.perf_counter_ns()
+
+    def add(self, arrival_ns: int, chunk: AudioChunk) -> None:
+        if self._onset is None:
+            self.timeline.sample_rate = chunk.sample_rate or SAMPLE_RATE
+            self._onset = AudibleOnset(self.timeline.sample_rate)
+        self.timeline.arrivals_ns.append(arrival_ns)
+        self.timeline.samples.append(len(chunk.pcm))
+        self._onset.feed(chunk.pcm)
+        self.timeline.onset_sample = self._onset.sample
+
+    def finish(self, error: SpeechError | None = None) -> None:
+        """Not called at all for a stream that its caller gave up."""
+        if error is None and not self.timeline.samples:
+            error = SpeechError("error", "the stream ended without audio")
+        self.timeline.outcome = error.outcome if error else "ok"
+        self.timeline.error = str(error) if error else None
+
+    def stop(self) -> Timeline:
+        self.timeline.end_ns = time.perf_counter_ns()
+        return self.timeline

@@ -1,0 +1,122 @@
+"""`qwen3-tts say`: speak one text, and say how it was served."""
+
+import argparse
+import codecs
+import contextlib
+import itertools
+import os
+import secrets
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from tritonclient.grpc import service_pb2
+
+from qwen3_tts_client import options
+from qwen3_tts_client.analysis import metrics
+from qwen3_tts_client.analysis.playback import MS, NS
+from qwen3_tts_client.errors import ClientError, ExitCode, SpeechError
+from qwen3_tts_client.protocol import MORE_TEXT, SAMPLE_RATE, SpeechRequest, TextPiece, encode
+from qwen3_tts_client.records.timeline import Timeline, TimelineRecorder
+from qwen3_tts_client.server import Server
+from qwen3_tts_client.sink import open_sink
+from qwen3_tts_client.sync_stream import speak
+
+_EXIT_CODES = {"timeout": ExitCode.TIMEOUT, "disconnected": ExitCode.SERVER}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="TEXT", help="what to say; - reads standard input as it comes")
+    parser.add_argument("--text", help="the same as a flag")
+    parser.add_argument("--output", default="speech.wav", metavar="FILE.wav", help="- for raw 16-bit PCM on stdout")
+    parser.add_argument("--play", action="store_true", help="play on the sound device instead")
+    options.add_playback_options(parser)
+    options.add_server_options(parser)
+    options.add_request_options(parser)
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    text = args.text or " ".join(args.words)
+    if not text:
+        raise ClientError("say what? give a text, or - to read standard input")
+    request = options.speech_request(args, text)
+    with Server(args.url or "localhost:8001", args.model_name) as server:
+        server.check_ready()
+        timeline = _speak(server, args, _messages(request, args.model_name))
+    if timeline.samples:
+        print(_figures(timeline, args.prebuffer_ms), file=sys.stderr)
+    if timeline.error:
+        raise ClientError(timeline.error, _EXIT_CODES.get(timeline.outcome, ExitCode.REQUEST))
+    return ExitCode.OK
+
+
+def _messages(request: SpeechRequest, model_name: str) -> Iterable[service_pb2.ModelInferRequest]:
+    if request.text == "-":
+        return streamed(request, model_name, read_pieces(sys.stdin.fileno()))
+    return [encode(request, model_name)]
+
+
+def streamed(request: SpeechRequest, model_name: str, pieces: Iterable[str]) -> Iterator[service_pb2.ModelInferRequest]:
+    """One request a piece of text, all of one sequence; a last one without text ends it."""
+    sequence_id = secrets.randbits(63) | 1
+    # The first one says how to speak, the others bring text alone.
+    fields, request_id = request, ""
+    for text in pieces:
+        piece = TextPiece(sequence_id, start=not request_id, end=False)
+        yield encode(replace(fields, text=text), model_name, request_id, piece)
+        fields, request_id = SpeechRequest(""), MORE_TEXT
+    yield encode(replace(fields, text=""), model_name, request_id, TextPiece(sequence_id, not request_id, end=True))
+
+
+def read_pieces(file: int) -> Iterator[str]:
+    """The text of a pipe or terminal, as soon as any of it is there."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    while data := os.read(file, 1 << 16):
+        if text := decoder.decode(data):
+            yield text
+
+
+def _speak(server: Server, args: argparse.Namespace, messages: Iterable[service_pb2.ModelInferRequest]) -> Timeline:
+    recorder = TimelineRecorder()
+    with contextlib.ExitStack() as stack:
+        messages = iter(messages)
+        # Standard input may keep us waiting for its first words: nothing runs out meanwhile.
+        first = next(messages)
+        stamped = _stamped(itertools.chain([first], messages), recorder)
+        stream = stack.enter_context(contextlib.closing(speak(server.stub, stamped, options.timeouts(args))))
+        sink = None
+        try:
+            for arrival_ns, chunk in stream:
+                recorder.add(arrival_ns, chunk)
+                if sink is None:
+                    sink = open_sink(args.output, args.play, chunk.sample_rate or SAMPLE_RATE)
+                    stack.callback(sink.close)
+                sink.write(chunk.pcm)
+            recorder.finish()
+        except SpeechError as error:
+            recorder.finish(error)
+    return recorder.stop()
+
+
+def _stamped(
+    messages: Iterable[service_pb2.ModelInferRequest], recorder: TimelineRecorder
+) -> Iterator[service_pb2.ModelInferRequest]:
+    """The messages; the first counts as sent when it is taken, as it may wait for its text."""
+    for index, message in enumerate(messages):
+        if index == 0:
+            recorder.mark_sent()
+        yield message
+
+
+def _figures(timeline: Timeline, prebuffer_ms: float) -> str:
+    playback = metrics.played(timeline, round(prebuffer_ms * MS))
+    return (
+        f"audio {metrics.audio_ns(timeline) / NS:.2f} s · TTFA {_ms(metrics.ttfa_ns(timeline))} · "
+        f"audible TTFA {_ms(metrics.audible_ttfa_ns(timeline, playback))} · "
+        f"RTF {metrics.rtf(timeline):.3f} · "
+        f"underruns {playback.underruns} ({_ms(playback.stalled_ns)} in all, largest {_ms(playback.largest_stall_ns)})"
+    )
+
+
+def _ms(value_ns: int | None) -> str:
+    return "-" if value_ns is None else f"{value_ns / MS:.1f} ms"

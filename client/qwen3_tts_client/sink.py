@@ -1,0 +1,86 @@
+"""Where `say` puts the speech: a file, standard output, or the sound device."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen3_tts_client.errors import ClientError
+from qwen3_tts_client.wav import WavWriter
+
+# Players of raw 16-bit mono PCM from standard input.
+_PLAYERS = {
+    "aplay": ("-q", "-t", "raw", "-f", "S16_LE", "-c", "1", "-r", "{rate}"),
+    "paplay": ("--raw", "--format=s16le", "--channels=1", "--rate={rate}"),
+}
+
+
+class Sink(Protocol):
+    def write(self, pcm: NDArray[np.int16]) -> None: ...
+
+    def close(self) -> None:
+        """Returns when all has been played or written."""
+
+
+def open_sink(output: str, play: bool, sample_rate: int) -> Sink:
+    """`output` is a WAV path or "-" for raw PCM on standard output. Raises ClientError."""
+    if play:
+        return _open_player(sample_rate)
+    if output == "-":
+        return PipeSink(sys.stdout.buffer)
+    return WavWriter(Path(output), sample_rate)
+
+
+def _open_player(sample_rate: int) -> Sink:
+    try:
+        return SoundDevice(sample_rate)
+    except (ImportError, OSError):  # the package, or the PortAudio library that it wants
+        pass
+    for name, arguments in _PLAYERS.items():
+        if path := shutil.which(name):
+            return PlayerProcess([path, *(argument.format(rate=sample_rate) for argument in arguments)])
+    raise ClientError("--play: no sound device found; install aplay, paplay or the Python package sounddevice")
+
+
+class PipeSink:
+    def __init__(self, pipe: BinaryIO) -> None:
+        self._pipe = pipe
+
+    def write(self, pcm: NDArray[np.int16]) -> None:
+        self._pipe.write(pcm.astype("<i2").tobytes())
+        self._pipe.flush()
+
+    def close(self) -> None:
+        pass
+
+
+class PlayerProcess(PipeSink):
+    def __init__(self, command: list[str]) -> None:
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        super().__init__(cast(BinaryIO, self._process.stdin))
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.wait()
+
+
+class SoundDevice:
+    def __init__(self, sample_rate: int) -> None:
+        import sounddevice  # an optional package, and it opens the sound system
+
+        try:
+            self._stream: Any = sounddevice.RawOutputStream(sample_rate, channels=1, dtype="int16")
+        except sounddevice.PortAudioError as error:
+            raise ClientError(f"--play: {error}") from None
+        self._stream.start()
+
+    def write(self, pcm: NDArray[np.int16]) -> None:
+        self._stream.write(pcm.tobytes())
+
+    def close(self) -> None:
+        self._stream.stop()
+        self._stream.close()

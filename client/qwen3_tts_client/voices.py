@@ -1,0 +1,59 @@
+"""`qwen3-tts voices`: register, list and delete the voices of a Base checkpoint."""
+
+import argparse
+from typing import Any
+
+import grpc
+
+from qwen3_tts_client import options
+from qwen3_tts_client.errors import ClientError, ExitCode, SpeechError, from_message, from_rpc
+from qwen3_tts_client.protocol import Error, SpeechRequest, VoiceList, decode, encode
+from qwen3_tts_client.server import Server
+
+OPERATIONS = {"add": "register_voice", "list": "list_voices", "rm": "delete_voice"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True)
+    add = actions.add_parser("add", help="register a voice")
+    add.add_argument("voice", metavar="NAME")
+    options.add_reference_options(add)
+    remove = actions.add_parser("rm", help="delete a voice")
+    remove.add_argument("voice", metavar="NAME")
+    for action in (add, actions.add_parser("list", help="list all voices"), remove):
+        options.add_server_options(action)
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    fields: dict[str, Any] = options.reference_fields(args) if args.action == "add" else {}
+    request = SpeechRequest("", voice=getattr(args, "voice", None), operation=OPERATIONS[args.action], **fields)
+    with Server(args.url or "localhost:8001", args.model_name) as server:
+        server.check_ready()
+        try:
+            voices = operate(server, request, args.stream_timeout)
+        except SpeechError as error:
+            raise ClientError(str(error), ExitCode.REQUEST) from None
+    for voice in voices:
+        print(_line(voice))
+    return ExitCode.OK
+
+
+def operate(server: Server, request: SpeechRequest, timeout_s: float) -> list[dict[str, Any]]:
+    """The voices that an operation was about: the new one, all, or the deleted one. Raises SpeechError."""
+    voices: list[dict[str, Any]] = []
+    try:
+        for response in server.stub.ModelStreamInfer(iter([encode(request, server.model_name)]), timeout=timeout_s):
+            for event in decode(response):
+                match event:
+                    case VoiceList(found):
+                        voices += found
+                    case Error(message):
+                        raise from_message(message)
+    except grpc.RpcError as error:
+        raise from_rpc(error) from None
+    return voices
+
+
+def _line(voice: dict[str, Any]) -> str:
+    kind = "x-vector only" if voice["x_vector_only"] else repr(voice["ref_text"])
+    return f"{voice['name']}\t{voice['reference_seconds']:.2f} s\t{voice['created']}\t{kind}"

@@ -1,0 +1,78 @@
+"""A PyTorch module as an ONNX graph, and what makes of such a graph the file that a server runs."""
+
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime  # type: ignore[import-untyped]
+import torch
+from torch import nn
+
+from export.profiles import Profile
+from export.tensorrt.process import Arrays
+from qwen3_tts_engine.checkpoint.manifest import EngineFacts, FormName
+
+OPSET = 18
+# Inputs to outputs, by name.
+Run = Callable[[Arrays], Arrays]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A module with the names of its inputs and outputs, and the shapes that it is for."""
+
+    module: nn.Module
+    example: Arrays
+    """Inputs in order. The exporter takes a dimension of 1 for a constant, so the dynamic ones have more."""
+    outputs: list[str]
+    dynamic: dict[str, dict[int, Any]]
+    """By input and axis, a torch.export.Dim."""
+    profiles: list[Profile]
+    """The shapes for an engine that is built for some."""
+
+    def write(self, path: Path) -> None:
+        """The module as ONNX."""
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # operators of absent packages
+        with warnings.catch_warnings(action="ignore"):
+            program = torch.onnx.export(
+                self.module,
+                tuple(torch.from_numpy(array) for array in self.example.values()),
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=list(self.example),
+                output_names=self.outputs,
+                dynamic_shapes=self.dynamic,
+                external_data=False,
+                verbose=False,
+            )
+        assert program is not None
+        program.save(path)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What runs a graph on a server: how its file is made, and how it is run here to be verified."""
+
+    name: FormName
+    filename: str
+    opset: int
+    make: Callable[[Graph, Path], EngineFacts | None]
+    load: Callable[[Path], Run]
+
+
+def _load(path: Path) -> Run:
+    """The file on the CPU."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+
+    def run(inputs: Arrays) -> Arrays:
+        return dict(zip(names, map(np.asarray, session.run(names, inputs)), strict=True))
+
+    return run
+
+
+ONNX_RUNTIME = Runtime("onnx", "model.onnx", OPSET, make=Graph.write, load=_load)

@@ -1,0 +1,116 @@
+"""code2wav as a graph: an ONNX file for ONNX Runtime, which a TensorRT plan is built from too."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from export.agreement import Agreement
+from export.forms.form import Form
+from export.forms.graph import ONNX_RUNTIME, Graph, Run, Runtime
+from export.modules.codec import CodecStep
+from export.profiles import Profile, profile
+from qwen3_tts_engine.checkpoint.manifest import EngineFacts
+from qwen3_tts_engine.codec.contract import (
+    CHUNK_FRAMES,
+    CODES,
+    HISTORY,
+    MAX_BATCH,
+    MAX_FRAMES,
+    STATE,
+    STATE_OUT,
+    WAVEFORM,
+    input_shapes,
+)
+
+# What an engine is tuned for.
+COMMON_BATCH = 32
+NUMPY = {torch.float32: np.float32, torch.float16: np.float16}
+
+
+@dataclass(frozen=True)
+class GraphStep:
+    """A loaded graph in FP32 as a step (verify.Step)."""
+
+    run: Run
+
+    def __call__(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = {CODES: codes, STATE: state, HISTORY: history}
+        outputs = self.run({name: tensor.cpu().numpy() for name, tensor in inputs.items()})
+        return torch.from_numpy(outputs[WAVEFORM]), torch.from_numpy(outputs[STATE_OUT])
+
+
+def graph_form(runtime: Runtime, **options: Any) -> Form:
+    """code2wav's form for a runtime; the options are those fields of Form that do not follow from it."""
+    return Form(
+        name=runtime.name,
+        filename=runtime.filename,
+        opset=runtime.opset,
+        build=partial(_build, runtime),
+        load=lambda path: GraphStep(runtime.load(path)),
+        **options,
+    )
+
+
+def graph(step: CodecStep) -> Graph:
+    """The step for any batch and any chunk length."""
+    shapes = input_shapes(2, 3, step.state_size)
+    dtypes = {CODES: np.int32, STATE: NUMPY[step.dtype], HISTORY: np.int32}
+    rows, frames = Dim("batch", min=1, max=MAX_BATCH), Dim("frames", min=1, max=MAX_FRAMES)
+    return Graph(
+        step,
+        example={name: np.zeros(shape, dtypes[name]) for name, shape in shapes.items()},
+        outputs=[WAVEFORM, STATE_OUT],
+        dynamic={CODES: {0: rows, 1: frames}, STATE: {0: rows}, HISTORY: {0: rows}},
+        profiles=plan_profiles(step.state_size),
+    )
+
+
+def plan_profiles(state_size: int) -> list[Profile]:
+    """One for each chunk length that is verified: a plan refuses all others."""
+    batches = (1, COMMON_BATCH, MAX_BATCH)
+    return [profile(*(input_shapes(rows, frames, state_size) for rows in batches)) for frames in CHUNK_FRAMES]
+
+
+def _build(runtime: Runtime, step: CodecStep, path: Path) -> EngineFacts | None:
+    return runtime.make(graph(step), path)
+
+
+def _open_state(path: Path) -> None:
+    """Leave the size of the state open in an ONNX file, as config.pbtxt does for codecs of every size.
+
+    Triton's ONNX Runtime backend refuses -1 in a configuration where the file has a number, also one that follows from
+    its nodes: the last one is made to follow from the input instead. The metadata keeps the number.
+    """
+    model = onnx.load(path)
+    nodes, tensors = model.graph.node, (*model.graph.input, *model.graph.output)
+    for tensor in tensors:
+        if tensor.name in (STATE, STATE_OUT):
+            size = tensor.type.tensor_type.shape.dim[1]
+            model.metadata_props.add(key=f"{tensor.name}.dims", value=f"-1,{size.dim_value}")
+            size.dim_param = "state_size"
+    sized, shape = f"{STATE_OUT}.sized", f"{STATE}.shape"
+    [(node, i)] = [(node, i) for node in nodes for i, name in enumerate(node.output) if name == STATE_OUT]
+    node.output[i] = sized
+    nodes.append(onnx.helper.make_node("Shape", [STATE], [shape]))
+    nodes.append(onnx.helper.make_node("Reshape", [sized, shape], [STATE_OUT]))
+    onnx.save(model, path)
+
+
+def _write(graph: Graph, path: Path) -> None:
+    graph.write(path)
+    _open_state(path)
+
+
+ONNX = graph_form(
+    replace(ONNX_RUNTIME, make=_write),
+    encoders=ONNX_RUNTIME,
+    state_dtype="FP32",
+    limit=Agreement(max_error=1e-3, snr_db=60.0),
+)

@@ -1,0 +1,178 @@
+"""python -m export.tensorrt.run PLAN: run a plan for another process, in any Python 3.10 or later that has TensorRT.
+
+A request on standard input is a line of JSON, and so is the answer on standard output; either may be followed by bytes:
+
+    {"shapes": {input: shape}, "sizes": [bytes]} and the inputs' bytes
+                                          {"shapes": {output: shape}, "sizes": [bytes]} and the outputs' bytes
+    {"time": {input: shape}, "repeats": N}
+                                          {"microseconds": M}
+    {"share": true}                       {"handle": hex, "size": bytes, "offsets": {tensor: bytes},
+                                           "profiles": [{input: [smallest, commonest, largest shape]}]}
+    {"run": {input: shape}}               {"shapes": {output: shape}}
+
+The last is on the shared memory, where the client writes inputs and reads outputs. Any answer may be
+{"error": message}. A first one, {"dtypes": {tensor: NumPy's name}, "dims": {tensor: shape}} or an error, says whether
+the plan is loaded.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from export.profiles import Shapes, describe
+from export.tensorrt.api import TensorRtError, import_tensorrt, take_standard_output
+from export.tensorrt.cuda import Buffer, CudaError, Device, Stream
+from export.tensorrt.engine import Engine
+
+WARM_UP = 3
+# Where tensors may begin.
+ALIGNMENT = 256
+
+
+class Runner(Protocol):
+    """What answers requests; raises TensorRtError and CudaError."""
+
+    dtypes: dict[str, str]
+    """NumPy's names, of all inputs and outputs."""
+    dims: Shapes
+    """Of all inputs and outputs, -1 where any size fits."""
+
+    def run(self, inputs: dict[str, bytes], shapes: Shapes) -> dict[str, bytes]: ...
+
+    def output_shapes(self, shapes: Shapes) -> Shapes: ...
+
+    def microseconds(self, shapes: Shapes, repeats: int) -> float: ...
+
+    def share(self) -> dict[str, Any]: ...
+
+    def run_shared(self, shapes: Shapes) -> Shapes: ...
+
+
+class Plan:
+    """A plan on the first GPU."""
+
+    def __init__(self, path: Path) -> None:
+        self._device = Device()
+        self._stream = Stream(self._device)
+        self._engine = Engine(import_tensorrt(), path, self._device.name, self._stream.handle)
+        self._stream.synchronize()
+        self.dtypes, self.dims = self._engine.dtypes, self._engine.dims
+        self.output_shapes = self._engine.output_shapes
+        self._buffers: dict[str, Buffer] = {}
+        self._addresses: dict[str, int] = {}
+
+    def run(self, inputs: dict[str, bytes], shapes: Shapes) -> dict[str, bytes]:
+        sizes, launch = self._sizes(shapes), self._bind(shapes)
+        for name, data in inputs.items():
+            self._buffers[name].write(data)
+        launch()
+        self._stream.synchronize()
+        return {name: self._buffers[name].read(sizes[name]) for name in self._engine.outputs}
+
+    def microseconds(self, shapes: Shapes, repeats: int) -> float:
+        launch = self._bind(shapes)
+        for _ in range(WARM_UP):
+            launch()
+        return self._stream.microseconds(launch, repeats)
+
+    def share(self) -> dict[str, Any]:
+        """One buffer with room for every tensor at its largest, described as the answer says it."""
+        offsets, size = {}, 0
+        for name, bytes_ in self._largest_sizes().items():
+            offsets[name] = size
+            size += -(-bytes_ // ALIGNMENT) * ALIGNMENT
+        shared = self._buffers["shared"] = Buffer(self._device, size)
+        self._addresses = {name: shared.address + offset for name, offset in offsets.items()}
+        return {"handle": shared.handle().hex(), "size": size, "offsets": offsets, "profiles": self._engine.profiles}
+
+    def run_shared(self, shapes: Shapes) -> Shapes:
+        outputs, launch = self.output_shapes(shapes), self._launch_at(self._addresses, shapes)
+        launch()
+        self._stream.synchronize()
+        return outputs
+
+    def _bind(self, shapes: Shapes) -> Callable[[], None]:
+        """Give every tensor memory of its own; the result launches the plan on it."""
+        sizes = self._sizes(shapes)
+        return self._launch_at({name: self._buffer(name, size).address for name, size in sizes.items()}, shapes)
+
+    def _launch_at(self, addresses: dict[str, int], shapes: Shapes) -> Callable[[], None]:
+        context = self._engine.context(shapes)
+        for name, address in addresses.items():
+            context.set_tensor_address(name, address)
+
+        def launch() -> None:
+            if not context.execute_async_v3(self._stream.handle):
+                raise TensorRtError(f"the plan could not be launched with {describe(shapes)}")
+
+        return launch
+
+    def _sizes(self, shapes: Shapes) -> dict[str, int]:
+        """Bytes of every tensor when the inputs have these shapes."""
+        every = {**shapes, **self.output_shapes(shapes)}
+        return {name: math.prod(shape) * self._engine.item_size(name) for name, shape in every.items()}
+
+    def _largest_sizes(self) -> dict[str, int]:
+        """Bytes of every tensor at its largest of all profiles."""
+        profiles = self._engine.profiles
+        sizes = [self._sizes({name: shapes[-1] for name, shapes in profile.items()}) for profile in profiles]
+        return {name: max(each[name] for each in sizes) for name in sizes[0]}
+
+    def _buffer(self, name: str, size: int) -> Buffer:
+        known = self._buffers.get(name)
+        if known is None or known.size < size:
+            if known is not None:
+                known.free()
+            self._buffers[name] = Buffer(self._device, size)
+        return self._buffers[name]
+
+
+def serve(plan: Runner, requests: BinaryIO, replies: BinaryIO) -> None:
+    """Say what the plan takes and gives, then answer requests until their stream ends."""
+    _write(replies, {"dtypes": plan.dtypes, "dims": plan.dims}, [])
+    while line := requests.readline():
+        request = json.loads(line)
+        data = [requests.read(size) for size in request.get("sizes", [])]
+        try:
+            answer, payload = _answer(plan, request, data)
+        except (TensorRtError, CudaError) as error:
+            answer, payload = {"error": str(error)}, []
+        _write(replies, answer, payload)
+
+
+def _answer(plan: Runner, request: dict[str, Any], data: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+    if "time" in request:
+        return {"microseconds": plan.microseconds(request["time"], request["repeats"])}, []
+    if "share" in request:
+        return plan.share(), []
+    if "run" in request:
+        return {"shapes": plan.run_shared(request["run"])}, []
+    shapes = request["shapes"]
+    outputs = plan.run(dict(zip(shapes, data, strict=True)), shapes)
+    found = plan.output_shapes(shapes)
+    payload = list(outputs.values())
+    return {"shapes": {name: found[name] for name in outputs}, "sizes": [len(part) for part in payload]}, payload
+
+
+def _write(replies: BinaryIO, answer: dict[str, Any], payload: list[bytes]) -> None:
+    replies.write(json.dumps(answer).encode() + b"\n")
+    for part in payload:
+        replies.write(part)
+    replies.flush()
+
+
+def main() -> None:
+    replies = take_standard_output()
+    try:
+        plan = Plan(Path(sys.argv[1]))
+    except (TensorRtError, CudaError) as error:
+        _write(replies, {"error": str(error)}, [])
+        sys.exit(1)
+    serve(plan, sys.stdin.buffer, replies)
+
+
+if __name__ == "__main__":
+    main()

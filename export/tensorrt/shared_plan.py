@@ -1,0 +1,65 @@
+"""A plan in another process on device memory that this process maps, as PyTorch's tensors."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from export.profiles import Shapes, find
+from export.tensorrt.cuda import Device, map_buffer
+from export.tensorrt.process import PlanProcess, SharedTensors, TensorRtSettings
+
+Tensors = dict[str, Tensor]
+# Of a float it is NaN, of a code or a history one out of range.
+POISON = 0xFF
+
+
+class SharedPlan:
+    """`run` is the plan on the memory where `views` says that its tensors lie."""
+
+    def __init__(self, settings: TensorRtSettings, path: Path, device: torch.device, failure: str = "") -> None:
+        """As PlanProcess."""
+        self.process = PlanProcess(settings, path, failure)
+        self.dtypes = {name: getattr(torch, dtype.name) for name, dtype in self.process.dtypes.items()}
+        self.run = self.process.run
+        self._shared = self.process.share()
+        self._memory = mapped(self._shared, device)
+
+    def __call__(self, inputs: Tensors) -> Tensors:
+        """Outputs of inputs that lie anywhere, the caller's own. What the plan leaves unwritten in them is NaN."""
+        shapes = {name: list(tensor.shape) for name, tensor in inputs.items()}
+        self._poison()
+        for name, view in self.views(shapes).items():
+            view.copy_(inputs[name])
+        if self._memory.is_cuda:
+            torch.cuda.synchronize(self._memory.device)
+        return {name: view.clone() for name, view in self.views(self.run(shapes)).items()}
+
+    def takes(self, shapes: Shapes) -> bool:
+        """Whether the plan was built for these shapes of its inputs, for which there is room then."""
+        return find(self._shared.profiles, shapes) is not None
+
+    def views(self, shapes: Mapping[str, Sequence[int]]) -> Tensors:
+        """Where tensors of these shapes lie."""
+        views = {}
+        for name, shape in shapes.items():
+            start, dtype = self._shared.offsets[name], self.dtypes[name]
+            views[name] = self._memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(*shape)
+        return views
+
+    def _poison(self) -> None:
+        self._memory.fill_(POISON)
+
+
+class Foreign:
+    """Device memory as PyTorch takes it without copying."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def mapped(shared: SharedTensors, device: torch.device) -> Tensor:
+    """uint8 [size]"""
+    return torch.as_tensor(Foreign(map_buffer(Device(), shared.handle), shared.size), device=device)

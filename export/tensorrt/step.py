@@ -1,0 +1,56 @@
+"""The step as a network of one layer: the plugin (plugin/) with a program of the step (step_program).
+
+Runs in any Python that has a TensorRT, as tensorrt_build does.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from export.profiles import Profile
+from export.tensorrt.api import PLUGIN_LIBRARY, TensorRtError, is_strongly_typed
+
+NAME, VERSION = "Code2Wav", "1"
+# Of the field that names a program (plugin/layer.h).
+PATH = "path"
+INPUTS = {"codes": "int32", "state": "float16", "history": "int32"}
+OUTPUTS = {"waveform": "float32", "state_out": "float16"}
+ANY = -1
+PROGRAM_SUFFIX = ".program"
+
+
+def add_step(trt: Any, network: Any, program: Path, profiles: list[Profile]) -> None:
+    """Raises TensorRtError when the plugin is not loaded or does not take the program."""
+    inputs = [network.add_input(name, getattr(trt, dtype), dims(profiles, name)) for name, dtype in INPUTS.items()]
+    plugin = _plugin(trt, program)
+    layer = network.add_plugin_v3(inputs, [], plugin) if _has_v3(trt) else network.add_plugin_v2(inputs, plugin)
+    for i, (name, dtype) in enumerate(OUTPUTS.items()):
+        tensor = layer.get_output(i)
+        tensor.name = name
+        network.mark_output(tensor)
+        if not is_strongly_typed(trt):
+            tensor.dtype = getattr(trt, dtype)
+
+
+def dims(profiles: list[Profile], name: str) -> tuple[int, ...]:
+    """Of an input, ANY where its shapes differ."""
+    sizes = zip(*(shape for profile in profiles for shape in profile[name]), strict=True)
+    return tuple(found.pop() if len(found) == 1 else ANY for found in map(set, sizes))
+
+
+def _plugin(trt: Any, program: Path) -> Any:
+    registry = trt.get_plugin_registry()
+    find = registry.get_creator if _has_v3(trt) else registry.get_plugin_creator
+    creator = find(NAME, VERSION, "")
+    if creator is None:
+        raise TensorRtError(f"the plugin {NAME} is not loaded: {PLUGIN_LIBRARY} names its library")
+    field = trt.PluginField(PATH, str(program).encode(), trt.PluginFieldType.CHAR)
+    phase = (trt.TensorRTPhase.BUILD,) if _has_v3(trt) else ()
+    plugin = creator.create_plugin(NAME, trt.PluginFieldCollection([field]), *phase)
+    if plugin is None:
+        raise TensorRtError(f"the plugin {NAME} does not take {program}; its message is above")
+    return plugin
+
+
+def _has_v3(trt: Any) -> bool:
+    """Whether plugins are IPluginV3, as from TensorRT 10 on."""
+    return hasattr(trt, "TensorRTPhase")

@@ -1,0 +1,29 @@
+"""What the benchmarks share: how they show their rows, and what was set while they ran."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
+from scripts.embedded.protection import ADMIN_KEY_VARIABLE
+
+
+def show(rows: list[dict[str, Any]], console: Console) -> None:
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    console.print(table)
+
+
+def gpu_of(machine: Mapping[str, Any]) -> str:
+    """The GPU, or the CPU in its place, of what qwen3_tts_client.records.environment says."""
+    return ", ".join(gpu["name"] for gpu in machine["gpus"]) or f"none ({machine['cpu']}, {machine['cpus']} cores)"
+
+
+def settings_of_environment() -> dict[str, str]:
+    settings = {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX) and value}
+    settings.pop(ADMIN_KEY_VARIABLE, None)
+    return settings

@@ -1,0 +1,129 @@
+"""Where the time of one tick goes: kernels, gaps between them, and the host."""
+
+import re
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity, profile
+
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import TalkerConfig, TransformerConfig
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.startup import choose_device
+from qwen3_tts_engine.talker.graph_runner import GraphRunner
+from qwen3_tts_engine.talker.loader import load_runner
+from scripts.benchmarks.talker import newcomer, settings
+
+# Measured on one H200 (spec §6): bytes and bfloat16 operations a second.
+BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 790e12
+TICKS = 20
+console = Console(width=120)
+
+
+@dataclass
+class Kernel:
+    name: str
+    start_us: float
+    end_us: float
+
+
+def main(
+    checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
+    batches: Annotated[str, typer.Option(help="batch sizes")] = "1,8,64",
+    rows: Annotated[int, typer.Option(help="kernels to list")] = 14,
+) -> None:
+    sizes = [int(size) for size in batches.split(",")]
+    config = settings(checkpoint, max(sizes))
+    opened = Checkpoint.open(checkpoint)
+    runner = load_runner(opened, config, choose_device(config, "cuda:0"))
+    assert isinstance(runner, GraphRunner)
+    prompts = PromptBuilder(opened, config)
+    for size in sizes:
+        slots = np.arange(size)
+        runner.prefill([newcomer(prompts, slot, list(range(slot * 8, slot * 8 + 8))) for slot in slots])
+        for _ in range(30):
+            runner.collect(runner.launch(slots))
+        host_us = host_microseconds(runner, slots)
+        show(size, traced(runner, slots), host_us, floor_ms(opened.config.talker_config, size), rows)
+
+
+def host_microseconds(runner: GraphRunner, slots: np.ndarray) -> float:
+    """What the host spends on launching a tick, the device being far behind."""
+    start = time.perf_counter()
+    ticks = [runner.launch(slots) for _ in range(TICKS)]
+    spent = time.perf_counter() - start
+    for tick in ticks:
+        runner.collect(tick)
+    return spent / TICKS * 1e6
+
+
+def traced(runner: GraphRunner, slots: np.ndarray) -> list[Kernel]:
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(TICKS):
+            runner.collect(runner.launch(slots))
+        torch.cuda.synchronize()
+    events = (e for e in trace.events() if e.device_type == DeviceType.CUDA)
+    return [Kernel(e.name, e.time_range.start, e.time_range.end) for e in events if "Mem" not in e.name]
+
+
+def show(batch: int, kernels: list[Kernel], host_us: float, floor: float, rows: int) -> None:
+    """Kernels by their share; a kernel that starts while the one before it ends counts from that end."""
+    spent: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    busy_until, busy, gaps = 0.0, 0.0, 0.0
+    for kernel in sorted(kernels, key=lambda k: k.start_us):
+        own = max(0.0, kernel.end_us - max(kernel.start_us, busy_until))
+        gap = kernel.start_us - busy_until
+        gaps += gap if 0 < gap < 50 else 0
+        busy += own
+        spent[shorten(kernel.name)] += own
+        counts[shorten(kernel.name)] += 1
+        busy_until = max(busy_until, kernel.end_us)
+    table = Table("kernel", "a tick", "µs each", "ms a tick", "share", title=f"batch {batch}")
+    for name, us in sorted(spent.items(), key=lambda item: -item[1])[:rows]:
+        count = counts[name]
+        table.add_row(name, f"{count / TICKS:.0f}", f"{us / count:.2f}", f"{us / TICKS / 1e3:.3f}", f"{us / busy:.0%}")
+    console.print(table)
+    console.print(
+        f"batch {batch}: kernels {busy / TICKS / 1e3:.3f} ms, gaps {gaps / TICKS / 1e3:.3f} ms, "
+        f"host {host_us:.0f} µs, floor {floor:.3f} ms (spec §6.1)"
+    )
+
+
+def shorten(name: str) -> str:
+    name = re.sub(r"^void |<.*|\(.*", "", name)
+    return name[-60:]
+
+
+def floor_ms(config: TalkerConfig, batch: int, context: int = 100) -> float:
+    """max(bytes, operations) of talker and predictor for one frame (spec §6.1)."""
+    predictor = config.code_predictor_config
+    talker_weights = stack_weights(config) + config.hidden_size * config.vocab_size
+    head = predictor.hidden_size * predictor.vocab_size
+    later = config.num_code_groups - 1
+    per_token = 4 * config.num_hidden_layers * config.key_value_size
+    talker = bound(2 * talker_weights + batch * context * per_token, 2 * talker_weights * batch)
+    positions = config.num_code_groups * stack_weights(predictor) + later * head
+    return 1e3 * (talker + bound(2 * later * (stack_weights(predictor) + head), 2 * positions * batch))
+
+
+def stack_weights(config: TransformerConfig) -> int:
+    """Elements of the layers' projections."""
+    attention = config.hidden_size * (2 * config.query_size + 2 * config.key_value_size)
+    return config.num_hidden_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+
+
+def bound(num_bytes: float, operations: float) -> float:
+    return max(num_bytes / BYTES_PER_SECOND, operations / FLOPS_PER_SECOND)
+
+
+if __name__ == "__main__":
+    typer.run(main)

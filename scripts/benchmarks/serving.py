@@ -1,0 +1,161 @@
+"""The whole server under load, by one command: export, serve, closed and open loops, report, record.
+
+    python -m scripts.benchmarks.serving --checkpoint CHECKPOINT --artifact-dir artifacts/serving
+
+The folder gets the client's record, its report and the server's log; `--output` gets the rows as JSON.
+"""
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from qwen3_tts_client.records.prometheus import total
+from qwen3_tts_client.records.record import read_run
+from scripts.benchmarks.common import gpu_of, settings_of_environment
+from scripts.embedded.server import EXPLICIT, GPU_OPTIONS, TritonServer, backend_options
+
+ROOT = Path(__file__).parents[2]
+REPOSITORY = ROOT / "model_repository"
+# Every stream has ended by then. On a GPU Triton 2.51 waits in vain for a thread of the talker's process, which waits
+# for the address of the CUDA memory pool.
+EXIT = ("--exit-timeout-secs=3",)
+CODE2WAV = 'model="code2wav"'
+console = Console()
+
+
+def main(
+    checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
+    artifact_dir: Annotated[Path, typer.Option(help="a folder that does not hold a record yet")],
+    form: Annotated[str, typer.Option(help="of the codec, as `python -m export --form` makes it")] = "python",
+    max_streams: Annotated[int, typer.Option(help="streams that may run at once")] = 512,
+    concurrency: Annotated[str, typer.Option(help="closed loops")] = "1,2,4,8,16,32,64,128,256,512",
+    request_rate: Annotated[str, typer.Option(help="open loops")] = "1,2,5,10,20,30,40",
+    measurement_interval: Annotated[int, typer.Option(help="ms of each load")] = 15_000,
+    text: Annotated[str | None, typer.Option(help="of every request, instead of the client's 200 sentences")] = None,
+    speaker: Annotated[str, typer.Option(help="of the checkpoint")] = "vivian",
+    max_frames: Annotated[int, typer.Option(min=0, help="of a request; 0 leaves the limit to the server")] = 71,
+    output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
+    real_backend: Annotated[
+        list[Path] | None, typer.Option(exists=True, file_okay=False, help="folder of a compiled backend")
+    ] = None,
+) -> None:
+    artifact_dir.mkdir(parents=True, exist_ok=True)
+    run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", form)
+    bench = ["bench", "--concurrency", concurrency, "--request-rate", request_rate, "--artifact-dir", artifact_dir]
+    bench += ["--measurement-interval", measurement_interval, "--warmup-request-count", 16]
+    bench += ["--speaker", speaker, *(["--text", text] if text else [])]
+    # Random weights seldom end by themselves.
+    bench += ["--max-frames", max_frames] if max_frames else []
+    with server_of(form, checkpoint, max_streams, artifact_dir / "server.log", real_backend or []):
+        run("qwen3_tts_client", *bench)
+    if output:
+        summary = json.loads((artifact_dir / "summary.json").read_text())
+        measured = read_run(artifact_dir)
+        calls = [codec_calls(*measured.scraped(load)) for load in measured.loads]
+        output.write_text(json.dumps(record(summary, calls, form, max_streams, text), indent=1) + "\n")
+    run("qwen3_tts_client", "report", artifact_dir)
+
+
+@contextmanager
+def server_of(
+    form: str,
+    checkpoint: str,
+    max_streams: int,
+    log_file: Path,
+    real_backends: Sequence[Path],
+    more_settings: dict[str, str] | None = None,
+) -> Iterator[TritonServer]:
+    """A ready server of this repository."""
+    settings = {"CHECKPOINT": checkpoint, "MAX_STREAMS": str(max_streams), "MAX_WAITING": "1024"}
+    settings |= more_settings or {}
+    environment = {f"QWEN3_TTS_{name}": value for name, value in settings.items()}
+    options = [*EXPLICIT, *EXIT, *configuration(form), *backend_options(ROOT / "build", real_backends)]
+    with ExitStack() as running:
+        log = running.enter_context(log_file.open("wb"))
+        server = TritonServer(REPOSITORY, options=options, environment=environment, log=log, ready_timeout=600)
+        with console.status(f"Starting tritonserver (log: {log.name})"):
+            running.enter_context(server)
+        yield server
+
+
+def configuration(form: str) -> list[str]:
+    """Options that make the server run this form of the codec."""
+    if form == "onnx":
+        return ["--model-config-name=onnxruntime"]
+    return [*GPU_OPTIONS, *(["--model-config-name=python"] if form == "python" else [])]
+
+
+def run(module: str, *arguments: object) -> None:
+    done = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+def record(
+    summary: dict[str, Any], calls: list[dict[str, Any]], form: str, max_streams: int, text: str | None
+) -> dict[str, Any]:
+    """What docs/benchmarks/ keeps of a run; `calls` are the codec's of each load."""
+    return {
+        "gpu": gpu_of(summary),
+        "commit": summary["commit"],
+        "command": shlex.join(["python", "-m", "scripts.benchmarks.serving", *sys.argv[1:]]),
+        "settings": {
+            "codec": form,
+            "max_streams": max_streams,
+            "text": text or "client/qwen3_tts_client/bench/prompts/everyday.jsonl",
+            "environment": settings_of_environment(),
+            "packages": summary["packages"],
+        },
+        "rows": [row | codec for row, codec in zip(rows(summary["loads"]), calls, strict=True)],
+    }
+
+
+def rows(loads: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for load in loads:
+        rebuffering = load["rebuffering"]
+        yield {
+            "load": f"c={load['value']}" if load["mode"] == "closed" else f"rps={load['value']:g}",
+            "requests": load["requests"],
+            "ttfa_p50_ms": rounded(load["ttfa_ms"], "p50", 2),
+            "ttfa_p95_ms": rounded(load["ttfa_ms"], "p95", 2),
+            "rtf_p50": rounded(load["rtf"], "p50", 4),
+            "audio_s_per_s": round(load["audio_throughput"], 1),
+            "stalled_over_50ms": round((1 - (rebuffering["c50"] or 0)) * rebuffering["streams"]),
+            "largest_stall_ms": rounded(rebuffering["largest_stall_ms"], "max", 1),
+            "errors": load["requests"] - load["outcomes"].get("ok", 0),
+        }
+
+
+def codec_calls(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
+    """How many calls of code2wav a load took and of how many rows; the mean of what a call took the talker, and of what
+    the backend took of it (Triton's compute_infer). Nothing where the server did not say."""
+
+    def more(name: str, label: str = "") -> float:
+        return (total(after, name, label) or 0.0) - (total(before, name, label) or 0.0)
+
+    seen, calls = more("qwen3_tts_codec_seconds_count"), more("nv_inference_exec_count", CODE2WAV)
+    if not seen or not calls:
+        return {}
+    return {
+        "codec_calls": int(calls),
+        "codec_rows": round(more("nv_inference_count", CODE2WAV) / calls, 1),
+        "codec_call_ms": round(1e3 * more("qwen3_tts_codec_seconds_sum") / seen, 2),
+        "codec_own_ms": round(more("nv_inference_compute_infer_duration_us", CODE2WAV) / calls / 1e3, 2),
+    }
+
+
+def rounded(statistics: dict[str, float] | None, name: str, digits: int) -> float | None:
+    """None where there was nothing to measure."""
+    return round(statistics[name], digits) if statistics else None
+
+
+if __name__ == "__main__":
+    typer.run(main)

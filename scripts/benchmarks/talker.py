@@ -1,0 +1,136 @@
+"""Milliseconds for one frame of the talker and code predictor, by batch size, on a CUDA device."""
+
+import json
+import shlex
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+
+from qwen3_tts_client.records.environment import commit
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.core import Newcomer
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.request import RequestError, SynthesisRequest
+from qwen3_tts_engine.startup import choose_device
+from qwen3_tts_engine.talker.graph_runner import GraphRunner
+from qwen3_tts_engine.talker.loader import load_runner
+from scripts.benchmarks.common import settings_of_environment, show
+
+console = Console()
+FRAMES = 70
+
+
+class Deaf:
+    """A sink for streams that nobody listens to."""
+
+    def send(self, pcm: np.ndarray) -> None: ...
+    def finish(self, error: RequestError | None) -> None: ...
+
+
+def main(
+    checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
+    batches: Annotated[str, typer.Option(help="batch sizes")] = "1,2,4,8,16,32,64,128,256",
+    repeats: Annotated[int, typer.Option(help="runs of 70 frames; the median counts")] = 5,
+    output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
+) -> None:
+    sizes = [int(size) for size in batches.split(",")]
+    config = settings(checkpoint, max(sizes))
+    device = choose_device(config, "cuda:0")
+    opened = Checkpoint.open(checkpoint)
+    started = time.perf_counter()
+    runner = load_runner(opened, config, device)
+    assert isinstance(runner, GraphRunner)
+    console.print(f"loaded and captured in {time.perf_counter() - started:.1f} s")
+    prompts = PromptBuilder(opened, config)
+    rows = [measure(runner, prompts, size, repeats) for size in sizes]
+    record = {**environment(opened), "rows": rows}
+    show(rows, console)
+    if output:
+        output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def settings(checkpoint: str, max_streams: int) -> EngineConfig:
+    """Of a runner to be measured; the environment may have others (config.py)."""
+    fixed = {
+        "checkpoint": checkpoint,
+        "max_streams": str(max_streams),
+        "kernels": "required",
+        "max_frames_limit": "512",
+    }
+    return EngineConfig.from_parameters(fixed)
+
+
+def measure(runner: GraphRunner, prompts: PromptBuilder, batch: int, repeats: int) -> dict[str, Any]:
+    """Median over runs of the median tick, and of the time from an idle engine to the first frame on the host."""
+    first, ticks, device = zip(*(run(runner, prompts, batch) for _ in range(repeats)), strict=True)
+    return {
+        "batch": batch,
+        "ms_per_frame": round(statistics.median(ticks), 3),
+        "device_ms_per_frame": round(statistics.median(device), 3),
+        "prefill_to_first_frame_ms": round(statistics.median(first), 3),
+    }
+
+
+def run(runner: GraphRunner, prompts: PromptBuilder, batch: int) -> tuple[float, float, float]:
+    """(ms to the first frame, median ms of the ticks after it, mean ms of a tick on the device) of one utterance."""
+    per_stream = runner.limits.max_pages
+    newcomers = [newcomer(prompts, slot, list(range(slot * 8, slot * 8 + min(8, per_stream)))) for slot in range(batch)]
+    slots = np.arange(batch)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    runner.prefill(newcomers)
+    runner.collect(runner.launch(slots))
+    first = time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    launched, stamps = runner.launch(slots), []
+    for _ in range(FRAMES - 2):
+        following = runner.launch(slots)
+        runner.collect(launched)
+        launched = following
+        stamps.append(time.perf_counter())
+    runner.collect(launched)
+    end.record()
+    end.synchronize()
+    ticks = np.diff(stamps) * 1e3
+    return first * 1e3, float(np.median(ticks)), begin.elapsed_time(end) / (FRAMES - 1)
+
+
+def newcomer(prompts: PromptBuilder, slot: int, pages: list[int]) -> Newcomer:
+    """A stream with a prompt of about 60 rows."""
+    text = "one two three four five six seven eight nine ten " * 10
+    request = SynthesisRequest(text=text, speaker="ryan", language="english", seed=slot, max_frames=FRAMES)
+    stream = prompts.stream(request, Deaf(), str(slot))
+    keep = min(60, len(stream.prompt))
+    prompt = type(stream.prompt)(stream.prompt.text_ids[-keep:], stream.prompt.code_ids[-keep:], [], keep)
+    stream.prompt = prompt
+    return Newcomer(stream, slot, pages)
+
+
+def environment(checkpoint: Checkpoint) -> dict[str, Any]:
+    config = checkpoint.config
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "commit": commit(),
+        "command": shlex.join(["python", "-m", "scripts.benchmarks.talker", *sys.argv[1:]]),
+        "settings": {
+            "checkpoint": f"{config.tts_model_size} {config.tts_model_type}",
+            "environment": settings_of_environment(),
+            "prompt_rows": 60,
+            "frames": FRAMES,
+            "sampling": "temperature 0.9, top_k 50, both stages",
+            "torch": torch.__version__,
+        },
+    }
+
+
+if __name__ == "__main__":
+    typer.run(main)

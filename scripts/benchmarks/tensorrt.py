@@ -1,0 +1,172 @@
+"""The codec's TensorRT plan by itself, behind Triton's own backend, and under mixed calls beside 64 streams.
+
+    python -m scripts.benchmarks.tensorrt --checkpoint CHECKPOINT --artifact-dir artifacts/tensorrt \
+        --real-backend FOLDER/tensorrt --output docs/benchmarks/tensorrt-h200.json
+
+The plan is exported with the plugin that QWEN3_TTS_TENSORRT_PLUGIN names. The folder gets the client's record and the
+server's log.
+"""
+
+import json
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import typer
+from rich.console import Console
+from tritonclient.grpc import service_pb2_grpc
+
+from export.code2wav import version_folder
+from export.forms.tensorrt_form import REPEATS, PlanStep, tensorrt_form
+from export.modules.codec import CodecStep
+from export.tensorrt.process import TENSORRT_PYTHON, TensorRtSettings
+from export.verify import Verification
+from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_client.protocol import SpeechRequest, encode
+from qwen3_tts_client.stream import Timeouts
+from qwen3_tts_client.sync_stream import speak
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.manifest import CodecManifest
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, input_shapes
+from scripts.benchmarks.common import settings_of_environment
+from scripts.benchmarks.serving import REPOSITORY, ROOT, rows, run, server_of
+
+TIMED_BATCHES = (1, 8, 32, MAX_BATCH)
+LOADS = "1,64"
+STREAMS = "64"
+MAX_STREAMS = 128
+TEXT = "Thanks for calling. Your order left the warehouse today, it should be with you by Friday."
+PROOF = re.compile(r"agrees with its golden cases: .*, ([\d.]+) s")
+console = Console()
+
+
+def main(
+    checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
+    artifact_dir: Annotated[Path, typer.Option(help="a folder that does not hold a record yet")],
+    real_backend: Annotated[Path, typer.Option(exists=True, file_okay=False, help="folder of the compiled backend")],
+    output: Annotated[Path, typer.Option(help="JSON record")],
+    calls: Annotated[int, typer.Option(help="of mixed shapes")] = 100_000,
+    measurement_interval: Annotated[int, typer.Option(help="ms of each load")] = 15_000,
+    text: Annotated[str, typer.Option(help="of every request")] = TEXT,
+    tensorrt_python: Annotated[Path, typer.Option(envvar=TENSORRT_PYTHON)] = Path(sys.executable),
+    tensorrt_level: Annotated[int, typer.Option(min=0, max=5)] = 0,
+) -> None:
+    artifact_dir.mkdir(parents=True, exist_ok=True)
+    run("export", "--checkpoint", checkpoint, "--form", "tensorrt", "--tensorrt-level", tensorrt_level)
+    plan = list(plan_rows(checkpoint, TensorRtSettings(tensorrt_python, tensorrt_level)))
+    talk = ["--speaker", "vivian", "--max-frames", 71, "--text", text]
+    log = artifact_dir / "server.log"
+    with server_of("tensorrt", checkpoint, MAX_STREAMS, log, [real_backend]) as server:
+        first = first_requests(log, text)
+        interval = ["--measurement-interval", measurement_interval, "--warmup-request-count", 8]
+        run(
+            "qwen3_tts_client",
+            "bench",
+            "--concurrency",
+            LOADS,
+            *interval,
+            *talk,
+            "--artifact-dir",
+            artifact_dir / "serving",
+        )
+        with streams_beside(*talk, "--artifact-dir", artifact_dir / "beside"):
+            mixed = artifact_dir / "mixed.json"
+            options = ["--admin-key", server.admin_key, "--checkpoint", checkpoint, "--calls", calls]
+            run("scripts.benchmarks.mixed_calls", *options, "--output", mixed)
+    record = recorded(plan, artifact_dir) | {"first_request": first, "proof_seconds": proof_seconds(log.read_text())}
+    output.write_text(json.dumps(record, indent=1) + "\n")
+    console.print(f"{output}: {len(plan)} shapes, {record['mixed_calls']}")
+
+
+def recorded(plan: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """What docs/benchmarks/ keeps of a run whose records lie in `folder`."""
+    summary = json.loads((folder / "serving" / "summary.json").read_text())
+    engine = CodecManifest.read(version_folder(REPOSITORY)).engine
+    assert engine is not None
+    return {
+        "gpu": engine.gpu,
+        "commit": summary["commit"],
+        "command": shlex.join(["python", "-m", "scripts.benchmarks.tensorrt", *sys.argv[1:]]),
+        "tensorrt": engine.version,
+        "plugin": engine.plugin,
+        "settings": settings_of_environment(),
+        "plan": plan,
+        "mixed_calls": json.loads((folder / "mixed.json").read_text()) | {"streams": int(STREAMS)},
+        "serving": list(rows(summary["loads"])),
+    }
+
+
+def plan_rows(checkpoint: str, settings: TensorRtSettings) -> Iterator[dict[str, Any]]:
+    """What a call of each shape takes and how well it agrees."""
+    form = tensorrt_form(settings)
+    step = form.load(version_folder(REPOSITORY) / form.filename)
+    assert isinstance(step, PlanStep)
+    reference = CodecStep.from_checkpoint(Checkpoint.open(checkpoint))
+    agreement = {outcome.name: outcome.agreement for outcome in Verification(reference, step, form.batches).run()}
+    for frames in CHUNK_FRAMES:
+        for batch in TIMED_BATCHES:
+            microseconds = step.microseconds(input_shapes(batch, frames, reference.state_size), REPEATS)
+            yield {
+                "batch": batch,
+                "frames": frames,
+                "us_per_frame": round(microseconds / batch / frames, 1),
+                "snr_db": round(agreement[f"{batch} x {frames}"].snr_db, 1),
+            }
+
+
+def first_requests(log: Path, text: str) -> dict[str, float]:
+    """Time to first audio, ms: of the first request once the server is warm, and the median of those that follow."""
+    while "warm-up speech" not in (said := log.read_text()):
+        if "no request is served" in said:
+            sys.exit(f"the codec was refused: {log}")
+        time.sleep(0.1)
+    with grpc.insecure_channel("localhost:8001") as channel:
+        grpc.channel_ready_future(channel).result()
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        # The client's own first steps are not the server's: a request that is refused takes them.
+        refused = heard_after(stub, SpeechRequest(text, speaker="nobody"))
+        assert refused is None, "refused"
+        first, *others = [heard_after(stub, SpeechRequest(text, speaker="vivian", max_frames=20)) for _ in range(13)]
+    return {"first_ms": round(first or 0, 1), "median_ms": round(statistics.median(ms or 0 for ms in others), 1)}
+
+
+def heard_after(stub: Any, request: SpeechRequest) -> float | None:
+    """Milliseconds to the first chunk, None when there is none; listens to the end."""
+    started, first = time.perf_counter_ns(), None
+    try:
+        for arrived, _ in speak(stub, [encode(request)], Timeouts(60, 60)):
+            first = first or (arrived - started) / 1e6
+    except SpeechError:
+        return None
+    return first
+
+
+@contextmanager
+def streams_beside(*options: object) -> Iterator[None]:
+    """STREAMS callers of the talker, for as long as it takes."""
+    command = ["qwen3_tts_client", "bench", "--concurrency", STREAMS, "--measurement-interval", 3_600_000, *options]
+    beside = subprocess.Popen([sys.executable, "-m", *map(str, command)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        # Its record is not wanted, and what runs in the background may be deaf to SIGINT.
+        beside.terminate()
+        beside.wait()
+
+
+def proof_seconds(log: str) -> float | None:
+    """How long the codec proof took, by the server's log; None where it says nothing of it."""
+    found = PROOF.search(log)
+    return float(found[1]) if found else None
+
+
+if __name__ == "__main__":
+    typer.run(main)
