@@ -67,16 +67,8 @@ def main(
     with server_of("tensorrt", checkpoint, MAX_STREAMS, log, [real_backend]) as server:
         first = first_requests(log, text)
         interval = ["--measurement-interval", measurement_interval, "--warmup-request-count", 8]
-        run(
-            "qwen3_tts_client",
-            "bench",
-            "--concurrency",
-            LOADS,
-            *interval,
-            *talk,
-            "--artifact-dir",
-            artifact_dir / "serving",
-        )
+        bench = ["bench", "--concurrency", LOADS, *interval, *talk, "--artifact-dir", artifact_dir / "serving"]
+        run("qwen3_tts_client", *bench)
         with streams_beside(*talk, "--artifact-dir", artifact_dir / "beside"):
             mixed = artifact_dir / "mixed.json"
             options = ["--admin-key", server.admin_key, "--checkpoint", checkpoint, "--calls", calls]

@@ -132,17 +132,8 @@ def test_a_long_text_comes_without_a_pause(caller: Voice) -> None:
 
 
 def test_the_client_reads_standard_input_as_it_comes(server: TritonServer, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "qwen3_tts_client",
-        "say",
-        "-u",
-        f"localhost:{server.ports.grpc}",
-        "-",
-        "--seed",
-        "4",
-    ]
+    url = f"localhost:{server.ports.grpc}"
+    command = [sys.executable, "-m", "qwen3_tts_client", "say", "-u", url, "-", "--seed", "4"]
     for name, value in CUSTOM.items():
         command += [f"--{name}", value]
     with subprocess.Popen(

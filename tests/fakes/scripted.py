@@ -6,8 +6,8 @@ import time
 import numpy as np
 
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
-from qwen3_tts_engine.core import Chunks, Frames, Newcomer, Prompt, Stream, TextFeed
-from qwen3_tts_engine.interfaces import RunnerLimits, Sink
+from qwen3_tts_engine.core import Chunks, Frames, Newcomer, Prompt, Sink, Stream, TextFeed
+from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.request import RequestError, Sampling, SynthesisRequest
 
 NUM_CODEBOOKS = 16

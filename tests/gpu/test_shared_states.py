@@ -1,12 +1,12 @@
 """Codec states that another process maps."""
 
-import os
 import subprocess
 import sys
 
 import torch
 
 from qwen3_tts_engine.codec.shared_memory import shared_zeros
+from tests.subprocesses import same_imports
 
 MAP = """
 import sys
@@ -26,6 +26,5 @@ def test_another_process_reads_and_writes_them(device: torch.device) -> None:
     states, address = shared_zeros("talker", (3, 1000), torch.float16, device)
     states[0] = 5.0
     torch.cuda.synchronize()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", MAP, address, str(device)], check=True, timeout=120, env=environment)
+    subprocess.run([sys.executable, "-c", MAP, address, str(device)], check=True, timeout=120, env=same_imports())
     assert states.sum(1).tolist() == [5000.0, 0.0, 7000.0]

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from code2wav_step.tiles import Tile, product_tile, unit_tile
+from tests.subprocesses import same_imports
 
 ROWS = (1, 4, 16, 64, 65, 160, 512, 4096, 40960, 983040)
 # Columns, channels and width of every kind of product of the released codec.
@@ -48,8 +48,8 @@ def test_programs_cover_what_does_not_divide() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="Triton carries NVIDIA's assembler for x86-64 only")
 def test_nothing_is_overwritten_while_a_matrix_unit_reads_it() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
+    environment = same_imports()
+    environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-m", "tests.fakes.compiled_products"]
     output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     found = json.loads(output)

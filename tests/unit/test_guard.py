@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from qwen3_tts_engine.lifecycle.guard import DEAD, UNUSABLE, exit_signal
+from tests.subprocesses import same_imports
 
 # A server with a stub, which does what it is told on the server's input.
 STUB = """
@@ -45,7 +46,12 @@ sys.exit(5)
 )
 def test_the_server_ends_as_its_stub_does(order: str, code: int, reason: str | None) -> None:
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=same_imports(),
     )
     assert server.stdin is not None
     assert server.stdout is not None
@@ -65,7 +71,9 @@ def test_the_server_ends_as_its_stub_does(order: str, code: int, reason: str | N
 
 
 def test_a_stub_that_hangs_ends_behind_its_server() -> None:
-    with subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=same_imports()
+    ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         stub = os.pidfd_open(int(server.stdout.readline()))
@@ -84,5 +92,5 @@ def test_a_containers_first_process_is_asked_to_end() -> None:
 
 def test_both_stubs_have_the_same_guard() -> None:
     repository = Path(__file__).parents[2] / "model_repository"
-    talker = repository / "qwen3_tts" / "1" / "qwen3_tts_engine" / "guard.py"
+    talker = repository / "qwen3_tts" / "1" / "qwen3_tts_engine" / "lifecycle" / "guard.py"
     assert (repository / "code2wav" / "1" / "code2wav_step" / "guard.py").resolve() == talker

@@ -17,6 +17,7 @@ from qwen3_tts_engine.request import InvalidRequest, RequestError, Unavailable
 from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voices import store as voice_store
 from qwen3_tts_engine.voices.store import ARRAYS, DATABASE, Origin, VoiceStore
+from tests.subprocesses import same_imports
 
 ORIGIN = Origin(64, "speaker", "codec")
 MIB = 1 << 20
@@ -111,7 +112,7 @@ for i in range(10):
 print(won)
 """
     processes = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=same_imports())
         for _ in range(3)
     ]
     assert sum(int(process.communicate(timeout=60)[0]) for process in processes) == 10
