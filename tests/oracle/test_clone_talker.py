@@ -18,6 +18,7 @@ from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.voice import Voice
 from scripts.synthetic.checkpoint import make_checkpoint
 from tests.conftest import CheckpointOf
+from tests.fakes.scripted import Listener
 from tests.oracle.reference import VoiceClone, load_processor, load_reference, reference_generate
 from tests.oracle.speaking import CPU, reference_prefill, synthesise
 
@@ -171,7 +172,7 @@ def test_prompt_embeddings_equal_the_reference_prefill(base: Path, voices: list[
                 clones=[reference_voice(voice)], non_streaming=layout == "full",
             )  # fmt: skip
             captured = reference_prefill(model, generate)
-            prompt = prompts.build(SynthesisRequest.of(request(clone)).in_voice(voice))
+            prompt = prompts.stream(SynthesisRequest.of(request(clone)).in_voice(voice), Listener(), "").prompt
             rows = talker.embed(torch.from_numpy(prompt.text_ids).long(), torch.from_numpy(prompt.code_ids).long())
             rows[prompt.vector_row] += torch.from_numpy(voice.x_vector)
             torch.testing.assert_close(rows, captured["inputs_embeds"][0], atol=1e-5, rtol=1e-5)

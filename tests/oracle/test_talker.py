@@ -15,6 +15,7 @@ from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import SynthesisRequest
 from qwen3_tts_engine.talker.loader import load_runner
+from tests.fakes.scripted import Listener
 from tests.oracle.reference import load_processor, load_reference, reference_generate
 from tests.oracle.speaking import CPU, reference_prefill, synthesise
 
@@ -149,7 +150,7 @@ def test_prompt_embeddings_equal_the_reference_prefill(tiny_checkpoint: Path) ->
                 instructs=[case.instruct or ""], non_streaming=layout == "full",
             )  # fmt: skip
             captured = reference_prefill(model, generate)
-            prompt = prompts.build(SynthesisRequest.of(vars(case)))
+            prompt = prompts.stream(SynthesisRequest.of(vars(case)), Listener(), "").prompt
             rows = talker.embed(torch.from_numpy(prompt.text_ids).long(), torch.from_numpy(prompt.code_ids).long())
             torch.testing.assert_close(rows, captured["inputs_embeds"][0], atol=1e-5, rtol=1e-5)
             trailing = talker.text_table[torch.tensor(prompt.trailing or [checkpoint.config.tts_pad_token_id])]

@@ -1,7 +1,11 @@
 """Fixtures of several unit tests."""
 
+import importlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,3 +21,20 @@ def fake_tensorrt(tmp_path: Path) -> TensorRtSettings:
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{PLAN_PYTHON}" "$@"\n')
     python.chmod(0o755)
     return TensorRtSettings(python, level=1, cache=tmp_path / "cache")
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Imports a module of the adapter on a stand-in for Triton's module, an object with what the test needs of it."""
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if name.startswith("triton_adapter")]:
+            del sys.modules[name]
+
+    def load(name: str, utilities: object = None) -> Any:
+        monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utilities or SimpleNamespace())
+        return importlib.import_module(f"triton_adapter.{name}")
+
+    forget()
+    yield load
+    forget()

@@ -1,6 +1,5 @@
 """Triton is asked about live streams alone, and not often."""
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,22 +14,13 @@ from qwen3_tts_engine.request import Cancelled, InvalidRequest, RequestError
 WAIT = 10.0
 
 
-@pytest.fixture
-def triton_io(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The adapter on a stand-in for Triton's module."""
-    error = SimpleNamespace(INVALID_ARG=1, CANCELLED=2)
-    utilities = SimpleNamespace(
-        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
-        TritonError=type("TritonError", (), {"__init__": lambda self, *given: None, **vars(error)}),
-        InferenceResponse=lambda *outputs, error=None: error,
-        Tensor=lambda name, values: values,
-    )
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utilities)
-    monkeypatch.delitem(sys.modules, "triton_io", raising=False)
-    import triton_io
-
-    yield triton_io
-    sys.modules.pop("triton_io")
+ERROR = SimpleNamespace(INVALID_ARG=1, CANCELLED=2)
+UTILITIES = SimpleNamespace(
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
+    TritonError=type("TritonError", (), {"__init__": lambda self, *given: None, **vars(ERROR)}),
+    InferenceResponse=lambda *outputs, error=None: error,
+    Tensor=lambda name, values: values,
+)
 
 
 class Sender:
@@ -50,11 +40,12 @@ class Sender:
 
 
 class Watched:
-    def __init__(self, triton_io: Any) -> None:
-        self.triton_io = triton_io
+    def __init__(self, requests: Any, responses: Any) -> None:
+        self._accept = requests.accept
+        self.responses = responses
         self.gone: list[str] = []
         self.turned = threading.Semaphore(0)
-        self.watcher = triton_io.CancelWatcher(self.gone.append, self.turned.release)
+        self.watcher = responses.CancelWatcher(self.gone.append, self.turned.release)
 
     def accept(self, sender: Sender, take: Callable[[Any], None]) -> None:
         request = SimpleNamespace(
@@ -64,10 +55,10 @@ class Watched:
         def refuse(sink: Any, error: RequestError) -> None:
             sink.finish(error)
 
-        desk = SimpleNamespace(accept=lambda fields, sink, piece: take(sink), engine=SimpleNamespace(refuse=refuse))
+        dispatcher = SimpleNamespace(accept=lambda fields, sink, position: take(sink), refuse=refuse)
         gate, intake = Gate(9), SimpleNamespace(submit=lambda job: job())
         gate.open()
-        self.triton_io.accept(request, gate, intake, desk, self.watcher)
+        self._accept(request, gate, intake, dispatcher, self.watcher)
 
     def turn(self, times: int) -> None:
         """Let the watcher go round so often."""
@@ -76,8 +67,8 @@ class Watched:
 
 
 @pytest.fixture
-def watched(triton_io: Any) -> Iterator[Watched]:
-    watched = Watched(triton_io)
+def watched(adapter: Callable[..., Any]) -> Iterator[Watched]:
+    watched = Watched(adapter("requests", UTILITIES), adapter("responses", UTILITIES))
     yield watched
     watched.watcher.close()
 
@@ -104,7 +95,7 @@ def test_a_stream_is_asked_about_once_an_interval_and_not_behind_its_end(watched
     sinks[0].finish(None)
     assert len(sender.asked) > 2
     # On average: on a busy machine one may come late, and the next one on time.
-    assert (sender.asked[-1] - accepted) / len(sender.asked) > watched.triton_io.CANCEL_INTERVAL * 0.9
+    assert (sender.asked[-1] - accepted) / len(sender.asked) > watched.responses.CANCEL_INTERVAL * 0.9
 
 
 def test_a_client_that_goes_is_noticed_and_triton_told_when_it_has_settled(watched: Watched) -> None:
@@ -117,7 +108,7 @@ def test_a_client_that_goes_is_noticed_and_triton_told_when_it_has_settled(watch
     sinks[0].finish(Cancelled("cancelled by the client"))
     while not sender.ended:
         watched.turn(1)
-    assert time.monotonic() - cancelled >= watched.triton_io.CANCEL_SETTLE
+    assert time.monotonic() - cancelled >= watched.responses.CANCEL_SETTLE
 
 
 def test_a_stream_that_ends_as_its_client_goes_settles_too(watched: Watched) -> None:

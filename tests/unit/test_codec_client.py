@@ -1,9 +1,8 @@
 """What the codec client does with codes and waveforms that are none."""
 
-import importlib
-import sys
+from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,9 +85,10 @@ def test_a_waveform_that_overflowed_fails_alone() -> None:
 
 
 @pytest.mark.parametrize("longest", CHUNK_FRAMES)
-def test_a_reference_is_decoded_in_verified_chunk_lengths(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", ModuleType("triton_python_backend_utils"))
-    triton_voices = importlib.import_module("triton_voices")
+def test_a_reference_is_decoded_in_verified_chunk_lengths(
+    longest: int, adapter: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bls = adapter("bls")
     calls = []
 
     def call(model: str, inputs: dict[str, torch.Tensor], outputs: list[str]) -> list[torch.Tensor]:
@@ -96,9 +96,9 @@ def test_a_reference_is_decoded_in_verified_chunk_lengths(longest: int, monkeypa
         calls.append((inputs["codes"].shape[1], int(inputs["history"]), int(inputs["state"][0, 0])))
         return [inputs["state"] + inputs["codes"].shape[1]]
 
-    monkeypatch.setattr(triton_voices, "_call", call)
+    monkeypatch.setattr(bls, "_call", call)
     config = EngineConfig(checkpoint="any", max_chunk_frames=longest)
-    encoder = triton_voices.BlsEncoder(config, CodecStates(torch.zeros(2, 8), 71))
+    encoder = bls.BlsEncoder(config, CodecStates(torch.zeros(2, 8), 71))
     assert encoder._warm(torch.zeros(1, 90, 16, dtype=torch.int32)).tolist() == [90] * 8
     assert {length for length, _, _ in calls} <= {length for length in CHUNK_FRAMES if length <= longest}
     assert all(history == min(decoded, 71) for _, history, decoded in calls)

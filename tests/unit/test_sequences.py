@@ -13,12 +13,12 @@ from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.frontend import sequences as module
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.frontend.sequences import Sequences
-from qwen3_tts_engine.request import InvalidRequest, RequestError, SynthesisRequest
+from qwen3_tts_engine.request import InvalidRequest, RequestError, SpeechOptions
 from qwen3_tts_engine.voice import Voice
 from tests.conftest import CheckpointOf
 from tests.fakes.scripted import Listener
 
-REQUEST = SynthesisRequest(text="x")
+REQUEST = SpeechOptions()
 
 
 class Clock:
@@ -127,7 +127,7 @@ def test_the_prompt_of_a_clone_is_built_once_it_is_full(
     built: list[int] = []
     build = PromptBuilder.build
 
-    def counted(self: PromptBuilder, request: SynthesisRequest, spoken: Any = None) -> Any:
+    def counted(self: PromptBuilder, request: SpeechOptions, spoken: Any = None) -> Any:
         built.append(len(spoken.text))
         return build(self, request, spoken)
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import triton_python_backend_utils as pb_utils
 
-import triton_io
 from qwen3_tts_engine import startup
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.frontend.dispatcher import Dispatcher
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.frontend.sequences import Sequences
 from qwen3_tts_engine.interfaces import Runner
@@ -22,9 +22,12 @@ from qwen3_tts_engine.lifecycle import guard, warm_up
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.lifecycle.liveness import CountedCodec
 from qwen3_tts_engine.lifecycle.opening import Opening
+from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.voices.service import Voices
 from qwen3_tts_engine.worker import Worker
-from triton_voices import BlsEncoder, Desk
+from triton_adapter import bls, telemetry
+from triton_adapter.requests import accept
+from triton_adapter.responses import CancelWatcher
 
 log = logging.getLogger("qwen3_tts")
 
@@ -37,7 +40,7 @@ class TritonPythonModel:
         """Load everything and start the engine; whatever is wrong fails the load with a message that names it."""
         sys.setswitchinterval(SWITCH_SECONDS)
         _lift_file_limit()
-        triton_io.log_through_triton()
+        telemetry.log_through_triton()
         self._args = args
         self._name = args["model_name"]
         model_config = json.loads(args["model_config"])
@@ -54,14 +57,14 @@ class TritonPythonModel:
         runner = self.make_runner(checkpoint, config, device)
         counted = CountedCodec(codec, config.max_codec_failures, lambda error: self._engine.die(error))
         self._engine = startup.build_engine(config, prompts, runner, counted, on_thread_start)
-        triton_io.CALLS.begin(config.call_timeout_seconds, self._engine.die)
+        bls.CALLS.begin(config.call_timeout_seconds, self._engine.die)
         limits = (config.sequence_idle_seconds, config.max_text_characters)
         self._sequences = Sequences(self._engine, prompts, *limits)
-        self._desk = Desk(self._engine, prompts, voices, self._sequences)
+        self._dispatcher = Dispatcher(self._engine, prompts, voices, self._sequences)
         self._engine.on_death = self._on_death
-        self._watcher = triton_io.CancelWatcher(self._engine.cancel, self._sequences.expire)
+        self._watcher = CancelWatcher(self._engine.cancel, self._sequences.expire)
         labels = {"model": self._name, "version": args["model_version"]}
-        self._reporter = triton_io.MetricsReporter(self._engine.recorder, labels)
+        self._reporter = telemetry.MetricsReporter(self._engine.recorder, labels)
         # What is loaded lives as long as the model: a collection that looked at all of it would stop every stream.
         gc.collect()
         gc.freeze()
@@ -76,26 +79,26 @@ class TritonPythonModel:
             self._opening.begin(codec, golden, warm_up.utterance(checkpoint.config, config))
 
     def make_runner(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> Runner:
-        return startup.load_runner(checkpoint, config, device)
+        return load_runner(checkpoint, config, device)
 
-    def make_codec(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> triton_io.BlsCodec:
+    def make_codec(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> bls.BlsCodec:
         owner = self._args["model_instance_name"]
         states = startup.open_codec(checkpoint, config, self._repository, device, owner)
-        return triton_io.SharedStatesCodec(states) if states.address else triton_io.BlsCodec(states)
+        return bls.SharedStatesCodec(states) if states.address else bls.BlsCodec(states)
 
     def make_voices(
-        self, checkpoint: Checkpoint, config: EngineConfig, prompts: PromptBuilder, codec: triton_io.BlsCodec
+        self, checkpoint: Checkpoint, config: EngineConfig, prompts: PromptBuilder, codec: bls.BlsCodec
     ) -> Voices | None:
         if checkpoint.config.tts_model_type != "base":
             return None
         device = codec.states.device
         startup.check_encoders(checkpoint, config, self._repository, device)
-        encoder = BlsEncoder(config, codec.states)
+        encoder = bls.BlsEncoder(config, codec.states)
         return startup.open_voices(checkpoint, config, prompts, encoder, startup.on_thread(device))
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            triton_io.accept(request, self._gate, self._intake, self._desk, self._watcher)
+            accept(request, self._gate, self._intake, self._dispatcher, self._watcher)
 
     def is_ready(self) -> bool:
         """Asked by Triton releases in which a model may speak for itself (python_backend pull request 430)."""
@@ -103,13 +106,13 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self._opening.close()
-        self._desk.close()
+        self._dispatcher.close()
         self._engine.close()
         # The closed engine refuses what is left there.
         self._intake.finish()
         self._watcher.close()
         self._reporter.close()
-        triton_io.CALLS.close()
+        bls.CALLS.close()
         if self._guard:
             self._guard.close()
 

@@ -1,7 +1,7 @@
 """What the engine asks of the two that do the work."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,8 +24,8 @@ class RunnerLimits:
         return -(-self.max_positions // self.page_size)
 
 
-class Tick(Protocol):
-    """A launched batch whose frames are not read yet."""
+Tick = Any
+"""A launched batch whose frames are not read yet; each runner has its own kind."""
 
 
 class Runner(Protocol):

@@ -3,7 +3,7 @@
 import math
 import secrets
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -15,6 +15,7 @@ from qwen3_tts_engine.voice import Voice
 MIN_TEMPERATURE = 1e-5
 # Characters of a wrong value that an error quotes.
 MAX_QUOTED = 40
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class Outcome(Enum):
@@ -102,41 +103,66 @@ class SamplingOptions(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
 
-class SynthesisRequest(SamplingOptions):
-    """One utterance to speak. `max_frames` caps it (a frame is 80 ms); None derives the cap from the text.
+class VoiceReference(BaseModel):
+    """Fields that name a registered voice, or bring a recording, float32 [samples], with its rate in Hz and its text.
 
-    A clone is asked for by the name of a registered `voice`, or by `ref_audio`, float32 [samples], with its rate in Hz
-    and its text. `x_vector_only` takes nothing from either but who speaks, and needs no text. `cloned` is the voice,
-    once it is found (`voices.Voices`).
+    `x_vector_only` takes only the speaker's vector from it, and needs no text.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    text: str
-    language: str = "auto"
-    speaker: str | None = None
-    instruct: str | None = None
     voice: str | None = None
     ref_audio: np.ndarray | None = None
     ref_sample_rate: int | None = None
     ref_text: str | None = None
     x_vector_only: bool = False
+
+
+class SpeechOptions(SamplingOptions, VoiceReference):
+    """How to speak an utterance, but for its text. `max_frames` caps it (a frame is 80 ms); None derives the cap from
+    the text. `cloned` is the voice, once it is found (`voices.service.Voices`).
+    """
+
+    language: str = "auto"
+    speaker: str | None = None
+    instruct: str | None = None
     cloned: Voice | None = None
     max_frames: Annotated[int, Field(ge=1)] | None = None
 
-    def in_voice(self, voice: Voice) -> "SynthesisRequest":
+    def in_voice(self, voice: Voice) -> Self:
         """The same request, its voice found."""
         return self.model_copy(update={"cloned": voice})
 
     @classmethod
-    def of(cls, fields: dict[str, Any]) -> "SynthesisRequest":
+    def of(cls, fields: dict[str, Any]) -> Self:
         """Build from named fields; raises InvalidRequest for the first one that is out of range."""
-        try:
-            return cls.model_validate(fields)
-        except ValidationError as error:
-            first = error.errors()[0]
-            value = None if first["type"] == "missing" else first["input"]
-            raise InvalidRequest(str(first["loc"][0]), value, first["msg"]) from None
+        return _validated(cls, fields)
+
+
+class SynthesisRequest(SpeechOptions):
+    """One utterance to speak."""
+
+    text: str
+
+
+class VoiceOperation(VoiceReference):
+    """An operation on the registered voices; fields that it does not use are ignored."""
+
+    operation: Literal["register_voice", "list_voices", "delete_voice"]
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Self:
+        """As SpeechOptions.of."""
+        return _validated(cls, fields)
+
+
+def _validated(kind: type[ModelT], fields: dict[str, Any]) -> ModelT:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        value = None if first["type"] == "missing" else first["input"]
+        raise InvalidRequest(str(first["loc"][0]), value, first["msg"]) from None
 
 
 def _or_greedy(temperature: float) -> float:

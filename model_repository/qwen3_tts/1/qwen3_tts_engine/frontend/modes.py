@@ -1,7 +1,7 @@
 """What each kind of checkpoint can do, and which fields of a request say that it should."""
 
 from qwen3_tts_engine.checkpoint.configs import ModelConfig
-from qwen3_tts_engine.request import InvalidRequest, SynthesisRequest
+from qwen3_tts_engine.request import InvalidRequest, SpeechOptions
 
 VOICE_FIELDS = ("voice", "ref_audio", "ref_sample_rate", "ref_text", "x_vector_only")
 # Checkpoint type: its name, the fields that choose a voice, and how to ask for one.
@@ -19,7 +19,7 @@ def describe(model: ModelConfig) -> str:
     return f"this checkpoint is for {mode} and takes {use}"
 
 
-def check_mode(model: ModelConfig, request: SynthesisRequest) -> None:
+def check_mode(model: ModelConfig, request: SpeechOptions) -> None:
     """Raises InvalidRequest for a field of another mode than the checkpoint's, and for a mode without its field."""
     _, fields, _ = MODES[model.tts_model_type]
     for name in ALL_FIELDS:
@@ -32,7 +32,7 @@ def check_mode(model: ModelConfig, request: SynthesisRequest) -> None:
         _check_clone(request)
 
 
-def _check_clone(request: SynthesisRequest) -> None:
+def _check_clone(request: SpeechOptions) -> None:
     if request.voice is not None:
         for name in ("ref_audio", "ref_sample_rate", "ref_text"):
             if (value := getattr(request, name)) is not None:

@@ -12,7 +12,7 @@ from qwen3_tts_engine.frontend.modes import check_mode, describe
 from qwen3_tts_engine.frontend.streamed_text import StreamedText
 from qwen3_tts_engine.frontend.text_pieces import PiecewiseText
 from qwen3_tts_engine.frontend.tokenizer import SpokenText, TextTokenizer
-from qwen3_tts_engine.request import InvalidRequest, Sampling, SynthesisRequest
+from qwen3_tts_engine.request import InvalidRequest, Sampling, SpeechOptions, SynthesisRequest
 from qwen3_tts_engine.voice import Voice
 
 AUTO = "auto"
@@ -50,7 +50,7 @@ class PromptBuilder:
         self._check_positions(stream.num_positions)
         return stream
 
-    def streamed(self, request: SynthesisRequest, sink: Sink, key: str) -> "StreamedText":
+    def streamed(self, request: SpeechOptions, sink: Sink, key: str) -> "StreamedText":
         """A stream that waits for its text, in the layout that takes it token by token; raises as `stream`."""
         builder = copy(self)
         builder._config = self._config.model_copy(update={"text_layout": "streaming"})
@@ -70,14 +70,14 @@ class PromptBuilder:
         self._check_positions(len(any_part) + stream.reserved_frames)
         return StreamedText(builder, request, stream, PiecewiseText(self._tokenizer, config.part_text_tokens))
 
-    def ids_to_begin(self, request: SynthesisRequest) -> int:
+    def ids_to_begin(self, request: SpeechOptions) -> int:
         """How many ids of a part fill the rows of its prompt, so that it can begin while more are to come."""
         voice = request.cloned
         if voice is None or voice.codes is None:
             return 1
         return max(1, 1 + len(voice.codes) - len(self._tokenizer.reference(voice.text or "")))
 
-    def begin_part(self, request: SynthesisRequest, ids: list[int], reserved_frames: int) -> Prompt:
+    def begin_part(self, request: SpeechOptions, ids: list[int], reserved_frames: int) -> Prompt:
         """The prompt of a part that begins with `ids`; open for more when they fill its rows."""
         prompt = self.build(request, SpokenText(self._tokenizer.role, ids))
         prompt.max_frames = reserved_frames
@@ -87,7 +87,7 @@ class PromptBuilder:
             prompt.is_open = True
         return prompt
 
-    def end_part(self, request: SynthesisRequest, prompt: Prompt) -> None:
+    def end_part(self, request: SpeechOptions, prompt: Prompt) -> None:
         """No more text comes for a part."""
         if prompt.is_open:
             prompt.arrived.append(self._model.tts_eos_token_id)
@@ -95,15 +95,14 @@ class PromptBuilder:
         if request.max_frames is None and prompt.max_frames is not None:
             prompt.max_frames = min(prompt.max_frames, self._config.default_max_frames(prompt.num_spoken))
 
-    def build(self, request: SynthesisRequest, spoken: SpokenText | None = None) -> Prompt:
-        """The prompt of a request, or of a part of its text.
+    def build(self, request: SpeechOptions, spoken: SpokenText) -> Prompt:
+        """The prompt of a text, or of a part of one.
 
         Raises InvalidRequest naming the field that this checkpoint cannot serve.
         """
         check_mode(self._model, request)
         speaker = self._speaker(request)
         language = self._language(request.language, speaker)
-        spoken = spoken or self._tokenizer.spoken(request.text)
         rows = _Rows(self._talker.num_code_groups)
         rows.add(self._instruct(request), NONE)
         rows.add(spoken.role, NONE)
@@ -111,11 +110,12 @@ class PromptBuilder:
         trailing = self._add_text(rows, spoken, request.cloned)
         return rows.prompt(trailing, len(spoken.text))
 
-    def check(self, request: SynthesisRequest) -> None:
+    def check(self, request: SpeechOptions) -> None:
         """Refuse what needs no voice to be refused; raises InvalidRequest."""
         check_mode(self._model, request)
         self._language(request.language, None)
-        self._tokenizer.spoken(request.text)
+        if isinstance(request, SynthesisRequest):
+            self._tokenizer.spoken(request.text)
 
     def check_reference(self, text: str) -> None:
         """Raises InvalidRequest for a text that a reference cannot have."""
@@ -126,7 +126,7 @@ class PromptBuilder:
         if wanted > (most := max_positions(self._model, self._config)):
             raise InvalidRequest("max_frames", f"{wanted} positions", f"a prompt and its frames take at most {most}")
 
-    def _max_frames(self, request: SynthesisRequest, *parts: Prompt) -> int:
+    def _max_frames(self, request: SpeechOptions, *parts: Prompt) -> int:
         """The request's cap, or one derived from its text; raises InvalidRequest above the server's limit."""
         limit = self._config.max_frames_limit
         if request.max_frames is None:
@@ -135,7 +135,7 @@ class PromptBuilder:
             raise InvalidRequest("max_frames", request.max_frames, f"at most {limit}")
         return request.max_frames
 
-    def _speaker(self, request: SynthesisRequest) -> str | None:
+    def _speaker(self, request: SpeechOptions) -> str | None:
         speakers = self._talker.spk_id
         if self._model.tts_model_type != "custom_voice":
             return None
@@ -158,7 +158,7 @@ class PromptBuilder:
             return ids[dialect]
         return NONE if name == AUTO else ids[name]
 
-    def _instruct(self, request: SynthesisRequest) -> list[int]:
+    def _instruct(self, request: SpeechOptions) -> list[int]:
         # The reference drops instruct on the small CustomVoice model without a word (spec §2.4).
         ignored = self._model.tts_model_size == "0b6" and self._model.tts_model_type == "custom_voice"
         if request.instruct is None or ignored:

@@ -12,14 +12,14 @@ from qwen3_tts_engine.core import Sink
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.frontend.streamed_text import StreamedText
-from qwen3_tts_engine.request import Cancelled, InvalidRequest, RequestError, SynthesisRequest, quoted
+from qwen3_tts_engine.request import Cancelled, InvalidRequest, RequestError, SpeechOptions, quoted
 
 SequenceId = int | str
 SEQUENCE_ID = "sequence_id"
 
 
 @dataclass(frozen=True)
-class SequencePiece:
+class SequencePosition:
     """Where a request stands in its sequence."""
 
     sequence_id: SequenceId
@@ -44,7 +44,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class SequenceSink:
-    """The sink of a sequence's stream (stream.Sink): with the stream ends the sequence."""
+    """The sink of a sequence's stream (core.Sink): with the stream ends the sequence."""
 
     sink: Sink
     forget: Callable[[Callable[[], None]], None]
@@ -86,7 +86,7 @@ class Sequences:
                 self._open[sequence_id] = sequence
         return sequence
 
-    def begin(self, sequence: Sequence, request: SynthesisRequest, sink: Sink, key: str, arrived: float) -> None:
+    def begin(self, sequence: Sequence, request: SpeechOptions, sink: Sink, key: str, arrived: float) -> None:
         """Speak what has come, and what comes. From now on the sink is called.
 
         `arrived`, in perf_counter seconds, is when it was asked for. Raises InvalidRequest, Unavailable.

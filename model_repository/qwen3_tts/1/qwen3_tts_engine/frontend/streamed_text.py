@@ -6,26 +6,25 @@ from typing import Protocol
 
 from qwen3_tts_engine.core import Prompt, Stream
 from qwen3_tts_engine.frontend.text_pieces import Piece, PiecewiseText
-from qwen3_tts_engine.request import SynthesisRequest
+from qwen3_tts_engine.request import SpeechOptions
 
 Change = Callable[[], None]
 
 
 class PartBuilder(Protocol):
-    """What is wanted of prompt.PromptBuilder."""
+    """What PromptBuilder does for it."""
 
-    def ids_to_begin(self, request: SynthesisRequest) -> int: ...
+    def ids_to_begin(self, request: SpeechOptions) -> int: ...
 
-    def begin_part(self, request: SynthesisRequest, ids: list[int], reserved_frames: int) -> Prompt: ...
+    def begin_part(self, request: SpeechOptions, ids: list[int], reserved_frames: int) -> Prompt: ...
 
-    def end_part(self, request: SynthesisRequest, prompt: Prompt) -> None: ...
+    def end_part(self, request: SpeechOptions, prompt: Prompt) -> None: ...
 
 
 class StreamedText:
     """Brings text to a stream, piece by piece: `read` is called by one thread, `apply` under the engine's lock."""
 
-    def __init__(self, builder: PartBuilder, request: SynthesisRequest, stream: Stream, text: PiecewiseText) -> None:
-        """`request` says how to speak; its own text is not read."""
+    def __init__(self, builder: PartBuilder, request: SpeechOptions, stream: Stream, text: PiecewiseText) -> None:
         self.stream = stream
         self._builder = builder
         self._request = request

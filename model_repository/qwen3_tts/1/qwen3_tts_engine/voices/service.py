@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.request import InvalidRequest, RequestError, SynthesisRequest, Unavailable
+from qwen3_tts_engine.request import InvalidRequest, RequestError, Unavailable, VoiceReference
 from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voices.cache import VoiceCache
 from qwen3_tts_engine.voices.reference_audio import ReferenceAudio, frames, log_mel
@@ -66,14 +66,14 @@ class Voices:
             Worker(name, config.max_voice_requests, on_thread_start) for name in ("registry", "recordings", "encoders")
         )
 
-    def find(self, request: SynthesisRequest, then: Then) -> None:
+    def find(self, request: VoiceReference, then: Then) -> None:
         """Call `then` with the voice that a request asks for. Raises Unavailable."""
         if request.voice is None:
             self._do(self._looking, lambda: self._recorded(request, then), then)
         else:
             self._do(self._registry, lambda: self._named(request, then), then)
 
-    def register(self, request: SynthesisRequest, then: ThenRecords) -> None:
+    def register(self, request: VoiceReference, then: ThenRecords) -> None:
         """Call `then` with the record of a new voice. Raises InvalidRequest, Unavailable."""
         name = request.voice
         if name is None or not NAME.fullmatch(name):
@@ -125,7 +125,7 @@ class Voices:
                 self._requests.discard(then)
             raise
 
-    def _named(self, request: SynthesisRequest, then: Then) -> None:
+    def _named(self, request: VoiceReference, then: Then) -> None:
         """The voice of a name; raises InvalidRequest for one that is not registered, or was made elsewhere."""
         assert request.voice is not None
         record = self._store.get(request.voice)
@@ -134,7 +134,7 @@ class Voices:
         found: Then = (lambda voice: then(voice.alone() if isinstance(voice, Voice) else voice)) if alone else then
         self._fetch(("named", record.id), lambda: self._encoder.adopt(self._store.load(record)), found)
 
-    def _recorded(self, request: SynthesisRequest, then: Then) -> None:
+    def _recorded(self, request: VoiceReference, then: Then) -> None:
         """The voice of a reference; raises InvalidRequest naming the field that is wrong."""
         assert request.ref_audio is not None
         audio = ReferenceAudio.of(request.ref_audio, request.ref_sample_rate, self._max_seconds)
@@ -145,7 +145,7 @@ class Voices:
             self._check_text(text)
         self._fetch(("recorded", audio.digest(), text), lambda: self._encode(audio, text), then)
 
-    def _register(self, name: str, request: SynthesisRequest, then: ThenRecords) -> None:
+    def _register(self, name: str, request: VoiceReference, then: ThenRecords) -> None:
         self._store.check_free(name)
         assert request.ref_audio is not None
         seconds = len(request.ref_audio) / (request.ref_sample_rate or 1)

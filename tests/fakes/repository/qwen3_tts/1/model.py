@@ -14,7 +14,7 @@ from qwen3_tts_engine.codec.states import CodecStates
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.core import Frames, Newcomer
 from tests.fakes.scripted import ScriptedRunner
-from triton_io import BlsCodec
+from triton_adapter.bls import BlsCodec
 
 DEADLY_SEED = 666
 # Seeds of streams whose frames tell the scripted codec what to do, by their third code.

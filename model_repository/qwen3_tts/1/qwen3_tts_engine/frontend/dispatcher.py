@@ -1,0 +1,149 @@
+"""Dispatches synthesis, text pieces and voice operations."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from qwen3_tts_engine.core import Sink
+from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.frontend.sequences import SequencePosition, Sequences
+from qwen3_tts_engine.request import (
+    Cancelled,
+    InvalidRequest,
+    RequestError,
+    SpeechOptions,
+    SynthesisRequest,
+    VoiceOperation,
+)  # fmt: skip
+from qwen3_tts_engine.voice import Voice
+from qwen3_tts_engine.voices.service import Voices
+from qwen3_tts_engine.voices.store import VoiceRecord
+
+log = logging.getLogger("qwen3_tts")
+
+SPEAK = "speak"
+OPERATIONS = (SPEAK, "register_voice", "list_voices", "delete_voice")
+
+
+class Caller(Sink, Protocol):
+    """The sink of one request, and what else it is asked."""
+
+    key: str
+    """Unique, and no choice of the client's."""
+    arrived: float
+    """perf_counter seconds."""
+
+    def reply(self, voices: list[str]) -> None:
+        """Answer a voice operation, whole."""
+
+    def is_cancelled(self) -> bool: ...
+
+
+Begin = Callable[[SpeechOptions], None]
+"""Takes a request whose voice is found; raises RequestError."""
+Refuse = Callable[[RequestError], None]
+
+
+class Dispatcher:
+    def __init__(self, engine: Engine, prompts: PromptBuilder, voices: Voices | None, sequences: Sequences) -> None:
+        """`voices` is None for a checkpoint that clones none."""
+        self._engine = engine
+        self._prompts = prompts
+        self._voices = voices
+        self._sequences = sequences
+
+    def accept(self, fields: dict[str, Any], caller: Caller, position: SequencePosition | None) -> None:
+        """Take in a request, which `position` places in a sequence, if it is of one.
+
+        Raises RequestError for a request that is refused at once; one that waits for its voice is answered later.
+        """
+        operation = fields.pop("operation", SPEAK)
+        if operation not in OPERATIONS:
+            raise InvalidRequest("operation", operation, f"one of {', '.join(OPERATIONS)}")
+        if position is not None:
+            if operation != SPEAK:
+                raise InvalidRequest("operation", operation, f"{SPEAK} alone may be a sequence")
+            self._accept_piece(fields.pop("text", ""), fields, caller, position)
+        elif operation != SPEAK:
+            self._operate(VoiceOperation.of(fields | {"operation": operation}), caller)
+        else:
+            request = SynthesisRequest.of(fields)
+            self._speak(request, caller, partial(self._submit, caller), partial(self.refuse, caller))
+
+    def refuse(self, caller: Caller, error: RequestError) -> None:
+        """End a request that was never queued."""
+        self._engine.refuse(caller, error)
+
+    def close(self) -> None:
+        if self._voices is not None:
+            self._voices.close()
+
+    def _submit(self, caller: Caller, request: SpeechOptions) -> None:
+        assert isinstance(request, SynthesisRequest)
+        self._engine.submit(request, caller, caller.key, caller.arrived)
+
+    def _accept_piece(self, text: str, fields: dict[str, Any], caller: Caller, position: SequencePosition) -> None:
+        """The first request of a sequence gets all audio; the others bring text and end at once."""
+        if not position.start:
+            for name in fields:
+                raise InvalidRequest(name, fields[name], "goes with the first request of a sequence")
+            self._sequences.append(position.sequence_id, text, position.last)
+            caller.finish(None)
+            return
+        options = SpeechOptions.of(fields)
+        sequence = self._sequences.open(position.sequence_id, text, position.last)
+        begin = partial(self._sequences.begin, sequence, sink=caller, key=caller.key, arrived=caller.arrived)
+
+        def refuse(error: RequestError) -> None:
+            self._sequences.abandon(sequence, partial(self.refuse, caller, error))
+
+        try:
+            self._speak(options, caller, begin, refuse)
+        except Exception:
+            self._sequences.abandon(sequence)
+            raise
+
+    def _speak(self, request: SpeechOptions, caller: Caller, begin: Begin, refuse: Refuse) -> None:
+        """`begin` a request once its voice is found, or `refuse` it then; raises for one that is refused at once."""
+        if self._voices is None:
+            begin(request)
+            return
+        self._prompts.check(request)
+        self._voices.find(request, lambda voice: self._speak_in(voice, request, caller, begin, refuse))
+
+    def _speak_in(
+        self, voice: Voice | RequestError, request: SpeechOptions, caller: Caller, begin: Begin, refuse: Refuse
+    ) -> None:
+        if isinstance(voice, RequestError):
+            # Not raised: an error that a frame of its own traceback refers to lives until the garbage is collected.
+            refuse(voice)
+            return
+        try:
+            if caller.is_cancelled():
+                raise Cancelled("cancelled by the client")
+            begin(request.in_voice(voice))
+        except RequestError as error:
+            refuse(error)
+        except Exception as error:
+            log.exception("request %s failed before it was queued", caller.key)
+            refuse(RequestError(f"internal error: {error}"))
+
+    def _operate(self, request: VoiceOperation, caller: Caller) -> None:
+        if self._voices is None:
+            raise InvalidRequest("operation", request.operation, self._prompts.mode)
+
+        def then(records: list[VoiceRecord] | RequestError) -> None:
+            if isinstance(records, RequestError):
+                self.refuse(caller, records)
+            else:
+                caller.reply([record.public() for record in records])
+
+        match request.operation:
+            case "register_voice":
+                self._voices.register(request, then)
+            case "delete_voice":
+                self._voices.delete(request.voice, then)
+            case "list_voices":
+                self._voices.list(then)

@@ -1,0 +1,1 @@
+"""Between Triton and the engine: the only modules that import Triton's Python API."""

@@ -1,0 +1,142 @@
+"""Calls the other models of the repository: the codec, and the encoders of references."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+from torch.utils.dlpack import from_dlpack
+
+from qwen3_tts_engine.codec import contract
+from qwen3_tts_engine.codec.states import CodecStates, invalid_codes, overflowed, to_pcm
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.lifecycle.liveness import CallWatch
+from qwen3_tts_engine.request import RequestError, ServerStarting, Unavailable
+from qwen3_tts_engine.voice import Voice
+from qwen3_tts_engine.voices import encoders
+
+# Calls of other models that have no answer yet.
+CALLS = CallWatch()
+
+CPU = torch.device("cpu")
+SERVER_STARTS = "Server not ready"
+MODEL_IS_GONE = ("no available versions", "is not ready")
+
+
+class BlsCodec:
+    """The codec client (interfaces.CodecClient): one call to code2wav for a whole group of chunks.
+
+    States travel with the call, as any backend takes them.
+    """
+
+    def __init__(self, states: CodecStates) -> None:
+        self.states = states
+
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        with self.states.on_stream():
+            pcm, failed = self._decode(chunks, self.states.rows(chunks))
+        return pcm, failed | invalid_codes(chunks)
+
+    def _decode(self, chunks: Chunks, rows: np.ndarray) -> tuple[np.ndarray, dict[int, RequestError]]:
+        inputs = {
+            contract.CODES: self.states.codes(chunks),
+            contract.STATE: self.states.gather(rows),
+            contract.HISTORY: torch.from_numpy(self.states.history(chunks)),
+        }
+        outputs = (contract.WAVEFORM, contract.STATE_OUT)
+        waveform, state_out = call_model(contract.MODEL_NAME, inputs, outputs, self.states.device)
+        self.states.store(rows, state_out)
+        # Brings the samples to the host, and so waits until the states are stored too.
+        return to_pcm(waveform)
+
+
+class SharedStatesCodec(BlsCodec):
+    """States stay where they are, and nothing of a call is on a device: code2wav maps them.
+
+    A call with tensors on a GPU goes through three processes, each of which waits for the others' copies: at one
+    stream it took 3.5 ms beside the codec's own time (measured on one H200).
+    """
+
+    def _decode(self, chunks: Chunks, rows: np.ndarray) -> tuple[np.ndarray, dict[int, RequestError]]:
+        places = torch.from_numpy(np.concatenate([rows, self.states.history(chunks)], axis=1))
+        inputs = {contract.CODES: self.states.codes(chunks), contract.PLACES: places}
+        # The other process knows nothing of this stream, which may still bring a voice's state.
+        self.states.wait()
+        parameters = {contract.STATES: self.states.address}
+        [pcm] = call_model(contract.MODEL_NAME, inputs, [contract.PCM], CPU, parameters)
+        samples = pcm.numpy()
+        return samples, overflowed(samples)
+
+
+class BlsEncoder:
+    """The models that read a reference (voices.service.Encoder), called through Triton."""
+
+    def __init__(self, config: EngineConfig, states: CodecStates) -> None:
+        self._speaker_encoder, self._max_chunk_frames = config.speaker_encoder, config.max_chunk_frames
+        self._states = states
+
+    def encode(self, audio: np.ndarray, mel: np.ndarray, num_samples: int, in_context: bool) -> Voice:
+        [vector] = _call(self._speaker_encoder, {encoders.MEL: torch.from_numpy(mel)[None]}, [encoders.X_VECTOR])
+        x_vector = vector[0].numpy().copy()
+        if not np.isfinite(x_vector).all():
+            raise RequestError(f"{self._speaker_encoder}: gave no finite vector")
+        if not in_context:
+            return Voice(x_vector)
+        count = torch.tensor([[num_samples]], dtype=torch.int32)
+        inputs = {encoders.AUDIO: torch.from_numpy(audio)[None], encoders.NUM_SAMPLES: count}
+        [codes] = _call(encoders.CODEC_ENCODER, inputs, [encoders.CODES])
+        return Voice(x_vector, codes[0].numpy().copy(), state=self._warm(codes))
+
+    def adopt(self, voice: Voice) -> Voice:
+        if voice.state is None:
+            return voice
+        state = voice.state.to(self._states.device, self._states.dtype)
+        return Voice(voice.x_vector, voice.codes, voice.text, state)
+
+    def _warm(self, codes: torch.Tensor) -> torch.Tensor:
+        """The codec's state behind codes int32 [1, frames, codebooks], whose sound nobody hears."""
+        state = torch.zeros(1, self._states.state_size, dtype=self._states.dtype)
+        for start, stop in contract.split_frames(codes.shape[1], self._max_chunk_frames):
+            history = torch.tensor([[min(start, self._states.max_history)]], dtype=torch.int32)
+            chunk = codes[:, start:stop].contiguous()
+            inputs = {contract.CODES: chunk, contract.STATE: state, contract.HISTORY: history}
+            [state] = _call(contract.MODEL_NAME, inputs, [contract.STATE_OUT])
+        return state[0].to(self._states.device, copy=True)
+
+
+def _call(model: str, inputs: dict[str, torch.Tensor], outputs: Sequence[str]) -> list[torch.Tensor]:
+    """Outputs of a model, on the CPU; raises RequestError."""
+    return [tensor.cpu() for tensor in call_model(model, inputs, outputs, CPU)]
+
+
+def call_model(
+    model: str,
+    inputs: dict[str, torch.Tensor],
+    outputs: Sequence[str],
+    device: torch.device,
+    parameters: dict[str, Any] | None = None,
+) -> list[torch.Tensor]:
+    """Outputs of another model, on `device` where Triton can; raises RequestError."""
+    kind = pb_utils.TRITONSERVER_MEMORY_GPU if device.type == "cuda" else pb_utils.TRITONSERVER_MEMORY_CPU
+    request = pb_utils.InferenceRequest(
+        model_name=model,
+        requested_output_names=list(outputs),
+        inputs=[pb_utils.Tensor.from_dlpack(name, tensor) for name, tensor in inputs.items()],
+        preferred_memory=pb_utils.PreferredMemory(kind, device.index or 0),
+        parameters=parameters or {},
+    )
+    with CALLS.call(model):
+        response = request.exec()
+    if response.has_error():
+        raise _model_error(model, response.error())
+    return [from_dlpack(pb_utils.get_output_tensor_by_name(response, name).to_dlpack()) for name in outputs]
+
+
+def _model_error(model: str, error: Any) -> RequestError:
+    if SERVER_STARTS in error.message():
+        return ServerStarting(f"{model}: {error.message()}")
+    # A server that is going down takes no more calls from its own models. Triton reports some of that as INTERNAL.
+    gone = error.code() == pb_utils.TritonError.UNAVAILABLE or any(sign in error.message() for sign in MODEL_IS_GONE)
+    return (Unavailable if gone else RequestError)(f"{model}: {error.message()}")

@@ -1,0 +1,78 @@
+"""Reads Triton's requests, and hands them to the dispatcher on a thread of their own."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from qwen3_tts_engine.frontend.dispatcher import Dispatcher
+from qwen3_tts_engine.frontend.sequences import SEQUENCE_ID, SequencePosition
+from qwen3_tts_engine.lifecycle.gate import Gate
+from qwen3_tts_engine.request import InvalidRequest, RequestError
+from qwen3_tts_engine.voices.reference_audio import own_samples
+from qwen3_tts_engine.worker import Worker
+from triton_adapter.responses import CancelWatcher, ResponseSink
+
+log = logging.getLogger("qwen3_tts")
+
+TEXT_FIELDS = ("operation", "text", "language", "speaker", "instruct", "voice", "ref_text")
+AUDIO_FIELD = "ref_audio"
+# TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END.
+SEQUENCE_START, SEQUENCE_END = 1, 2
+
+
+def accept(request: Any, gate: Gate, intake: Worker, dispatcher: Dispatcher, watcher: CancelWatcher) -> None:
+    """Hand a Triton request on to the intake's thread, once the gate is open.
+
+    Here it is only read, so that no request delays the next one; one that is refused at once is answered here.
+    """
+    sink = ResponseSink(request.get_response_sender(), watcher)
+
+    def enter() -> None:
+        take = partial(dispatcher.accept, read_fields(request), sink, read_position(request))
+        submit = partial(intake.submit, partial(_answer, take, sink, dispatcher))
+        gate.enter(partial(_answer, submit, sink, dispatcher))
+
+    _answer(enter, sink, dispatcher)
+    sink.watch()
+
+
+def _answer(take: Callable[[], None], sink: ResponseSink, dispatcher: Dispatcher) -> None:
+    """Refuse the request that `take` raises for."""
+    try:
+        take()
+    except RequestError as error:
+        dispatcher.refuse(sink, error)
+    except Exception as error:
+        log.exception("request %s failed before it was queued", sink.key)
+        dispatcher.refuse(sink, RequestError(f"internal error: {error}"))
+
+
+def read_position(request: Any) -> SequencePosition | None:
+    """Where a request stands in a sequence of requests, if it does. Raises InvalidRequest."""
+    sequence_id, flags = request.correlation_id(), request.flags()
+    start, last = bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)
+    if sequence_id:
+        return SequencePosition(sequence_id, start, last)
+    if start or last:
+        raise InvalidRequest(SEQUENCE_ID, sequence_id, "sequence_start and sequence_end need one that is not 0")
+    return None
+
+
+def read_fields(request: Any) -> dict[str, Any]:
+    """Tensors to values; raises InvalidRequest. Triton itself has checked data types and shapes."""
+    fields: dict[str, Any] = {}
+    for tensor in request.inputs():
+        name, values = tensor.name(), tensor.as_numpy().reshape(-1)
+        if name == AUDIO_FIELD:
+            fields[name] = own_samples(values)
+        else:
+            fields[name] = _text(name, values[0]) if name in TEXT_FIELDS else values[0].item()
+    return fields
+
+
+def _text(name: str, value: bytes) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest(name, value, "must be UTF-8") from None

@@ -1,0 +1,71 @@
+"""Hands metrics and logs to Triton."""
+
+import logging
+import threading
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from qwen3_tts_engine import metrics
+
+log = logging.getLogger("qwen3_tts")
+
+METRICS_PERIOD = 0.5
+
+
+class MetricsReporter:
+    """Hands the engine's readings to Triton's metrics endpoint twice a second: each one costs a message."""
+
+    def __init__(self, recorder: metrics.Recorder, labels: dict[str, str]) -> None:
+        self._recorder = recorder
+        self._metrics: dict[tuple[str, ...], Any] = {}
+        self._families = [self._register(metric, labels) for metric in metrics.METRICS]
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _register(self, metric: metrics.Metric, labels: dict[str, str]) -> Any:
+        kind = getattr(pb_utils.MetricFamily, metric.kind.upper())
+        family = pb_utils.MetricFamily(name=metric.name, description=metric.help, kind=kind)
+        options = {"buckets": list(metric.buckets)} if metric.buckets else {}
+        for extra in metric.labels:
+            self._metrics[metric.name, *extra.values()] = family.Metric(labels=labels | extra, **options)
+        return family
+
+    def _run(self) -> None:
+        while not self._closed.wait(METRICS_PERIOD):
+            try:
+                self._report(self._recorder.take())
+            except Exception:
+                log.exception("metrics were lost")
+
+    def _report(self, readings: metrics.Readings) -> None:
+        for name, values in readings.observed.items():
+            for value in values:
+                self._metrics[(name,)].observe(value)
+        for (name, label), amount in readings.counted.items():
+            self._metrics[(name, label) if label else (name,)].increment(amount)
+        for name, value in readings.gauges.items():
+            self._metrics[(name,)].set(value)
+
+
+class TritonLogHandler(logging.Handler):
+    """Sends the engine's log to Triton's."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        write = pb_utils.Logger.log_error if record.levelno >= logging.ERROR else pb_utils.Logger.log_info
+        if record.levelno == logging.WARNING:
+            write = pb_utils.Logger.log_warn
+        write(self.format(record))
+
+
+def log_through_triton() -> None:
+    for name in ("qwen3_tts", "qwen3_tts_engine"):
+        logger = logging.getLogger(name)
+        logger.handlers = [TritonLogHandler()]
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
