@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from qwen3_tts_engine.codec.contract import RESIDUAL_DILATIONS
+from qwen3_tts_engine.checkpoint.configs import RESIDUAL_DILATIONS
 
 # As in the released class.
 LAYER_NORM_EPS = 1e-6

@@ -8,7 +8,7 @@ import numpy as np
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
 from qwen3_tts_engine.core import Chunks, Frames, Newcomer, Prompt, Sink, Stream, TextFeed
 from qwen3_tts_engine.interfaces import RunnerLimits
-from qwen3_tts_engine.request import RequestError, Sampling, SynthesisRequest
+from qwen3_tts_engine.request import RequestError, Sampling
 
 NUM_CODEBOOKS = 16
 SIGNATURES = 2048
@@ -106,13 +106,6 @@ class ScriptedCodec:
             raise self.fail
         self.calls.append(chunks.codes.shape[:2])
         return scripted_pcm(chunks.codes), {}
-
-
-class ScriptedPrompts:
-    num_codebooks = NUM_CODEBOOKS
-
-    def stream(self, request: SynthesisRequest, sink: Sink, key: str) -> Stream:
-        return make_stream(key, sink, request.seed or 0, request.max_frames or 8)
 
 
 class Listener:

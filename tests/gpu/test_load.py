@@ -60,14 +60,15 @@ def engine(checkpoint: Checkpoint) -> Iterator[Engine]:
     # One prompt a prefill: its shape decides its rounding, as in the run alone.
     limits = SchedulerLimits(runner.limits.page_size, PAGES, SLOTS, REQUESTS, prefill_rows=1)
     scheduler = Scheduler(table, limits, Capacity(0, 8, batching_is_free=True))
-    prompts, chunker = PromptBuilder(checkpoint, config), Chunker(table, 8, lambda streams: 0.002)
-    engine = Engine(prompts, scheduler, chunker, runner, CodesAsAudio(), on_thread_start=on_thread(DEVICE))
+    chunker = Chunker(table, 8, lambda streams: 0.002)
+    engine = Engine(scheduler, chunker, runner, CodesAsAudio(), on_thread_start=on_thread(DEVICE))
     engine.start()
     yield engine
     engine.close()
 
 
-def test_streams_that_come_and_go_at_random_hear_what_they_hear_alone(engine: Engine) -> None:
+def test_streams_that_come_and_go_at_random_hear_what_they_hear_alone(engine: Engine, checkpoint: Checkpoint) -> None:
+    prompts = PromptBuilder(checkpoint, EngineConfig(checkpoint=str(checkpoint.folder)))
     chance = random.Random(0)
     utterances = [
         Utterance(
@@ -85,7 +86,7 @@ def test_streams_that_come_and_go_at_random_hear_what_they_hear_alone(engine: En
     ]
     cancels = []
     for key, utterance in enumerate(utterances):
-        engine.submit(utterance.request, utterance.listener, str(key))
+        engine.submit(prompts.stream(utterance.request, utterance.listener, str(key)))
         if utterance.cancel_after is not None:
             cancels.append((time.monotonic() + utterance.cancel_after, str(key)))
         time.sleep(chance.uniform(0, 0.02))
@@ -102,7 +103,7 @@ def test_streams_that_come_and_go_at_random_hear_what_they_hear_alone(engine: En
     assert all(error is None or isinstance(error, Cancelled) for error in outcomes)
     for key, utterance in enumerate(utterances):
         alone = Utterance(utterance.request, None)
-        engine.submit(alone.request, alone.listener, f"alone {key}")
+        engine.submit(prompts.stream(alone.request, alone.listener, f"alone {key}"))
         assert alone.listener.ended.wait(30)
         heard = utterance.codes
         np.testing.assert_array_equal(heard, alone.codes[: len(heard)])

@@ -47,13 +47,14 @@ def synthesise(
     config = EngineConfig(checkpoint=str(folder), max_streams=8, max_text_tokens=256, max_frames_limit=512, **settings)
     recorder = CodeRecorder()
     runner = load_runner(checkpoint, config, CPU)
-    engine = build_engine(config, PromptBuilder(checkpoint, config), runner, recorder)
+    prompts = PromptBuilder(checkpoint, config)
+    engine = build_engine(config, prompts.num_codebooks, runner, recorder)
     listeners = [Listener() for _ in requests]
     for index, (request, listener, voice) in enumerate(
         zip(requests, listeners, voices or [None] * len(requests), strict=True)
     ):
         asked = SynthesisRequest.of(request)
-        engine.submit(asked.in_voice(voice) if voice else asked, listener, str(index))
+        engine.submit(prompts.stream(asked.in_voice(voice) if voice else asked, listener, str(index)))
     engine.start()
     assert all(listener.ended.wait(WAIT) and listener.error is None for listener in listeners)
     engine.scheduler.check_integrity()

@@ -43,7 +43,7 @@ def asked(voice: Voice, text: str, **fields: Any) -> SynthesisRequest:
 
 def whole(live: Studio, request: SynthesisRequest) -> np.ndarray:
     key, listener = live.key(), Listener()
-    live.engine.submit(request, listener, key)
+    live.submit(request, listener, key)
     assert listener.ended.wait(WAIT)
     assert listener.error is None
     return live.recorder.of(key)

@@ -84,16 +84,19 @@ class Studio:
         self.prompts = PromptBuilder(self.checkpoint, self.config)
         runner = load_runner(self.checkpoint, self.config, CPU)
         runner.lookahead = lookahead
-        self.engine: Engine = build_engine(self.config, self.prompts, runner, codec or self.recorder)
+        self.engine: Engine = build_engine(self.config, self.prompts.num_codebooks, runner, codec or self.recorder)
         self.sequences = Sequences(self.engine, self.prompts, idle_seconds=60, max_characters=4096)
         self._keys = itertools.count()
 
     def key(self) -> str:
         return str(next(self._keys))
 
+    def submit(self, request: SynthesisRequest, listener: Listener, key: str) -> None:
+        self.engine.submit(self.prompts.stream(request, listener, key))
+
     def whole(self, text: str, **fields: Any) -> np.ndarray:
         key, listener = self.key(), Listener()
-        self.engine.submit(SynthesisRequest.of({"text": text, **VOICE, **fields}), listener, key)
+        self.submit(SynthesisRequest.of({"text": text, **VOICE, **fields}), listener, key)
         assert listener.ended.wait(WAIT)
         assert listener.error is None
         return self.recorder.of(key)
@@ -203,7 +206,7 @@ def test_the_seam_is_what_the_codec_makes_of_all_codes_at_once(tiny_checkpoint: 
     codec = LocalCodec(checkpoint, 8)
     with studio(tiny_checkpoint, codec=codec, part_text_tokens=shortest(tiny_checkpoint), **BRIEF) as live:
         key, listener = live.key(), Listener()
-        live.engine.submit(SynthesisRequest.of({"text": LONG, **VOICE, "seed": 1}), listener, key)
+        live.submit(SynthesisRequest.of({"text": LONG, **VOICE, "seed": 1}), listener, key)
         assert listener.ended.wait(WAIT)
         assert listener.error is None
     codes = torch.from_numpy(codec.of(key)).int()

@@ -5,6 +5,7 @@ import json
 import logging
 import resource
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class TritonPythonModel:
         voices = self.make_voices(checkpoint, config, prompts, codec)
         runner = self.make_runner(checkpoint, config, device)
         counted = CountedCodec(codec, config.max_codec_failures, lambda error: self._engine.die(error))
-        self._engine = startup.build_engine(config, prompts, runner, counted, on_thread_start)
+        self._engine = startup.build_engine(config, prompts.num_codebooks, runner, counted, on_thread_start)
         bls.CALLS.begin(config.call_timeout_seconds, self._engine.die)
         limits = (config.sequence_idle_seconds, config.max_text_characters)
         self._sequences = Sequences(self._engine, prompts, *limits)
@@ -76,7 +77,8 @@ class TritonPythonModel:
         if golden is None:
             self._opening.at_once()
         else:
-            self._opening.begin(codec, golden, warm_up.utterance(checkpoint.config, config))
+            spoken = warm_up.utterance(checkpoint.config, config)
+            self._opening.begin(codec, golden, partial(prompts.stream, spoken) if spoken else None)
 
     def make_runner(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> Runner:
         return load_runner(checkpoint, config, device)

@@ -5,17 +5,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-from queue import SimpleQueue
 
 import numpy as np
 
 from qwen3_tts_engine import metrics
-from qwen3_tts_engine.audio import FRAME_SECONDS, SAMPLES_PER_FRAME
 from qwen3_tts_engine.core import Batch, Chunks, Sink, Stream
-from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.delivery import Delivery
 from qwen3_tts_engine.interfaces import CodecClient, Runner, Tick
-from qwen3_tts_engine.request import Cancelled, Outcome, RequestError, SynthesisRequest, Unavailable
+from qwen3_tts_engine.request import Cancelled, RequestError, Unavailable
 from qwen3_tts_engine.scheduling.chunker import Chunker, Need
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 
@@ -25,7 +22,6 @@ log = logging.getLogger(__name__)
 class Engine:
     def __init__(
         self,
-        prompts: PromptBuilder,
         scheduler: Scheduler,
         chunker: Chunker,
         runner: Runner,
@@ -44,7 +40,6 @@ class Engine:
         self.scheduler = scheduler
         self.recorder = metrics.Recorder()
         self.on_death: Callable[[BaseException], None] = lambda error: None
-        self._prompts = prompts
         self._chunker = chunker
         self._runner = runner
         self._codec = codec
@@ -56,10 +51,9 @@ class Engine:
         self._on_thread_start = on_thread_start
         self._closed: RequestError | None = None
         self._collected = 0.0
-        # What is to be sent, in order; None is the end of it.
-        self._outbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._delivery = Delivery(self.recorder, self.fail)
         beside = {} if take_turns else {"codec": self._decode_beside}
-        loops = {"talker": self._talk, **beside, "sender": self._deliver_all}
+        loops = {"talker": self._talk, **beside, "sender": self._delivery.run}
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True) for name, loop in loops.items()
         ]
@@ -72,16 +66,11 @@ class Engine:
     def is_alive(self) -> bool:
         return self._closed is None
 
-    def submit(self, request: SynthesisRequest, sink: Sink, key: str, arrived: float | None = None) -> None:
-        """Queue an utterance under a key of its own; from now on its sink is called.
+    def submit(self, stream: Stream) -> None:
+        """Queue a stream, whose key is its own; from now on its sink is called.
 
-        `arrived`, in perf_counter seconds, is when it was asked for, if that was not now.
-
-        Raises InvalidRequest when the checkpoint cannot speak it, Unavailable when the engine is full or closed.
+        Raises Unavailable when the engine is full or closed.
         """
-        stream = self._prompts.stream(request, sink, key)
-        if arrived is not None:
-            stream.arrived = arrived
         with self._lock:
             if self._closed:
                 raise self._closed
@@ -108,11 +97,11 @@ class Engine:
             self.fail(stream, error)
             return
         if ended:
-            self._finish_later(stream)
+            self._delivery.end(stream)
 
     def refuse(self, sink: Sink, error: RequestError) -> None:
         """End a request that was never queued."""
-        self._finish(sink, error)
+        self._delivery.finish(sink, error)
 
     def cancel(self, key: str) -> None:
         """End a stream at its caller's wish; its slot and pages are free at the next tick. Safe for one that ended."""
@@ -128,7 +117,7 @@ class Engine:
         for thread in makers:
             _join(thread, timeout)
         # Behind what they made.
-        self._outbox.put(None)
+        self._delivery.close()
         _join(sender, timeout)
 
     def die(self, error: Exception) -> None:
@@ -162,11 +151,6 @@ class Engine:
         while (chunks := self._next_chunks()) is not None:
             self._decode(chunks)
 
-    def _deliver_all(self) -> None:
-        """The sender: neither talker nor codec waits until Triton has taken what they made."""
-        while (job := self._outbox.get()) is not None:
-            job()
-
     def _decode(self, chunks: Chunks) -> None:
         """Call the codec for chunks of one length, and hand on what it made."""
         called = time.perf_counter()
@@ -178,7 +162,7 @@ class Engine:
             self.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, decoded - called)
             ended = self._settle(chunks, decoded)
             # Under the lock, or the end of a stream that has no more to decode could overtake this.
-            self._outbox.put(partial(self._deliver, chunks, pcm, failed, ended, decoded))
+            self._delivery.put(chunks, pcm, failed, ended, decoded)
 
     def _call_codec(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         """The codec client's answer; a call that fails ends the streams that were in it and no other."""
@@ -257,7 +241,7 @@ class Engine:
             if drained:
                 self._gauge()
         for stream in drained:
-            self._finish_later(stream)
+            self._delivery.end(stream)
 
     def _settle(self, chunks: Chunks, now: float) -> set[Stream]:
         """Mark chunks as decoded, give back slots of streams that ended; returns those that end with this chunk."""
@@ -270,30 +254,6 @@ class Engine:
         self._gauge()
         return ended
 
-    def _deliver(
-        self, chunks: Chunks, pcm: np.ndarray, failed: dict[int, RequestError], ended: set[Stream], decoded: float
-    ) -> None:
-        for row, stream in enumerate(chunks.streams):
-            samples = pcm[row, : chunks.counts[row] * SAMPLES_PER_FRAME]
-            error = failed.get(row) or self._send(stream, samples, first=bool(chunks.first[row]))
-            if stream in ended:
-                self._finish(stream.sink, error)
-            elif error:
-                self.fail(stream, error)
-        self.recorder.observe(metrics.SEND, time.perf_counter() - decoded)
-
-    def _send(self, stream: Stream, samples: np.ndarray, first: bool) -> RequestError | None:
-        """Returns why it could not be sent."""
-        try:
-            stream.sink.send(samples)
-        except Exception as error:
-            log.warning("sending to %s failed: %s", stream.key, error)
-            return RequestError(f"the response could not be sent: {error}")
-        self.recorder.count(metrics.AUDIO, len(samples) / SAMPLES_PER_FRAME * FRAME_SECONDS)
-        if first:
-            self.recorder.observe(metrics.TTFA, time.perf_counter() - stream.arrived)
-        return None
-
     def fail(self, stream: Stream, error: RequestError) -> None:
         """End a stream, unless it has ended."""
         with self._lock:
@@ -301,19 +261,7 @@ class Engine:
             self._talker_work.notify()
             self._gauge()
         if ended:
-            self._finish(stream.sink, error)
-
-    def _finish_later(self, stream: Stream) -> None:
-        """End a stream well, behind what is still to be sent of it."""
-        self._outbox.put(partial(self._finish, stream.sink, None))
-
-    def _finish(self, sink: Sink, error: RequestError | None) -> None:
-        """Tell the caller; the scheduler has let go of its stream, so this happens once."""
-        self.recorder.count(metrics.REQUESTS, label=(error.outcome if error else Outcome.OK).value)
-        try:
-            sink.finish(error)
-        except Exception:
-            log.exception("a stream's end could not be sent")
+            self._delivery.finish(stream.sink, error)
 
     def _gauge(self) -> None:
         scheduler = self.scheduler
@@ -339,7 +287,7 @@ class Engine:
             self._talker_work.notify_all()
             self._codec_work.notify_all()
         for stream in ended:
-            self._finish(stream.sink, reason)
+            self._delivery.finish(stream.sink, reason)
 
 
 def _need(talker_has_work: bool, last: Batch | Chunks | None) -> Need:

@@ -75,13 +75,13 @@ def on_thread(device: torch.device) -> Callable[[], None]:
 
 def build_engine(
     config: EngineConfig,
-    prompts: PromptBuilder,
+    num_codebooks: int,
     runner: Runner,
     codec: CodecClient,
     on_thread_start: Callable[[], None] = lambda: None,
 ) -> Engine:
     """The engine around a runner; not started yet."""
-    table = SlotTable(config.max_streams, config.max_frames_limit, prompts.num_codebooks)
+    table = SlotTable(config.max_streams, config.max_frames_limit, num_codebooks)
     pages = (runner.limits.page_size, runner.limits.num_pages)
     refuse = config.overload == "refuse"
     limits = SchedulerLimits(*pages, config.max_streams, config.max_waiting, PREFILL_ROWS, refuse)
@@ -90,7 +90,7 @@ def build_engine(
     scheduler = Scheduler(table, limits, capacity)
     chunker = Chunker(table, config.max_chunk_frames, capacity.frame_seconds)
     take_turns = config.take_turns == "on" or (config.take_turns == "auto" and runner.lookahead > 0)
-    return Engine(prompts, scheduler, chunker, runner, codec, take_turns=take_turns, on_thread_start=on_thread_start)
+    return Engine(scheduler, chunker, runner, codec, take_turns=take_turns, on_thread_start=on_thread_start)
 
 
 def check_encoders(checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device) -> None:

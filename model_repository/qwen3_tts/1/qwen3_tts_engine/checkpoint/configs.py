@@ -14,6 +14,11 @@ TopP = Annotated[float, Field(gt=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(ge=0.01, le=10)]
 TokenId = Annotated[int, Field(ge=0)]
 
+# Kernel sizes and dilations of the codec that the released class fixes in code (spec §4.1).
+PRE_CONV_KERNEL = 3
+CONV_KERNEL = 7
+RESIDUAL_DILATIONS = (1, 3, 9)
+
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be used; the message names the file and what is wrong with it."""

@@ -4,6 +4,9 @@ The loader asks for exactly these, the synthetic checkpoint writes exactly these
 """
 
 from qwen3_tts_engine.checkpoint.configs import (
+    CONV_KERNEL,
+    PRE_CONV_KERNEL,
+    RESIDUAL_DILATIONS,
     CodecDecoderConfig,
     CodecEncoderConfig,
     ModelConfig,
@@ -11,7 +14,6 @@ from qwen3_tts_engine.checkpoint.configs import (
     TalkerConfig,
     TransformerConfig,
 )
-from qwen3_tts_engine.codec.contract import CONV_KERNEL, PRE_CONV_KERNEL, RESIDUAL_DILATIONS
 
 TensorShapes = dict[str, tuple[int, ...]]
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from qwen3_tts_engine.audio import NUM_CODEBOOKS, SAMPLES_PER_FRAME
-from qwen3_tts_engine.codec.contract import MAX_BATCH
+from qwen3_tts_engine.codec.contract import MAX_BATCH, MAX_CALL_FRAMES
 from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.core import Chunks, Stream, no_prompt
 from qwen3_tts_engine.request import RequestError, Sampling
-from qwen3_tts_engine.scheduling.chunker import MAX_CALL_FRAMES
 
 # Batch sizes, the most telling first.
 ROWS = (8, 3, MAX_BATCH, 6, 33, 2, 16, 4)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from qwen3_tts_engine.audio import NUM_CODEBOOKS
-from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
+from qwen3_tts_engine.checkpoint.configs import CONV_KERNEL, PRE_CONV_KERNEL, RESIDUAL_DILATIONS, CodecDecoderConfig
 
 MODEL_NAME = "code2wav"
 CODES, STATE, HISTORY = "codes", "state", "history"
@@ -24,11 +24,8 @@ MAX_FRAMES = 32
 # The chunk lengths that a talker asks for. The exporter verifies these, and a TensorRT plan takes no others.
 CHUNK_FRAMES = (1, 2, 4, 8, 16)
 MAX_BATCH = 64
-
-# Kernel sizes and dilations that the released class fixes in code (spec §4.1).
-PRE_CONV_KERNEL = 3
-CONV_KERNEL = 7
-RESIDUAL_DILATIONS = (1, 3, 9)
+# In all chunks of a call together: whoever becomes urgent meanwhile waits for at most ten milliseconds.
+MAX_CALL_FRAMES = 512
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class Dispatcher:
 
     def _submit(self, caller: Caller, request: SpeechOptions) -> None:
         assert isinstance(request, SynthesisRequest)
-        self._engine.submit(request, caller, caller.key, caller.arrived)
+        self._engine.submit(self._prompts.stream(request, caller, caller.key, caller.arrived))
 
     def _accept_piece(self, text: str, fields: dict[str, Any], caller: Caller, position: SequencePosition) -> None:
         """The first request of a sequence gets all audio; the others bring text and end at once."""

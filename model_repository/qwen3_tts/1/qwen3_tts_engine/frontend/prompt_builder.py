@@ -37,8 +37,11 @@ class PromptBuilder:
     def num_codebooks(self) -> int:
         return self._talker.num_code_groups
 
-    def stream(self, request: SynthesisRequest, sink: Sink, key: str) -> Stream:
-        """The stream of a request; raises InvalidRequest naming the field that this checkpoint cannot serve."""
+    def stream(self, request: SynthesisRequest, sink: Sink, key: str, arrived: float | None = None) -> Stream:
+        """The stream of a request, which arrived just now, or at these perf_counter seconds.
+
+        Raises InvalidRequest naming the field that this checkpoint cannot serve.
+        """
         parts = self._tokenizer.parts(request.text, self._config.part_text_tokens)
         prompt, *following = (self.build(request, spoken) for spoken in parts)
         sampling = Sampling.from_defaults(self._defaults, request)
@@ -47,6 +50,7 @@ class PromptBuilder:
                 part.max_frames = self._config.default_max_frames(part.num_spoken)
         max_frames = self._max_frames(request, prompt, *following)
         stream = Stream(key, prompt, sampling, max_frames, sink, request.cloned, following=deque(following))
+        stream.arrived = stream.arrived if arrived is None else arrived
         self._check_positions(stream.num_positions)
         return stream
 

@@ -14,8 +14,8 @@ from qwen3_tts_engine.core import Chunks
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.interfaces import CodecClient
 from qwen3_tts_engine.lifecycle.gate import Gate
-from qwen3_tts_engine.lifecycle.warm_up import speak
-from qwen3_tts_engine.request import RequestError, ServerStarting, SynthesisRequest, Unavailable
+from qwen3_tts_engine.lifecycle.warm_up import MakeStream, speak
+from qwen3_tts_engine.request import RequestError, ServerStarting, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Opening:
         self._engine.start()
         self._gate.open()
 
-    def begin(self, codec: CodecClient, golden: Golden, utterance: SynthesisRequest | None) -> None:
+    def begin(self, codec: CodecClient, golden: Golden, warm_up: MakeStream | None) -> None:
         """Open on a thread of its own, once code2wav is ready and does what it did when it was exported.
 
         The last statement of `initialize`: the first call comes LAUNCH_SECONDS later.
@@ -54,7 +54,7 @@ class Opening:
             self._wait_for_codec(codec, first_chunk(golden))
             self._prove(codec, golden)
             self._engine.start()
-            speak(self._engine, utterance, self._config)
+            speak(self._engine, warm_up, self._config)
 
         self._thread = threading.Thread(target=self._run, args=(run,), name="opening", daemon=True)
         self._thread.start()

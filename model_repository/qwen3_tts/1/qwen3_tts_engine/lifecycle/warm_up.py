@@ -3,11 +3,13 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 from qwen3_tts_engine.checkpoint.configs import ModelConfig
 from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.core import Sink, Stream
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.request import InvalidRequest, RequestError, SynthesisRequest, Unavailable
 
@@ -17,6 +19,8 @@ TEXT, DESIGN = "Hello.", "A calm voice."
 FRAMES = 8
 # Streams at once, round by round.
 ROUNDS = (1, 1, 4)
+MakeStream = Callable[[Sink, str], Stream]
+"""Of a sink and a key."""
 
 
 class Silence:
@@ -44,27 +48,27 @@ def utterance(model: ModelConfig, config: EngineConfig) -> SynthesisRequest | No
     return SynthesisRequest(text=TEXT, speaker=speaker, instruct=design, seed=0, max_frames=frames)
 
 
-def speak(engine: Engine, request: SynthesisRequest | None, config: EngineConfig) -> None:
-    """Raises RequestError when an utterance fails; metrics count none of them."""
-    if request is None:
+def speak(engine: Engine, make: MakeStream | None, config: EngineConfig) -> None:
+    """Speak the streams that `make` makes. Raises RequestError when an utterance fails; metrics count none of them."""
+    if make is None:
         log.info("no warm-up speech: this checkpoint needs a reference voice")
         return
     begun = time.perf_counter()
     try:
         with engine.recorder.paused():
             for count in ROUNDS:
-                _speak_at_once(engine, request, min(count, config.max_streams))
+                _speak_at_once(engine, make, min(count, config.max_streams))
     except InvalidRequest as error:
         log.info("no warm-up speech: %s", error)
         return
     log.info("warm-up speech took %.2f s", time.perf_counter() - begun)
 
 
-def _speak_at_once(engine: Engine, request: SynthesisRequest, count: int) -> None:
+def _speak_at_once(engine: Engine, make: MakeStream, count: int) -> None:
     sinks = [Silence() for _ in range(count)]
     for row, sink in enumerate(sinks):
         try:
-            engine.submit(request, sink, f"warm-up {row}")
+            engine.submit(make(sink, f"warm-up {row}"))
         except Unavailable as error:
             sink.finish(error)
     for sink in sinks:

@@ -14,7 +14,7 @@ LARGEST_SURPRISE = 3.0
 # Of a first guess beside the samples: enough to decide while all of these have the same size, not more.
 GUESS_WEIGHT = 0.5
 
-# Text tokens and frames of ordinary speech, which count until others were heard (also talker/loader.py, COMMON_POSITIONS).
+# Text tokens and frames of ordinary speech, until others are measured (as COMMON_POSITIONS in talker/loader.py).
 USUAL_SPEECH = (100, 375)
 SPEECH_MEMORY = 0.98
 

@@ -6,7 +6,7 @@ from enum import Enum
 import numpy as np
 
 from qwen3_tts_engine.audio import FRAME_SECONDS
-from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, MAX_CALL_FRAMES
 from qwen3_tts_engine.core import Chunks, Stream
 from qwen3_tts_engine.scheduling.capacity import urgent_lead
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
@@ -17,8 +17,6 @@ LEAD_SHARE = 0.3
 LENGTHS = np.array(CHUNK_FRAMES)
 # Where nothing was measured yet.
 SHORTEST_FRAME = 1e-6
-# In all chunks of a call together: whoever becomes urgent meanwhile waits for at most ten milliseconds.
-MAX_CALL_FRAMES = 512
 # A call is worth its fixed cost, two milliseconds through Triton, once so many of the talking streams share it.
 WORTHWHILE_SHARE = 0.5
 

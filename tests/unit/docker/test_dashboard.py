@@ -10,7 +10,7 @@ import pytest
 
 from qwen3_tts_engine.metrics import METRICS
 
-DASHBOARD = json.loads((Path(__file__).parents[2] / "docker/grafana/dashboard.json").read_text())
+DASHBOARD = json.loads((Path(__file__).parents[3] / "docker/grafana/dashboard.json").read_text())
 KINDS = {metric.name: metric.kind for metric in METRICS}
 SERIES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
 # Triton's own, of docs/user_guide/metrics.md.

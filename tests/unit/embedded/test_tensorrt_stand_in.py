@@ -24,7 +24,7 @@ from export.tensorrt import shared_plan
 from export.tensorrt.process import PlanError, PlanProcess, SharedTensors, TensorRtSettings
 from qwen3_tts_engine.codec.contract import input_shapes
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BACKENDS = ROOT / "scripts" / "embedded" / "backends"
 MODULES = ("merged_runs", "plan", "own_plan", "other_plan", "model")
 STATE = 1298496

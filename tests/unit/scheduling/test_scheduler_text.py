@@ -11,7 +11,7 @@ from hypothesis.stateful import precondition, rule
 from qwen3_tts_engine.core import Batch, Prompt, Stream, TextFeed, no_prompt
 from qwen3_tts_engine.request import Unavailable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
-from tests.unit.test_scheduler import MAX_FRAMES, Traffic, make_scheduler
+from tests.unit.scheduling.test_scheduler import MAX_FRAMES, Traffic, make_scheduler
 
 ROWS = 3
 RESERVED = 10

@@ -14,7 +14,7 @@ from qwen3_tts_engine.config import ConfigError, EngineConfig
 from scripts.add_model import AddModelError, add_model
 from tests.conftest import CheckpointOf
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

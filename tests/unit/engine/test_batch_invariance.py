@@ -111,7 +111,8 @@ class Crowd:
         self.runner = OverheardRunner(load_runner(checkpoint, config, CPU))
         decoder = checkpoint.speech_tokenizer.decoder_config
         self.codec = OnnxCodec(repository / contract.MODEL_NAME / "1" / "model.onnx", decoder)
-        self.engine: Engine = build_engine(config, PromptBuilder(checkpoint, config), self.runner, self.codec)
+        self._prompts = PromptBuilder(checkpoint, config)
+        self.engine: Engine = build_engine(config, self._prompts.num_codebooks, self.runner, self.codec)
         self.engine.start()
         self._voice = self._make_voice(SEED, in_context=True)
 
@@ -137,7 +138,7 @@ class Crowd:
     def newcomer(self, slot: int) -> Newcomer:
         fields = {"text": "Hello there. " * (1 + slot % 4), "voice": "any", "seed": slot, "max_frames": FRAMES}
         request = SynthesisRequest.of(fields).in_voice(self._make_voice(slot, in_context=slot % 3 == 0))
-        stream = self.engine._prompts.stream(request, Listener(), str(slot))
+        stream = self._prompts.stream(request, Listener(), str(slot))
         pages = -(-(stream.num_positions + 1) // self.runner.limits.page_size)
         return Newcomer(stream, slot, list(range(slot * 8, slot * 8 + pages)))
 
@@ -146,7 +147,7 @@ class Crowd:
     ) -> Listener:
         listener = listener or Listener()
         fields = {"text": text, "voice": "any", "seed": seed, "max_frames": FRAMES, **options}
-        self.engine.submit(SynthesisRequest.of(fields).in_voice(voice), listener, key)
+        self.engine.submit(self._prompts.stream(SynthesisRequest.of(fields).in_voice(voice), listener, key))
         return listener
 
     def _make_voice(self, seed: int, *, in_context: bool) -> Voice:

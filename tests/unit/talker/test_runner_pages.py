@@ -14,7 +14,7 @@ from qwen3_tts_engine.request import SynthesisRequest
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from tests.fakes.scripted import Listener
-from tests.unit.test_graph_rows import as_graph_runner
+from tests.unit.talker.test_graph_rows import as_graph_runner
 
 FRAMES, PAGE = 40, 4
 SLOT, OTHER = np.array([1]), np.array([2])

@@ -15,7 +15,7 @@ from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.scheduler import MAX_OVERTAKING, Scheduler, SchedulerLimits
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
-from tests.unit.test_engine import WAIT, Harness, eventually
+from tests.unit.engine.test_engine import WAIT, Harness, eventually
 
 PAGE = 8
 MAX_FRAMES = 400

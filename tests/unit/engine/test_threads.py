@@ -14,7 +14,7 @@ from qwen3_tts_engine.lifecycle.opening import Opening
 from qwen3_tts_engine.startup import build_engine, on_thread
 from qwen3_tts_engine.voices.service import Voices
 from qwen3_tts_engine.voices.store import Origin, VoiceStore
-from tests.fakes.scripted import ScriptedCodec, ScriptedPrompts, ScriptedRunner
+from tests.fakes.scripted import NUM_CODEBOOKS, ScriptedCodec, ScriptedRunner
 
 WAIT = 10.0
 
@@ -39,8 +39,7 @@ class Started:
 def test_the_engine(take_turns: str, names: set[str]) -> None:
     started = Started(len(names))
     config = EngineConfig.model_validate({"checkpoint": "any", "max_streams": 2, "take_turns": take_turns})
-    parts = (ScriptedPrompts(), ScriptedRunner(2), ScriptedCodec())
-    engine = build_engine(config, *parts, started)  # type: ignore[arg-type]
+    engine = build_engine(config, NUM_CODEBOOKS, ScriptedRunner(2), ScriptedCodec(), started)
     engine.start()
     assert started.all.wait(WAIT)
     engine.close()

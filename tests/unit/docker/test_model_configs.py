@@ -18,7 +18,7 @@ from qwen3_tts_engine.voices import encoders
 from scripts.embedded.backends.shared.merged_runs import limits
 from scripts.synthetic.configs import speech_tokenizer_config
 
-REPOSITORY = Path(__file__).parents[2] / "model_repository"
+REPOSITORY = Path(__file__).parents[3] / "model_repository"
 CONFIGS = sorted(path for name in ("qwen3_tts", "code2wav") for path in (REPOSITORY / name).rglob("*.pbtxt"))
 TENSORRT = REPOSITORY / contract.MODEL_NAME / "config.pbtxt"
 ONNXRUNTIME = REPOSITORY / contract.MODEL_NAME / "configs" / "onnxruntime.pbtxt"

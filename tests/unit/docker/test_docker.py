@@ -33,7 +33,7 @@ from scripts.embedded.protection import (
 from scripts.embedded.server import EXPLICIT, GPU_OPTIONS, Ports
 from scripts.synthetic.configs import speech_tokenizer_config
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCKER = ROOT / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())

@@ -12,7 +12,7 @@ from qwen3_tts_engine.audio import FRAME_SECONDS, SAMPLES_PER_FRAME
 from qwen3_tts_engine.request import Unavailable
 from qwen3_tts_engine.scheduling.capacity import Capacity, WorkTime
 from tests.fakes.scripted import Listener, make_stream
-from tests.unit.test_engine import WAIT, Harness, eventually
+from tests.unit.engine.test_engine import WAIT, Harness, eventually
 
 ROW_SECONDS = 0.004
 LOAD_LIMIT = 0.3

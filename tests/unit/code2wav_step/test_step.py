@@ -38,7 +38,7 @@ from qwen3_tts_engine.codec.shared_memory import leave_note, shared_zeros
 from qwen3_tts_engine.codec.states import to_pcm
 
 CPU = torch.device("cpu")
-MODEL = Path(__file__).parents[2] / "model_repository" / "code2wav" / "1" / "model.py"
+MODEL = Path(__file__).parents[3] / "model_repository" / "code2wav" / "1" / "model.py"
 
 
 @pytest.fixture(scope="module")

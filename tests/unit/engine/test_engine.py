@@ -9,12 +9,12 @@ import pytest
 
 from qwen3_tts_engine.core import Frames
 from qwen3_tts_engine.engine import Engine
-from qwen3_tts_engine.request import Outcome, RequestError, SynthesisRequest, Unavailable
+from qwen3_tts_engine.request import Outcome, RequestError, Unavailable
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
-from tests.fakes.scripted import NUM_CODEBOOKS, Listener, ScriptedCodec, ScriptedPrompts, ScriptedRunner, make_stream
+from tests.fakes.scripted import NUM_CODEBOOKS, Listener, ScriptedCodec, ScriptedRunner, make_stream
 
 WAIT = 10.0
 
@@ -37,21 +37,14 @@ class Harness:
         limits = SchedulerLimits(4, pages, slots, max_waiting, 1000, refuse)
         scheduler = Scheduler(table, limits, Capacity(load_limit, 8, batching_is_free=False))
         chunker = Chunker(table, 8, scheduler.capacity.frame_seconds)
-        self.engine = Engine(
-            ScriptedPrompts(),
-            scheduler,
-            chunker,
-            self.runner,
-            self.codec,
-            take_turns=take_turns,  # type: ignore[arg-type]
-        )
+        self.engine = Engine(scheduler, chunker, self.runner, self.codec, take_turns=take_turns)
         self.listeners: list[Listener] = []
 
     def speak(self, seed: int = 0, frames: int = 8, listener: Listener | None = None) -> Listener:
         listener = listener or Listener()
         key = str(len(self.listeners))
         self.listeners.append(listener)
-        self.engine.submit(SynthesisRequest(text="x", seed=seed, max_frames=frames), listener, key)
+        self.engine.submit(make_stream(key, listener, seed, frames))
         return listener
 
     def is_empty(self) -> bool:
@@ -93,7 +86,7 @@ def test_every_stream_hears_its_own_frames_in_order(harness: Harness) -> None:
 @pytest.mark.parametrize("harness", [(0, False)], indirect=True, ids=["read-at-once"])
 def test_an_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
     """The end is sampled while the codec's thread is about to hand on the last frame."""
-    outbox, launch = harness.engine._outbox, harness.runner.launch
+    outbox, launch = harness.engine._delivery._outbox, harness.runner.launch
     handing_on, ended = threading.Event(), threading.Event()
 
     class Outbox:
@@ -113,7 +106,7 @@ def test_an_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
             handing_on.wait()
         return launch(slots)
 
-    harness.engine._outbox = Outbox()  # type: ignore[assignment]
+    harness.engine._delivery._outbox = Outbox()  # type: ignore[assignment]
     harness.runner.launch = launch_end_late  # type: ignore[method-assign]
     harness.runner.lengths[7] = 1
     listener = harness.speak(seed=7)

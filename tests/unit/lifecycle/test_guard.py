@@ -91,6 +91,6 @@ def test_a_containers_first_process_is_asked_to_end() -> None:
 
 
 def test_both_stubs_have_the_same_guard() -> None:
-    repository = Path(__file__).parents[2] / "model_repository"
+    repository = Path(__file__).parents[3] / "model_repository"
     talker = repository / "qwen3_tts" / "1" / "qwen3_tts_engine" / "lifecycle" / "guard.py"
     assert (repository / "code2wav" / "1" / "code2wav_step" / "guard.py").resolve() == talker

@@ -12,6 +12,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.codec.proof import CodecProofError
 from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.core import Sink, Stream
 from qwen3_tts_engine.lifecycle import opening
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.lifecycle.opening import Opening
@@ -21,15 +22,18 @@ from qwen3_tts_engine.request import (
     Outcome,
     RequestError,
     ServerStarting,
-    SynthesisRequest,
     Unavailable,
 )
 from scripts.synthetic.configs import ModelType
 from tests.conftest import CheckpointOf
-from tests.fakes.scripted import Listener, scripted_pcm
-from tests.unit.test_engine import WAIT, Harness, eventually
+from tests.fakes.scripted import Listener, make_stream, scripted_pcm
+from tests.unit.engine.test_engine import WAIT, Harness, eventually
 
-REQUEST = SynthesisRequest(text="x", seed=0, max_frames=8)
+
+def make_words(sink: Sink, key: str) -> Stream:
+    return make_stream(key, sink)
+
+
 CODES = np.random.default_rng(0).integers(0, 2048, (3, 63, 16), np.int32)
 GOLDEN = Golden(CODES, scripted_pcm(CODES), 30.0, "digest")
 
@@ -46,7 +50,7 @@ class Opened:
         self.harness.engine.on_death = self.deaths.append
 
     def begin(self, golden: Golden = GOLDEN) -> None:
-        self.opening.begin(self.harness.codec, golden, REQUEST)
+        self.opening.begin(self.harness.codec, golden, make_words)
 
     def ask(self) -> Listener:
         """A request that comes to the gate."""
@@ -174,7 +178,7 @@ def test_the_gate_keeps_the_order_and_has_an_end() -> None:
 def test_warm_up_speech_is_in_no_metric(opened: Opened) -> None:
     opened.harness.engine.start()
     opened.gate.open()
-    speak(opened.harness.engine, REQUEST, opened.config)
+    speak(opened.harness.engine, make_words, opened.config)
     assert opened.harness.runner.launched > 8
     readings = opened.harness.engine.recorder.take()
     assert not readings.counted
@@ -205,11 +209,10 @@ def test_each_kind_of_checkpoint_is_warmed_in_its_own_way(checkpoint_of: Checkpo
 
 
 def test_a_checkpoint_that_refuses_the_words_is_served_without(opened: Opened) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object) -> Stream:
         raise InvalidRequest("text", "Hello.", "too long")
 
-    opened.harness.engine._prompts.stream = refuse  # type: ignore[method-assign,assignment]
-    speak(opened.harness.engine, REQUEST, opened.config)
+    speak(opened.harness.engine, refuse, opened.config)
 
 
 def test_a_machine_that_refuses_a_crowd_is_served_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,6 +229,6 @@ def test_a_machine_that_refuses_a_crowd_is_served_without_it(monkeypatch: pytest
 
     monkeypatch.setattr(harness.engine, "submit", refuse_every_other)
     harness.engine.start()
-    speak(harness.engine, REQUEST, EngineConfig(checkpoint="any"))
+    speak(harness.engine, make_words, EngineConfig(checkpoint="any"))
     assert submitted > 2
     harness.engine.close()

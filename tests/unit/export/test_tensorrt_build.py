@@ -48,7 +48,7 @@ def test_graph_that_tensorrt_does_not_know_is_named(tmp_path: Path) -> None:
     options = ["--profiles", "[]", "--cache", str(tmp_path)]
     files = [str(tmp_path / "model.onnx"), str(tmp_path / "model.plan")]
     command = [sys.executable, "-m", "export.tensorrt.build", *files]
-    failed = subprocess.run([*command, *options], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    failed = subprocess.run([*command, *options], capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert failed.returncode == 1
     assert f"does not take {tmp_path / 'model.onnx'}" in failed.stderr.splitlines()[-1]
     assert not failed.stdout

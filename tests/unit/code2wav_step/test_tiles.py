@@ -22,7 +22,7 @@ PRODUCTS = [
     (384, 384, 384),
     (288, 192, 384),
 ]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_engine import WAIT, Harness, eventually
+from tests.unit.engine.test_engine import WAIT, Harness, eventually
 
 
 class InTurn(Harness):
