@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from rich.progress import Progress
 
 from export.code2wav import export
@@ -20,6 +21,10 @@ from scripts.synthetic.configs import ModelType
 if not torch.cuda.is_available():
     # Triton reads it when it is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Other load on the machine is no failure.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 CheckpointOf = Callable[[ModelType], Path]
 

@@ -21,10 +21,10 @@ from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.request import SynthesisRequest
 from qwen3_tts_engine.talker.code_predictor import CodePredictor
-from qwen3_tts_engine.talker.matrix import Matrix
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.talker.talker import Talker
+from qwen3_tts_engine.talker.weights import Matrix
 from scripts.benchmarks.common import show
 from scripts.benchmarks.talker import Deaf
 

@@ -189,7 +189,7 @@ def test_two_thousand_requests(caller: Voice) -> None:
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
 
-        @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=EXAMPLES, database=None, suppress_health_check=list(HealthCheck))
         @given(
             st.lists(
                 st.tuples(requests(), st.sampled_from([99, 99, 99, 99, 99, 99, 1, 0])),

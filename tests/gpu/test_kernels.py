@@ -15,11 +15,10 @@ from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
 from qwen3_tts_engine.core import Newcomer
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
-from qwen3_tts_engine.talker.matrix import Matrix
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, TorchRows
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.talker import Talker
-from qwen3_tts_engine.talker.transformer import LayerWeights
+from qwen3_tts_engine.talker.weights import LayerWeights, Matrix
 from scripts.synthetic.configs import model_config
 from tests.fakes.scripted import Listener, make_stream
 from tests.gpu.conftest import DEVICE

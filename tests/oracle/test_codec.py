@@ -62,7 +62,7 @@ def assert_equal(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected[:, : actual.shape[1]], atol=TOLERANCE, rtol=0)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(chunks=st.lists(st.integers(1, MAX_FRAMES), min_size=5, max_size=60))
 def test_any_chunks(step: CodecStep, codes: Tensor, expected: Tensor, chunks: list[int]) -> None:
     assert_equal(decode(step, codes[:1], chunks, *cold(step, 1), max_history(step.config)), expected[:1])

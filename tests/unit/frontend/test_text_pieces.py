@@ -55,7 +55,7 @@ def parts_of(tokenizer: TextTokenizer, pieces: list[str], limit: int) -> list[li
     return [part for part in parts if part]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(text=TEXTS, data=st.data())
 def test_pieces_have_the_ids_of_the_whole(tokenizer: TextTokenizer, text: str, data: st.DataObject) -> None:
     if not text.strip():
@@ -65,7 +65,7 @@ def test_pieces_have_the_ids_of_the_whole(tokenizer: TextTokenizer, text: str, d
     assert parts_of(tokenizer, cut(text, data), 0) == [tokenizer.spoken(text).text]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(before=st.text(st.sampled_from(ALPHABET), min_size=1, max_size=12), after=st.text(min_size=1, max_size=12))
 @example(before="\u0958", after="'a")  # NFC takes it apart
 def test_a_final_boundary_is_one_whatever_surrounds_it(tokenizer: TextTokenizer, before: str, after: str) -> None:
@@ -73,7 +73,7 @@ def test_a_final_boundary_is_one_whatever_surrounds_it(tokenizer: TextTokenizer,
         assert tokenizer.encode(before + after) == tokenizer.encode(before) + tokenizer.encode(after)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(text=st.lists(st.sampled_from(SENTENCES), min_size=1, max_size=12).map("".join), data=st.data())
 def test_parts_do_not_depend_on_the_pieces(tokenizer: TextTokenizer, text: str, data: st.DataObject) -> None:
     limit = data.draw(st.integers(1, 60))
@@ -82,7 +82,7 @@ def test_parts_do_not_depend_on_the_pieces(tokenizer: TextTokenizer, text: str, 
     assert parts_of(tokenizer, list(text), limit) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=TEXTS.filter(str.strip), limit=st.integers(1, 60))
 def test_nothing_is_lost_between_parts(tokenizer: TextTokenizer, text: str, limit: int) -> None:
     spoken = "".join(tokenizer._tokenizer.decode(part.text) for part in tokenizer.parts(text, limit))

@@ -95,7 +95,7 @@ class Machine:
                 self.scheduler.release(stream)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 1 << 30), st.floats(0.3, 1.0), st.integers(4, 24), st.booleans())
 def test_nobody_stalls_and_everyone_ends_with_a_part_of_the_pages(
     seed: int, part: float, slots: int, to_the_cap: bool
@@ -130,7 +130,7 @@ def test_nobody_stalls_and_everyone_ends_with_a_part_of_the_pages(
         assert frames == [*range(len(frames))], "a frame was lost or made twice"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 1 << 30), st.integers(1, 8))
 def test_everyone_ends_however_few_pages_there_are(seed: int, slots: int) -> None:
     """One page more than the longest stream may need, every stream at its longest."""

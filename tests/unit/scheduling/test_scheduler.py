@@ -119,7 +119,7 @@ class Traffic(RuleBasedStateMachine):
 
 
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestTraffic.settings = settings(max_examples=150, stateful_step_count=60)
 
 
 def test_streams_are_admitted_in_order_of_arrival() -> None:

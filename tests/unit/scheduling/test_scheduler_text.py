@@ -152,7 +152,7 @@ class TextTraffic(Traffic):
 
 
 TestTextTraffic = TextTraffic.TestCase
-TestTextTraffic.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
+TestTextTraffic.settings = settings(max_examples=250, stateful_step_count=60)
 
 
 def test_a_stream_without_text_is_left_out_and_comes_back() -> None:

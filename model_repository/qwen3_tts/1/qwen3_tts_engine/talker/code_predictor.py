@@ -7,10 +7,10 @@ import torch.nn.functional as F  # noqa: N812 - the customary name
 from torch import Tensor
 
 from qwen3_tts_engine.talker.kv_cache import FrameCache
-from qwen3_tts_engine.talker.matrix import Matrix
 from qwen3_tts_engine.talker.ops.interface import Ops, Rows
 from qwen3_tts_engine.talker.talker import Talker
 from qwen3_tts_engine.talker.transformer import Transformer
+from qwen3_tts_engine.talker.weights import Matrix
 
 
 class CodePredictor:

@@ -11,11 +11,11 @@ from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
 from qwen3_tts_engine.config import ConfigError, EngineConfig, max_positions
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.talker.code_predictor import CodePredictor
-from qwen3_tts_engine.talker.matrix import Matrix
 from qwen3_tts_engine.talker.ops.interface import Ops
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.talker.talker import Talker
+from qwen3_tts_engine.talker.weights import Matrix
 
 log = logging.getLogger(__name__)
 RunnerT = TypeVar("RunnerT", bound=TalkerRunner)

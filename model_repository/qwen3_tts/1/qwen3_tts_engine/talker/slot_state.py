@@ -1,14 +1,26 @@
 """What the device knows of each slot."""
 
+from typing import Protocol
+
 import numpy as np
 import torch
+from torch import Tensor
 
+from qwen3_tts_engine.checkpoint.configs import TalkerConfig
 from qwen3_tts_engine.core import Newcomer, Stream, TextFeed
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.pinned_memory import to_device
-from qwen3_tts_engine.talker.talker import Talker
 
 NUM_OPTIONS = 7
+
+
+class Embeddings(Protocol):
+    """What a slot's rows are made of (talker.Talker)."""
+
+    config: TalkerConfig
+    text_table: Tensor
+    code_table: Tensor
+    code_offsets: Tensor
 
 
 class SlotState:
@@ -20,7 +32,7 @@ class SlotState:
     that were drawn; `vectors` [slots, H] are the speakers of cloned voices, zero in the last slot.
     """
 
-    def __init__(self, talker: Talker, limits: RunnerLimits) -> None:
+    def __init__(self, talker: Embeddings, limits: RunnerLimits) -> None:
         table, config = talker.code_table, talker.config
         self.num_codebooks = config.num_code_groups
         self.eos = config.codec_eos_token_id

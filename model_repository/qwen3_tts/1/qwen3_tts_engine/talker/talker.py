@@ -7,9 +7,9 @@ import torch.nn.functional as F  # noqa: N812 - the customary name
 from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.configs import TalkerConfig
-from qwen3_tts_engine.talker.matrix import Matrix
 from qwen3_tts_engine.talker.ops.interface import Attention, Ops
 from qwen3_tts_engine.talker.transformer import Transformer
+from qwen3_tts_engine.talker.weights import Matrix
 
 PROJECTION_ROWS = 8192
 

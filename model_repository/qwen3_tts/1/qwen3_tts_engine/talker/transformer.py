@@ -1,28 +1,13 @@
 """The Qwen3 decoder stack that the talker and the code predictor share (spec §3.1)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
-from qwen3_tts_engine.talker.matrix import Matrix
 from qwen3_tts_engine.talker.ops.interface import Attention, Ops
-
-
-@dataclass(frozen=True)
-class LayerWeights:
-    """One layer. Projections that read the same input are stacked: qkv [(q + 2 kv) heads·D, H], gate_up [2·I, H]."""
-
-    input_norm: Tensor
-    qkv: Matrix
-    q_norm: Tensor
-    k_norm: Tensor
-    output: Matrix
-    post_norm: Tensor
-    gate_up: Matrix
-    down: Matrix
+from qwen3_tts_engine.talker.weights import LayerWeights, Matrix
 
 
 class Transformer:

@@ -1,20 +1,18 @@
 """The operations of a tick: what PyTorch does everywhere (torch_ops) and fused kernels do on CUDA (kernel_ops)."""
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
-    from qwen3_tts_engine.talker.matrix import Matrix
-    from qwen3_tts_engine.talker.slot_state import SlotState
-    from qwen3_tts_engine.talker.transformer import LayerWeights
+from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
+from qwen3_tts_engine.talker.slot_state import SlotState
+from qwen3_tts_engine.talker.weights import LayerWeights, Matrix
 
 
 class Attention(Protocol):
     """Attention of one layer over whatever cache the caller keeps."""
 
-    def __call__(self, layer: int, qkv: Tensor, weights: "LayerWeights") -> Tensor:
+    def __call__(self, layer: int, qkv: Tensor, weights: LayerWeights) -> Tensor:
         """[rows, (q + 2 kv) heads·D] → [rows, q heads·D]: norms, rotates, stores keys and values, attends."""
 
 
@@ -53,7 +51,7 @@ class Ops(Protocol):
         self,
         x: Tensor,
         norm: Tensor,
-        weight: "Matrix",
+        weight: Matrix,
         eps: float,
         *,
         bias: Tensor | None = None,
@@ -61,26 +59,26 @@ class Ops(Protocol):
     ) -> Tensor:
         """RMSNorm, then x @ weight.T + bias, in the dtype of `x`."""
 
-    def norm_logits(self, x: Tensor, norm: Tensor, weight: "Matrix", eps: float) -> Tensor:
+    def norm_logits(self, x: Tensor, norm: Tensor, weight: Matrix, eps: float) -> Tensor:
         """RMSNorm, then x @ weight.T in float32."""
 
-    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: "Matrix", eps: float) -> Tensor:
+    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Matrix, eps: float) -> Tensor:
         """RMSNorm, then SiLU(gate) · up; gate_up is [2·I, H]."""
 
-    def add_linear(self, residual: Tensor, x: Tensor, weight: "Matrix") -> None:
+    def add_linear(self, residual: Tensor, x: Tensor, weight: Matrix) -> None:
         """residual += x @ weight.T, in place."""
 
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:
         """The sum of the table's rows at int64 [rows, terms]; -1 is the last row, which is zero."""
 
-    def paged_attention(self, cache: "PagedCache", slots: Tensor, positions: Tensor, *, prefill: bool) -> Attention:
+    def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prefill: bool) -> Attention:
         """Attention for rows at `positions` of `slots`, int64 [rows]; each row sees its slot up to itself.
 
         Without `prefill` every slot has one row.
         """
 
-    def frame_attention(self, cache: "FrameCache", start: int, count: int) -> Attention:
+    def frame_attention(self, cache: FrameCache, start: int, count: int) -> Attention:
         """Attention for `count` positions from `start` on of every row; qkv rows are ordered [row, position]."""
 
-    def rows(self, state: "SlotState", slots: Tensor) -> Rows:
+    def rows(self, state: SlotState, slots: Tensor) -> Rows:
         """The rows of a tick for int64 [rows] slots."""

@@ -12,10 +12,9 @@ from qwen3_tts_engine.talker.kernels import rowwise
 from qwen3_tts_engine.talker.kernels.cuda_module import OVERLAP_CAPABILITY, CudaKernel
 from qwen3_tts_engine.talker.kernels.skinny_shape import LANES, Shape
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
-from qwen3_tts_engine.talker.matrix import Matrix
 from qwen3_tts_engine.talker.ops.interface import Attention
 from qwen3_tts_engine.talker.slot_state import SlotState
-from qwen3_tts_engine.talker.transformer import LayerWeights
+from qwen3_tts_engine.talker.weights import LayerWeights, Matrix
 
 # Up to so many rows, the skinny product beats cuBLAS for weights of so many elements (measured on an H200).
 SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 6_500_000}

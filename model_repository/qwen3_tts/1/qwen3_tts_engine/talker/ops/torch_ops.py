@@ -11,10 +11,9 @@ from torch import Tensor
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.talker import sampling
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
-from qwen3_tts_engine.talker.matrix import Matrix
 from qwen3_tts_engine.talker.ops.interface import Attention
 from qwen3_tts_engine.talker.slot_state import SlotState
-from qwen3_tts_engine.talker.transformer import LayerWeights
+from qwen3_tts_engine.talker.weights import LayerWeights, Matrix
 
 # Bounds the memory that a prefill gathers at once.
 GATHER_ROWS = 64

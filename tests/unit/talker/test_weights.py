@@ -8,7 +8,7 @@ import torch
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.talker.loader import load_runner
-from qwen3_tts_engine.talker.matrix import FP8, Matrix
+from qwen3_tts_engine.talker.weights import FP8, Matrix
 from scripts.benchmarks import rounding_error
 
 

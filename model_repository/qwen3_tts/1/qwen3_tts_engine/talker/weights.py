@@ -28,3 +28,17 @@ class Matrix:
         unit = 2.0 ** math.ceil(math.log2(largest / torch.finfo(FP8).max)) if largest else 1.0
         codes = (weight.float() / unit).to(FP8)
         return cls((codes.float() * unit).to(weight.dtype), codes, unit)
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer. Projections that read the same input are stacked: qkv [(q + 2 kv) heads·D, H], gate_up [2·I, H]."""
+
+    input_norm: Tensor
+    qkv: Matrix
+    q_norm: Tensor
+    k_norm: Tensor
+    output: Matrix
+    post_norm: Tensor
+    gate_up: Matrix
+    down: Matrix
