@@ -76,7 +76,7 @@ class EngineConfig(BaseModel):
     """Positions in one page of the talker's key/value cache."""
     kv_cache_gib: float = Field(default=0.0, ge=0)
     """Size of the key/value cache; 0 takes what max_streams streams of common length need, or what memory is free.
-    When streams come to need more, those with the most audio ahead make way (docs/architecture.md)."""
+    When streams come to need more, those with the most audio ahead make way (docs/kv-cache.md)."""
     max_text_tokens: int = Field(default=1024, ge=1)
     max_frames_limit: int = Field(default=4096, ge=2)
     """Upper limit of a request's frames, whatever it asks for (4 096 are 5.5 minutes)."""

@@ -1,4 +1,4 @@
-"""Who holds the pages of the key/value cache. No tensors, no threads; docs/architecture.md says why nobody stalls."""
+"""Assigns pages of the key/value cache to streams. No tensors, no threads; docs/kv-cache.md proves that none stalls."""
 
 import numpy as np
 
