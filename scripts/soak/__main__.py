@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -157,14 +157,14 @@ def calling(server: Server, utterances: list[Utterance], tally: Tally, count: in
     stop = threading.Event()
 
     def run(seed: int) -> None:
-        caller = Caller(server.ports, utterances, seed)
-        while not stop.is_set():
-            outcome = caller.call()
-            if outcome.result == "disconnected" and "Connection refused" in outcome.message:
-                tally.miss()
-                stop.wait(PAUSE_SECONDS)
-            else:
-                tally.add(outcome)
+        with closing(Caller(server.ports, utterances, seed)) as caller:
+            while not stop.is_set():
+                outcome = caller.call()
+                if outcome.result == "disconnected" and "Connection refused" in outcome.message:
+                    tally.miss()
+                    stop.wait(PAUSE_SECONDS)
+                else:
+                    tally.add(outcome)
 
     with running([partial(run, len(tally.outcomes) + i) for i in range(count)]):
         try:

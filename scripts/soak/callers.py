@@ -59,8 +59,11 @@ class Caller:
     def __init__(self, ports: Ports, utterances: list[Utterance], seed: int) -> None:
         self._ports, self._utterances, self._random = ports, utterances, random.Random(seed)
         self._name = f"voice {seed}"
-        channel = grpc.insecure_channel(f"localhost:{ports.grpc}", options=CHANNEL_OPTIONS)
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        self._channel = grpc.insecure_channel(f"localhost:{ports.grpc}", options=CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def close(self) -> None:
+        self._channel.close()
 
     def call(self) -> Outcome:
         kind = self._random.choices(list(KINDS), [kind.weight for kind in KINDS.values()])[0]
