@@ -119,7 +119,7 @@ def configured(encoder: Encoder, runtime: Runtime, name: str, size: int) -> str:
     """config.pbtxt: what the model is, and behind it what runs it."""
     model, served = ((MODELS / f"{part}.pbtxt").read_text(encoding="utf-8") for part in (encoder.name, runtime.name))
     named = model.replace(f'name: "{encoder.name}"', f'name: "{name}"', 1)
-    # ONNX Runtime's backend wants every size that is fixed in the file.
+    # ONNX Runtime's backend requires every size that is fixed in the file.
     return named.replace("[ 1, -1 ]", f"[ 1, {size} ]") + served
 
 

@@ -12,7 +12,7 @@ from argparse import ArgumentParser
 from dataclasses import replace
 from pathlib import Path
 
-# First: locust makes the standard library cooperative, and whoever imports queue or threading before it is not.
+# First: locust makes the standard library cooperative, but not modules that imported queue or threading before.
 from locust import User, events, task
 
 # isort: split

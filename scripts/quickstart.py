@@ -69,7 +69,7 @@ def prepare_checkpoint(build_folder: Path) -> Path:
 
 
 def say(*arguments: str) -> None:
-    """Speak to nobody."""
+    """Speak and discard the audio."""
     command = [sys.executable, "-m", "qwen3_tts_client", "say", *arguments]
     subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 

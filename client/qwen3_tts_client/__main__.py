@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     except ClientError as error:
         print(f"{parser.prog} {args.command}: {error}", file=sys.stderr)
         return int(error.code)
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of our output has closed it
         return int(ExitCode.REQUEST)
     except KeyboardInterrupt:
         print(f"{parser.prog} {args.command}: interrupted", file=sys.stderr)

@@ -38,7 +38,7 @@ def open_sink(output: str, play: bool, sample_rate: int) -> Sink:
 def _open_player(sample_rate: int) -> Sink:
     try:
         return SoundDevice(sample_rate)
-    except (ImportError, OSError):  # the package, or the PortAudio library that it wants
+    except (ImportError, OSError):  # the package, or the PortAudio library that it requires
         pass
     for name, arguments in _PLAYERS.items():
         if path := shutil.which(name):

@@ -29,7 +29,7 @@ FRAMES = 70
 
 
 class Deaf:
-    """A sink for streams that nobody listens to."""
+    """A sink that discards audio."""
 
     def send(self, pcm: np.ndarray) -> None: ...
     def finish(self, error: RequestError | None) -> None: ...

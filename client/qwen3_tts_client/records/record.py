@@ -123,7 +123,7 @@ def read_run(path: Path) -> Run:
 
 
 def _broken_off(load: LoadRecord, requests: list[RequestRecord]) -> LoadRecord:
-    """A load whose end nobody wrote: it ended with the last of its requests."""
+    """A load without a recorded end: it ended with its last request."""
     end_ns = max((r.timeline.end_ns for r in requests if r.load == load.id), default=load.start_ns + 1)
     stop_ns = min(load.stop_ns or end_ns, end_ns)
     return replace(load, start_ns=min(load.start_ns, stop_ns - 1), stop_ns=stop_ns, end_ns=end_ns, interrupted=True)

@@ -43,7 +43,7 @@ class Engine:
         self._chunker = chunker
         self._runner = runner
         self._codec = codec
-        # One lock for all bookkeeping. The conditions say who is to look at it again.
+        # One lock guards all state; each condition wakes one loop.
         self._lock = threading.Lock()
         self._talker_work = threading.Condition(self._lock)
         self._codec_work = threading.Condition(self._lock)
@@ -280,7 +280,7 @@ class Engine:
     def _shut(self, reason: RequestError) -> None:
         with self._lock:
             if self._closed is None:
-                # Whoever comes after a crash is told to try elsewhere, not that its own request failed.
+                # Requests after a crash get UNAVAILABLE, so that callers try another server.
                 self._closed = Unavailable(str(reason))
             ended = [stream for stream in list(self.scheduler.live.values()) if self.scheduler.end(stream)]
             self._gauge()

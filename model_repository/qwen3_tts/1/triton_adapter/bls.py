@@ -96,7 +96,7 @@ class BlsEncoder:
         return Voice(voice.x_vector, voice.codes, voice.text, state)
 
     def _warm(self, codes: torch.Tensor) -> torch.Tensor:
-        """The codec's state behind codes int32 [1, frames, codebooks], whose sound nobody hears."""
+        """The codec's state behind codes int32 [1, frames, codebooks], without keeping their waveform."""
         state = torch.zeros(1, self._states.state_size, dtype=self._states.dtype)
         for start, stop in contract.split_frames(codes.shape[1], self._max_chunk_frames):
             history = torch.tensor([[min(start, self._states.max_history)]], dtype=torch.int32)

@@ -102,7 +102,7 @@ class CancelWatcher:
     A stream is first asked about CANCEL_INTERVAL after it was accepted: one that ends at once costs no message. The
     engine lets go of a cancelled stream at once; its FINAL is sent CANCEL_SETTLE later.
 
-    `expire` is called as often: it ends those of whom nothing is heard any more.
+    `expire` is called once a round; it ends sequences that have been idle for too long.
     """
 
     def __init__(self, cancel: Callable[[str], None], expire: Callable[[], None]) -> None:

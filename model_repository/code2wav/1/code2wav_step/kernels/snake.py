@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def snake(x, alpha, inverse_beta, FAST: tl.constexpr):
-    """x + sin²(αx) / β of FP32 values; FAST takes the multiprocessor's own sine, which wants a small angle."""
+    """x + sin²(αx) / β of FP32 values; FAST uses the hardware sine, which requires a small angle."""
     angle = x * alpha
     # sin² repeats itself every π; the first part of π has few enough digits for an exact product.
     turns = tl.floor(angle * 0.3183098861837907 + 0.5)

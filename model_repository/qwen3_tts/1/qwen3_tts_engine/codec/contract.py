@@ -24,7 +24,7 @@ MAX_FRAMES = 32
 # The chunk lengths that a talker asks for. The exporter verifies these, and a TensorRT plan takes no others.
 CHUNK_FRAMES = (1, 2, 4, 8, 16)
 MAX_BATCH = 64
-# In all chunks of a call together: whoever becomes urgent meanwhile waits for at most ten milliseconds.
+# In all chunks of a call together: a stream that becomes urgent meanwhile waits at most ten milliseconds.
 MAX_CALL_FRAMES = 512
 
 

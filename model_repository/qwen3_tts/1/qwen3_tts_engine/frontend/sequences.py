@@ -102,7 +102,7 @@ class Sequences:
     def abandon(self, sequence: Sequence, tell: Callable[[], None] = lambda: None) -> None:
         """Forget a sequence whose utterance did not begin or has ended, and `tell` its caller.
 
-        Before that nobody hears that it is not open, and after it its id is free.
+        `tell` runs before any caller can see the sequence as closed; afterwards its id is free.
         """
         with self._lock:
             if self._open.get(sequence.sequence_id) is sequence:

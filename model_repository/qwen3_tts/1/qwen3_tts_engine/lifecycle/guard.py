@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 class Process(NamedTuple):
     number: int
-    descriptor: int  # a pidfd: of this process for ever, whoever gets its number
+    descriptor: int  # a pidfd, which stays with this process when its number is reused
 
 
 class Guard:

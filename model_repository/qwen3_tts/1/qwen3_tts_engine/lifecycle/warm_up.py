@@ -1,4 +1,4 @@
-"""Speaks a few words that nobody hears, so that the first request is as fast as the others."""
+"""Speaks and discards a few words, so that the first request is as fast as later ones."""
 
 import logging
 import threading

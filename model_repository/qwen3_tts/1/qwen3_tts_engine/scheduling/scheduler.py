@@ -94,9 +94,9 @@ class Scheduler:
         self.live[stream.key] = stream
 
     def next_batch(self, now: float) -> Batch:
-        """Admit whoever fits, then choose who makes a frame: everyone, or the most urgent when the batch is full.
+        """Admit streams that fit, then select those that make a frame: all, or the most urgent when the batch is full.
 
-        Newcomers go alone as long as everyone else has audio to listen to: their first audio waits for nobody's frame.
+        New streams get a batch of their own while all others have enough audio buffered.
         """
         feeds = self._feed()
         grown = self.paging.grow(now)

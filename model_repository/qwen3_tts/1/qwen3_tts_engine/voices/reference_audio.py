@@ -16,7 +16,7 @@ MIN_RATE, MAX_RATE = 8_000, 192_000
 MAX_SAMPLES = MAX_REFERENCE_SECONDS * MAX_RATE
 # The speaker encoder mirrors its input at both ends and needs five frames of it; a codec frame holds seven.
 MIN_SECONDS = SAMPLES_PER_FRAME / SAMPLE_RATE
-# Full scale is 1. What is far beyond it was not scaled to it; what peaks below -60 dB holds nobody's voice.
+# Full scale is 1. Peaks far above it mean unscaled input; peaks below -60 dBFS, silence.
 MAX_PEAK, MIN_PEAK = 2.0, 1e-3
 
 NUM_MELS = 128

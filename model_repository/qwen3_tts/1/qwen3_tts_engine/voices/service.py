@@ -93,7 +93,7 @@ class Voices:
         self._do(self._registry, lambda: _tell(then, [self._store.delete(name)]), then)
 
     def close(self) -> None:
-        """Refuse whoever still waits, and stop; safe to call twice."""
+        """Refuse requests that still wait, and stop; safe to call twice."""
         for worker in (self._registry, self._looking, self._encoding):
             worker.close()
         with self._lock:
@@ -207,7 +207,7 @@ def _tell(then: Callable[[Answer], None], answer: Answer) -> None:
     try:
         then(answer)
     except Exception:
-        log.exception("whoever asked for a voice failed to take the answer")
+        log.exception("the callback of a voice request failed")
 
 
 def _as_request_error(error: Exception) -> RequestError:
