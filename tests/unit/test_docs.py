@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import configuration_page
+
 ROOT = Path(__file__).parents[2]
 TALKER = ROOT / "model_repository" / "qwen3_tts"
 # Where the paths of docs/architecture.md begin.
@@ -28,3 +30,8 @@ def test_every_room_of_the_engine_is_on_the_walk() -> None:
 def test_every_link_leads_to_a_file(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
     assert not [link for link in links if not (page.parent / link).exists()]
+
+
+def test_the_settings_are_documented() -> None:
+    assert configuration_page.PAGE.read_text() == configuration_page.page(), "run python -m scripts.configuration_page"
+    assert not re.findall(r"\|\s*\|$", configuration_page.page(), re.MULTILINE), "a setting has no description"

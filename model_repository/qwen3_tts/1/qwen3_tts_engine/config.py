@@ -28,15 +28,18 @@ class ConfigError(ValueError):
 class EngineConfig(BaseModel):
     """Settings of one `qwen3_tts` model, from the parameters of its config.pbtxt and from the environment."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     checkpoint: str = Field(min_length=1)
     """Folder in the released layout, or a hub id."""
     revision: str | None = None
+    """Branch, tag or commit of a hub id."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """Where the talker runs: auto, cpu, cuda or cuda:N; auto is the device that Triton assigned."""
     kernels: Literal["auto", "required", "off"] = "auto"
-    """Fused CUDA kernels; auto goes on without them, slower, where they cannot be built."""
+    """Fused CUDA kernels; auto falls back to PyTorch operations, which are slower, where they cannot be built."""
     cuda_graphs: bool = True
+    """For debugging: false launches the kernels of a tick one by one."""
     quantization: Literal["none", "fp8"] = "none"
     """fp8 rounds the weights of the talker's and the code predictor's layers to E4M3: a tick is up to 3 % shorter, the
     weights take half as much memory again, and codes change. docs/benchmarks says how much, and how to measure it."""
@@ -44,67 +47,70 @@ class EngineConfig(BaseModel):
     """On a GPU, equal seeds give equal codes whatever else runs; without it, kernels for other batch sizes round
     differently, and now and then another code is drawn. One stream is 14 % slower with it, 64 take twice as long."""
     take_turns: Literal["auto", "on", "off"] = "auto"
-    """Whether talker and codec work in turn, never both at once; auto: on a GPU, which would slice its time."""
+    """Whether talker and codec alternate instead of running at the same time; auto alternates on a GPU, which would
+    time-slice the two processes."""
     shared_codec_states: Literal["auto", "on", "off"] = "auto"
-    """Whether code2wav maps the codec's states from here, or they travel with each call; auto: where it can, which is
-    in the form `python` on the same device."""
+    """Whether code2wav maps the codec states from the talker's memory instead of receiving them with each call; auto
+    maps them where it can: in the form `python` on the same device."""
     codec_proof_seconds: float = Field(default=3.0, ge=0)
-    """How long code2wav is compared with its golden cases, by calls of all shapes that the talker makes, before the
-    first request is served; a difference ends the engine. 0 serves without the proof and without warm-up speech."""
+    """How long code2wav is compared with its golden cases before the first request is served, in all shapes that the
+    talker calls; a difference ends the engine. 0 skips the comparison and the warm-up speech."""
     codec_wait_seconds: float = Field(default=120.0, gt=0)
     """How long the proof waits for code2wav once Triton has started; requests wait too."""
     cpu_threads: int = Field(default=0, ge=0)
     """Threads of one talker operation on the CPU; 0 takes half of the cores and leaves the rest to the codec."""
     when_dead: Literal["exit", "unload", "stay"] = "exit"
     """What happens when the engine dies, after every stream got its error. exit ends tritonserver (guard.py), so that
-    whatever started it starts it again. unload unloads the model, with --model-control-mode=explicit only: where Triton
+    its supervisor restarts it. unload unloads the model, with --model-control-mode=explicit only: where Triton
     refuses to unload, the refused call itself can crash Triton 2.51. stay refuses every request with UNAVAILABLE."""
     max_codec_failures: int = Field(default=5, ge=1)
-    """Calls of the codec that may fail in a row; with so many the engine dies."""
+    """Consecutive failures of codec calls after which the engine counts as dead."""
     call_timeout_seconds: float = Field(default=60.0, gt=0)
-    """How long a call of the codec or of an encoder may take; without an answer by then the engine dies."""
+    """Time limit of a call of the codec or of an encoder; beyond it the engine counts as dead."""
     max_streams: int = Field(default=256, ge=1, le=1024)
-    """Streams in flight; each holds a slot from admission to its last chunk."""
+    """Streams that may run at once; each holds a slot from admission to its last chunk."""
     max_waiting: int = Field(default=256, ge=0)
     """Requests that may wait for a slot; the next one is refused with UNAVAILABLE."""
     load_limit: float = Field(default=0.9, ge=0, le=1)
-    """Share of real time that the running streams may take, by the engine's own measurements; a stream beyond it does
-    not run yet. 0 lets everyone run."""
+    """Share of real time that running streams may take, by the engine's own measurements; further streams are not
+    admitted. 0 admits all."""
     overload: Literal["wait", "refuse"] = "wait"
-    """What becomes of a stream beyond max_streams or load_limit: it waits, or gets UNAVAILABLE at once."""
+    """Whether a stream beyond max_streams or load_limit waits or gets UNAVAILABLE at once."""
     page_size: int = Field(default=32, ge=1)
     """Positions in one page of the talker's key/value cache."""
     kv_cache_gib: float = Field(default=0.0, ge=0)
-    """Size of the key/value cache; 0 takes what max_streams streams of common length need, or what memory is free.
-    When streams come to need more, those with the most audio ahead make way (docs/kv-cache.md)."""
+    """Size of the key/value cache; 0 sizes it for max_streams streams of ordinary length, within the free memory. When
+    it is full, the streams with the most buffered audio are parked (docs/kv-cache.md)."""
     max_text_tokens: int = Field(default=1024, ge=1)
+    """Longest text, and longest instruction, of a request."""
     max_frames_limit: int = Field(default=4096, ge=2)
     """Upper limit of a request's frames, whatever it asks for (4 096 are 5.5 minutes)."""
     frames_per_text_token: int = Field(default=12, ge=1)
     """Cap of a request that names none: base_frames + this for each text token (vllm-omni's cap has the same slope)."""
     base_frames: int = Field(default=75, ge=2)
+    """See frames_per_text_token."""
     max_chunk_frames: int = CHUNK_FRAMES[-1]
-    """The longest chunk, one of code2wav.CHUNK_FRAMES; chunker.py chooses each length by the listener's lead."""
+    """Longest chunk: 1, 2, 4, 8 or 16 frames; each chunk's length depends on the listener's buffered audio."""
     part_text_tokens: int = Field(default=150, ge=0)
     """A part of a long text ends with the first sentence behind so many tokens; the next one is spoken on its own, in
     the same voice and without a seam. 0 speaks every text at once."""
     streamed_part_frames: int = Field(default=1024, ge=2)
     """Frames that a part of a text that still comes may take at most."""
     sequence_idle_seconds: float = Field(default=30.0, gt=0)
-    """A sequence that brings no text for so long, and no end, is ended."""
+    """Idle time after which an open sequence is ended."""
     text_layout: Literal["auto", "full", "streaming"] = "auto"
-    """Where the text goes: all of it into the prompt, or one token a frame; auto is the reference's choice by mode."""
+    """full puts all text into the prompt, streaming feeds one token a frame; auto follows the reference."""
 
     max_reference_seconds: float = Field(default=30.0, ge=0.1, le=MAX_REFERENCE_SECONDS)
     """The longest reference of a voice to clone; its frames become part of every prompt."""
     voices_folder: str = "~/.local/share/qwen3_tts/voices"
-    """Where registered voices are kept; models may share one. Made with the first voice."""
+    """Folder of the registered voices; models may share one. Created with the first voice."""
     max_voices: int = Field(default=1000, ge=0)
     """Voices that may be registered."""
     voices_mib: int = Field(default=8192, ge=1)
-    """What all registered voices may take on disk; one takes about 3 MiB, 5 in FP32."""
+    """Disk space of all registered voices; one takes about 3 MiB, 5 in FP32."""
     voice_cache_mib: int = Field(default=512, ge=1)
-    """What voices ready for use may take in memory, on the codec's device; the least recently used makes way."""
+    """Memory for voices that are ready for use, on the codec's device; the least recently used is evicted."""
     max_voice_requests: int = Field(default=64, ge=1)
     """Requests that may wait for the encoders; the next one is refused with UNAVAILABLE."""
     speaker_encoder: str = Field(default="speaker_encoder", min_length=1)

@@ -1,0 +1,44 @@
+"""Writes docs/configuration.md from the engine's settings.
+
+python -m scripts.configuration_page
+"""
+
+from pathlib import Path
+
+from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, OF_ONE_MODEL, EngineConfig
+
+PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
+HEAD = f"""# Configuration
+
+Made by `python -m scripts.configuration_page`; do not edit.
+
+Each setting is a parameter of `model_repository/qwen3_tts/config.pbtxt`. An environment variable overrides it:
+`{ENVIRONMENT_PREFIX}<SETTING>` for all models, `<MODEL>_<SETTING>` for one of another name.
+{", ".join(f"`{name}`" for name in OF_ONE_MODEL)} are never shared between models.
+
+| setting | default | allowed | meaning |
+|---|---|---|---|
+"""
+
+
+def page() -> str:
+    schema = EngineConfig.model_json_schema()["properties"]
+    return HEAD + "".join(_row(name, field) for name, field in schema.items())
+
+
+def _row(name: str, field: dict[str, object]) -> str:
+    default = "required" if "default" not in field else f"`{field['default']}`"
+    description = " ".join(str(field.get("description", "")).split())
+    return f"| `{name}` | {default} | {_allowed(field)} | {description} |\n"
+
+
+def _allowed(field: dict[str, object]) -> str:
+    if isinstance(values := field.get("enum"), list):
+        return ", ".join(f"`{value}`" for value in values)
+    bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
+    limits = [f"{sign} {field[name]:g}" for name, sign in bounds.items() if name in field]
+    return " and ".join(limits) or str(field.get("type", "string"))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
