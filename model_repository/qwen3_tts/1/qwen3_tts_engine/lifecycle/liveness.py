@@ -57,7 +57,7 @@ class CallWatch:
 
 
 class CountedCodec:
-    """A codec client (contracts.CodecClient) that declares the engine dead after `max_failures` failed calls in a row.
+    """A codec client (interfaces.CodecClient) that declares the engine dead after `max_failures` failed calls in a row.
 
     A codec that is unavailable does not count: Triton refuses its models' calls while it ends.
     """

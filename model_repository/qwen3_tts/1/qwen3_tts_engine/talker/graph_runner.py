@@ -56,7 +56,7 @@ class LaunchedTick:
 
 
 class GraphRunner(TalkerRunner):
-    """contracts.Runner: a tick's codes are read while the next tick runs."""
+    """interfaces.Runner: a tick's codes are read while the next tick runs."""
 
     lookahead = 1
 

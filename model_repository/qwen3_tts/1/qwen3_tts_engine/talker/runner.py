@@ -14,7 +14,7 @@ from qwen3_tts_engine.talker.talker import Talker
 
 
 class TalkerRunner:
-    """The engine's runner (contracts.Runner) without graphs: a tick is read as soon as it is launched."""
+    """The engine's runner (interfaces.Runner) without graphs: a tick is read as soon as it is launched."""
 
     lookahead = 0
 

@@ -152,7 +152,7 @@ class KernelOps:
 
 
 class KernelRows:
-    """ops.Rows; the kernels read each row's slot themselves."""
+    """interface.Rows; the kernels read each row's slot themselves."""
 
     def __init__(self, state: SlotState, slots: Tensor, launch: dict[str, bool]) -> None:
         self.slots = slots

@@ -85,7 +85,7 @@ class TorchOps:
 
 
 class TorchRows:
-    """ops.Rows; what every codebook needs is gathered once."""
+    """interface.Rows; what every codebook needs is gathered once."""
 
     def __init__(self, state: SlotState, slots: Tensor) -> None:
         self.slots = slots
