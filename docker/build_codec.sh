@@ -13,6 +13,5 @@ repository=/var/lib/qwen3-tts/model_repository
 mkdir -p "$repository"
 # The models of this image; what was built before stays beside them.
 cp --recursive model_repository/. "$repository"
-export PYTHONPATH=$PWD:$PWD/model_repository/qwen3_tts/1:$PWD/model_repository/code2wav/1
 exec python3 -m export --form "$form" --checkpoint "$checkpoint" --model-repository "$repository" \
     --tensorrt-level "$level" --tensorrt-cache /var/cache/qwen3-tts/tensorrt

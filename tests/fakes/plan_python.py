@@ -1,4 +1,4 @@
-"""Stands in for a Python that has TensorRT: `plan_python.py -m export.tensorrt.build|tensorrt_run ...`.
+"""Stands in for a Python that has TensorRT: `plan_python.py -m export.tensorrt.build|run ...`.
 
 Its plan is the ONNX file itself with the profile beside the graph, which ONNX Runtime runs on the CPU.
 QWEN3_TTS_FAKE_PLAN spoils it: "batch" gives the second row of a batch the first row's sound, "wrong" adds one to every

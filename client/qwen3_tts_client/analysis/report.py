@@ -80,7 +80,7 @@ def page(run: Run, rows: Sequence[dict[str, Any]], prebuffer_ns: int) -> str:
 
 def _plots(run: Run, rows: Sequence[dict[str, Any]], prebuffer_ns: int) -> Iterator[str]:
     try:
-        from qwen3_tts_client.analysis import plots
+        from qwen3_tts_client.analysis import plots  # matplotlib, an extra
     except ImportError:
         raise ClientError("the page needs matplotlib: pip install 'qwen3-tts-triton[report]'") from None
     yield _section("Time to first audio", plots.first_audio(rows))

@@ -3,7 +3,7 @@
 import math
 import secrets
 from enum import Enum
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -15,7 +15,7 @@ from qwen3_tts_engine.voice import Voice
 MIN_TEMPERATURE = 1e-5
 # Characters of a wrong value that an error quotes.
 MAX_QUOTED = 40
-ModelT = TypeVar("ModelT", bound=BaseModel)
+VoiceOperationName = Literal["register_voice", "list_voices", "delete_voice"]
 
 
 class Outcome(Enum):
@@ -117,6 +117,16 @@ class VoiceReference(BaseModel):
     ref_text: str | None = None
     x_vector_only: bool = False
 
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Self:
+        """Build from named fields; raises InvalidRequest for the first one that is out of range."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            value = None if first["type"] == "missing" else first["input"]
+            raise InvalidRequest(str(first["loc"][0]), value, first["msg"]) from None
+
 
 class SpeechOptions(SamplingOptions, VoiceReference):
     """How to speak an utterance, but for its text. `max_frames` caps it (a frame is 80 ms); None derives the cap from
@@ -133,11 +143,6 @@ class SpeechOptions(SamplingOptions, VoiceReference):
         """The same request, its voice found."""
         return self.model_copy(update={"cloned": voice})
 
-    @classmethod
-    def of(cls, fields: dict[str, Any]) -> Self:
-        """Build from named fields; raises InvalidRequest for the first one that is out of range."""
-        return _validated(cls, fields)
-
 
 class SynthesisRequest(SpeechOptions):
     """One utterance to speak."""
@@ -148,21 +153,7 @@ class SynthesisRequest(SpeechOptions):
 class VoiceOperation(VoiceReference):
     """An operation on the registered voices; fields that it does not use are ignored."""
 
-    operation: Literal["register_voice", "list_voices", "delete_voice"]
-
-    @classmethod
-    def of(cls, fields: dict[str, Any]) -> Self:
-        """As SpeechOptions.of."""
-        return _validated(cls, fields)
-
-
-def _validated(kind: type[ModelT], fields: dict[str, Any]) -> ModelT:
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        value = None if first["type"] == "missing" else first["input"]
-        raise InvalidRequest(str(first["loc"][0]), value, first["msg"]) from None
+    operation: VoiceOperationName
 
 
 def _or_greedy(temperature: float) -> float:

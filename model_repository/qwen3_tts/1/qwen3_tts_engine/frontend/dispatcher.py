@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from qwen3_tts_engine.core import Sink
 from qwen3_tts_engine.engine import Engine
@@ -16,7 +16,8 @@ from qwen3_tts_engine.request import (
     SpeechOptions,
     SynthesisRequest,
     VoiceOperation,
-)  # fmt: skip
+    VoiceOperationName,
+)
 from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voices.service import Voices
 from qwen3_tts_engine.voices.store import VoiceRecord
@@ -24,7 +25,7 @@ from qwen3_tts_engine.voices.store import VoiceRecord
 log = logging.getLogger("qwen3_tts")
 
 SPEAK = "speak"
-OPERATIONS = (SPEAK, "register_voice", "list_voices", "delete_voice")
+OPERATIONS = (SPEAK, *get_args(VoiceOperationName))
 
 
 class Caller(Sink, Protocol):

@@ -50,7 +50,8 @@ class PromptBuilder:
                 part.max_frames = self._config.default_max_frames(part.num_spoken)
         max_frames = self._max_frames(request, prompt, *following)
         stream = Stream(key, prompt, sampling, max_frames, sink, request.cloned, following=deque(following))
-        stream.arrived = stream.arrived if arrived is None else arrived
+        if arrived is not None:
+            stream.arrived = arrived
         self._check_positions(stream.num_positions)
         return stream
 
