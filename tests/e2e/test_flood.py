@@ -5,16 +5,15 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.serving import serve
-from tests.flood.__main__ import REPOSITORY, Flood, Kind
+from tests.flood.__main__ import REPOSITORY, Flood, Kind, environment_of
 
 STREAMS, CALLERS = 1500, 16
-PATTERN = {"FLOOD_POLL_SECONDS": "0.02", "FLOOD_SETTLE_SECONDS": "0.25"}
 
 
 @pytest.mark.parametrize("kind", [Kind.REFUSE, Kind.CANCEL])
 def test_tritonserver_lives_through_a_flood(kind: Kind, tmp_path: Path) -> None:
     flood = Flood(kind, STREAMS)
     # Triton 2.51 forgets the end of some that hang up just as they begin, and would wait for them.
-    with serve(REPOSITORY, tmp_path, PATTERN, ("--exit-timeout-secs=3",)) as server:
+    with serve(REPOSITORY, tmp_path, environment_of(), ("--exit-timeout-secs=3",)) as server:
         assert flood.run(server, CALLERS) is None
     assert flood.done == STREAMS

@@ -26,6 +26,7 @@ from scripts.embedded.server import TritonServer
 from tests.e2e.serving import serve
 
 REPOSITORY = Path(__file__).parent / "repository"
+TICK = 0.002
 LONG = 1000
 DEADLINE = 20.0
 
@@ -85,6 +86,11 @@ def message(count: int) -> service_pb2.ModelInferRequest:
     return request
 
 
+def environment_of(poll: float = 0.02, settle: float = 0.25, tick: float = TICK) -> dict[str, str]:
+    """Seconds between two checks of a stream, from a cancel to FINAL, and between two responses of a stream."""
+    return {f"FLOOD_{name}_SECONDS": str(value) for name, value in (("POLL", poll), ("SETTLE", settle), ("TICK", tick))}
+
+
 def read(call: Iterator[service_pb2.ModelStreamInferResponse], patience: int | None) -> None:
     try:
         for _ in itertools.islice(call, patience):
@@ -103,7 +109,7 @@ def main(
     settle_seconds: Annotated[float, typer.Option(help="from a cancel to FINAL")] = 0.25,
 ) -> None:
     flood, deaths, begun = Flood(kind, count), 0, time.monotonic()
-    environment = {"FLOOD_POLL_SECONDS": str(poll_seconds), "FLOOD_SETTLE_SECONDS": str(settle_seconds)}
+    environment = environment_of(poll_seconds, settle_seconds)
     with tempfile.TemporaryDirectory() as folder:
         while True:
             with serve(REPOSITORY, Path(folder), environment, ("--exit-timeout-secs=3",)) as server:

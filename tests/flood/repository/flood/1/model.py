@@ -8,8 +8,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-POLL_SECONDS, SETTLE_SECONDS = (float(os.environ[f"FLOOD_{name}_SECONDS"]) for name in ("POLL", "SETTLE"))
-TICK_SECONDS = 0.002
+POLL_SECONDS, SETTLE_SECONDS, TICK_SECONDS = (
+    float(os.environ[f"FLOOD_{name}_SECONDS"]) for name in ("POLL", "SETTLE", "TICK")
+)
 PCM = np.zeros(1920, np.int16)
 
 
