@@ -14,10 +14,11 @@ from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.core import Chunks
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Cancelled, RequestError, SynthesisRequest
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.chunker import Chunker
-from qwen3_tts_engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from qwen3_tts_engine.startup import on_thread
 from qwen3_tts_engine.talker.loader import load_runner

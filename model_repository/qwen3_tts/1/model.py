@@ -24,8 +24,8 @@ from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.lifecycle.liveness import CountedCodec
 from qwen3_tts_engine.lifecycle.opening import Opening
 from qwen3_tts_engine.talker.loader import load_runner
+from qwen3_tts_engine.threads import Worker
 from qwen3_tts_engine.voices.service import Voices
-from qwen3_tts_engine.worker import Worker
 from triton_adapter import bls, telemetry
 from triton_adapter.requests import accept
 from triton_adapter.responses import CancelWatcher

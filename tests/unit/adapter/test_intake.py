@@ -10,7 +10,7 @@ import pytest
 
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.request import RequestError, Unavailable
-from qwen3_tts_engine.worker import Worker
+from qwen3_tts_engine.threads import Worker
 
 WAIT = 10.0
 

@@ -9,10 +9,11 @@ import pytest
 
 from qwen3_tts_engine.core import Frames
 from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Outcome, RequestError, Unavailable
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.chunker import Chunker
-from qwen3_tts_engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, ScriptedCodec, ScriptedRunner, make_stream
 
@@ -63,7 +64,7 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     harness.runner.gate.set()
     harness.codec.gate.set()
     harness.engine.close()
-    assert all(not thread.is_alive() for thread in harness.engine._threads)
+    assert not harness.engine._threads.are_alive
     assert not any(listener.late for listener in harness.listeners), "audio came behind the end"
 
 
@@ -204,14 +205,14 @@ def test_the_end_of_a_text_comes_behind_the_audio_that_could_not_leave(harness: 
     stream = make_stream("open", slow, max_frames=50)
     stream.prompt.max_frames = 5
     stream.is_open = True
-    harness.engine.hold(stream)
-    harness.engine.tell(stream, lambda: None)
+    harness.engine.submit(stream)
+    harness.engine.update(stream, lambda: None)
     eventually(lambda: bool(harness.engine.scheduler.table.sent[0] == 5))
 
     def end() -> None:
         stream.is_open = False
 
-    harness.engine.tell(stream, end)
+    harness.engine.update(stream, end)
     eventually(harness.is_empty)
     slow.gate.set()
     assert slow.ended.wait(WAIT)
@@ -294,7 +295,7 @@ def test_shutdown_ends_running_waiting_and_decoding_streams(harness: Harness) ->
 
 def test_shutdown_wakes_an_idle_engine(harness: Harness) -> None:
     harness.engine.close()
-    assert all(not thread.is_alive() for thread in harness.engine._threads)
+    assert not harness.engine._threads.are_alive
 
 
 def test_the_queue_refuses_when_full_and_takes_again_when_it_drains() -> None:

@@ -12,8 +12,9 @@ from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.lifecycle.opening import Opening
 from qwen3_tts_engine.startup import build_engine, on_thread
+from qwen3_tts_engine.voices.record import Origin
 from qwen3_tts_engine.voices.service import Voices
-from qwen3_tts_engine.voices.store import Origin, VoiceStore
+from qwen3_tts_engine.voices.store import VoiceStore
 from tests.fakes.scripted import NUM_CODEBOOKS, ScriptedCodec, ScriptedRunner
 
 WAIT = 10.0

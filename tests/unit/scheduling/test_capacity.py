@@ -161,8 +161,8 @@ def test_streams_that_wait_for_text_take_no_place_of_one_that_can_run(refuse: bo
             stream, listener = make_stream(f"open {number}", Listener(), max_frames=50), Listener()
             stream.sink, stream.is_open = listener, True
             stream.prompt.trailing, stream.prompt.is_open = [1], True
-            harness.engine.hold(stream)
-            harness.engine.tell(stream, lambda: None)
+            harness.engine.submit(stream)
+            harness.engine.update(stream, lambda: None)
             eventually(lambda listener=listener: len(listener.signatures()) == 2 or listener.error)
             assert listener.error is None
         assert harness.speak(frames=20).ended.wait(WAIT)

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwen3_tts_engine.core import Batch, Frames, Prompt, Stream
+from qwen3_tts_engine.interfaces import SchedulerLimits
+from qwen3_tts_engine.scheduling.admission import MAX_OVERTAKING
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.chunker import Chunker
-from qwen3_tts_engine.scheduling.scheduler import MAX_OVERTAKING, Scheduler, SchedulerLimits
+from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 from tests.unit.engine.test_engine import WAIT, Harness, eventually
@@ -89,10 +91,7 @@ class Machine:
             self.largest_stall = max(self.largest_stall, float(stalls.max()))
             for stream, codes, count in zip(chunks.streams, chunks.codes, chunks.counts, strict=True):
                 self.made.setdefault(stream.key, []).extend(codes[:count, 0].tolist())
-            for stream in self.chunker.done(chunks, self.now):
-                if self.scheduler.end(stream):
-                    continue
-                self.scheduler.release(stream)
+            self.scheduler.settle(self.chunker.done(chunks, self.now))
 
 
 @settings(max_examples=40)
@@ -175,8 +174,8 @@ def test_a_long_request_lets_some_pass_and_then_holds_its_place() -> None:
         scheduler.submit(stream)
     for _ in range(20):
         machine.tick()
-    assert long in scheduler.waiting
-    assert sum(stream not in scheduler.waiting for stream in passing) == MAX_OVERTAKING
+    assert long in scheduler.admission.queue
+    assert sum(stream not in scheduler.admission.queue for stream in passing) == MAX_OVERTAKING
     scheduler.end(first)
     assert long in [newcomer.stream for newcomer in scheduler.next_batch(machine.now).newcomers]
 
@@ -228,7 +227,7 @@ def test_who_waits_for_text_holds_no_pages_that_another_needs() -> None:
         stream.prompt.arrived += range(3, 20)
         stream.prompt.complete = True
         stream.is_open = False
-        scheduler.text_came(stream)
+        scheduler.update(stream)
     while scheduler.live:
         machine.tick()
     assert [machine.made[key] for key in "ab"] == [[*range(60)]] * 2

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qwen3_tts_engine.core import Batch, Chunks, Frames, Stream
+from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Unavailable
 from qwen3_tts_engine.scheduling.capacity import Capacity, urgent_lead
 from qwen3_tts_engine.scheduling.chunker import Chunker
-from qwen3_tts_engine.scheduling.scheduler import COMFORT, Scheduler, SchedulerLimits
+from qwen3_tts_engine.scheduling.scheduler import COMFORT, Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
@@ -50,7 +51,7 @@ class Traffic(RuleBasedStateMachine):
         try:
             self.scheduler.submit(stream)
         except Unavailable:
-            assert len(self.scheduler.waiting) >= 8
+            assert len(self.scheduler.admission.queue) >= 8
         else:
             self.accepted.append(stream)
 
@@ -76,11 +77,7 @@ class Traffic(RuleBasedStateMachine):
     @rule()
     def decoded(self) -> None:
         assert self.chunks is not None
-        for stream in self.chunker.done(self.chunks, self.now):
-            if self.scheduler.end(stream):
-                self.ended.append(stream)
-            else:
-                self.scheduler.release(stream)
+        self.ended += self.scheduler.settle(self.chunker.done(self.chunks, self.now))
         self.chunks = None
 
     @precondition(lambda self: self.accepted)
@@ -159,16 +156,16 @@ def test_who_would_wait_for_a_slot_is_refused_where_nobody_is_to_wait() -> None:
     scheduler = make_scheduler(slots=2, refuse_overload=True)
     for name in "01":
         scheduler.submit(make_stream(name, Listener()))
-    with pytest.raises(Unavailable, match="busy: 0 streams run, max_streams are 2"):
+    with pytest.raises(Unavailable, match="busy: 0 streams run, max_streams is 2"):
         scheduler.submit(make_stream("2", Listener()))
     scheduler.next_batch(NOW)
-    with pytest.raises(Unavailable, match="busy: 2 streams run, max_streams are 2"):
+    with pytest.raises(Unavailable, match="busy: 2 streams run, max_streams is 2"):
         scheduler.submit(make_stream("2", Listener()))
 
 
 def test_a_stream_that_can_never_fit_is_refused_at_once() -> None:
     scheduler = make_scheduler(pages=2)
-    with pytest.raises(Unavailable, match="28 positions wanted, the key/value cache holds 8"):
+    with pytest.raises(Unavailable, match="28 positions needed, the key/value cache holds 8"):
         scheduler.submit(make_stream("0", Listener(), max_frames=24))
 
 

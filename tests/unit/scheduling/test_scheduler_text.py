@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from qwen3_tts_engine.core import Batch, Prompt, Stream, TextFeed, no_prompt
+from qwen3_tts_engine.core import Batch, Prompt, Status, Stream, TextFeed, no_prompt
 from qwen3_tts_engine.request import Unavailable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 from tests.unit.scheduling.test_scheduler import MAX_FRAMES, Traffic, make_scheduler
@@ -69,17 +69,17 @@ class TextTraffic(Traffic):
         stream = make_stream(str(len(self.accepted)), Listener(), max_frames=frames)
         stream.prompt, *following = (make_prompt([*range(1, n + 1)], frames=2 + n) for n in lengths)
         stream.following.extend(following)
-        self._accept(stream, self.scheduler.submit)
+        self._accept(stream)
 
     @rule(frames=st.integers(1, MAX_FRAMES))
-    def hold(self, frames: int) -> None:
-        self._accept(make_held(str(len(self.accepted)), frames), self.scheduler.hold)
+    def submit_without_text(self, frames: int) -> None:
+        self._accept(make_held(str(len(self.accepted)), frames))
 
     @precondition(lambda self: any(s.is_open for s in self.accepted))
     @rule(data=st.data(), count=st.integers(0, 3), ends=st.booleans(), last=st.booleans())
-    def tell(self, data: st.DataObject, count: int, ends: bool, last: bool) -> None:
+    def update(self, data: st.DataObject, count: int, ends: bool, last: bool) -> None:
         stream = data.draw(st.sampled_from([s for s in self.accepted if s.is_open]))
-        self._tell(stream, count, ends, last)
+        self._update(stream, count, ends, last)
 
     @precondition(lambda self: self.tick is None)
     @rule()
@@ -93,17 +93,17 @@ class TextTraffic(Traffic):
             return
         for stream in self.accepted:
             if stream.is_open:
-                self._tell(stream, 1, ends=True, last=True)
+                self._update(stream, 1, ends=True, last=True)
         super().teardown()
 
-    def _accept(self, stream: Stream, take: object) -> None:
+    def _accept(self, stream: Stream) -> None:
         try:
-            take(stream)  # type: ignore[operator]
+            self.scheduler.submit(stream)
         except Unavailable:
             return
         self.accepted.append(stream)
 
-    def _tell(self, stream: Stream, count: int, ends: bool, last: bool) -> None:
+    def _update(self, stream: Stream, count: int, ends: bool, last: bool) -> None:
         part = self._open_part(stream)
         if part is None and count:
             part = make_prompt([*range(1, count)], is_open=True, frames=RESERVED)
@@ -122,10 +122,10 @@ class TextTraffic(Traffic):
         # Sequences refuses the end of a text without words; here it ends the stream.
         stream.is_open = not last
         try:
-            ended = self.scheduler.text_came(stream)
+            ended = self.scheduler.update(stream)
         except Unavailable:
             ended = self.scheduler.end(stream)
-        if last and stream.key in self.scheduler.held:
+        if last and stream.status is Status.HOLDING:
             ended = self.scheduler.end(stream)
         if ended:
             self.ended.append(stream)
@@ -158,14 +158,14 @@ TestTextTraffic.settings = settings(max_examples=250, stateful_step_count=60)
 def test_a_stream_without_text_is_left_out_and_comes_back() -> None:
     scheduler = make_scheduler()
     stream = make_held("0")
-    scheduler.hold(stream)
+    scheduler.submit(stream)
     assert not scheduler.has_work(0.0)
     stream.prompt = make_prompt([1], is_open=True, frames=RESERVED)
-    scheduler.text_came(stream)
+    scheduler.update(stream)
     assert [len(scheduler.next_batch(0.0)) for _ in range(4)] == [1, 1, 0, 0]
     assert not scheduler.has_work(0.0)
     stream.prompt.arrived.append(2)
-    scheduler.text_came(stream)
+    scheduler.update(stream)
     assert scheduler.has_work(0.0)
     [feed] = scheduler.next_batch(0.0).feeds
     assert feed == TextFeed(0, 1, [2], is_open=True, late=True)
@@ -175,10 +175,10 @@ def test_a_stream_without_text_is_left_out_and_comes_back() -> None:
 def test_streams_without_words_are_limited() -> None:
     scheduler = make_scheduler(slots=1, max_waiting=1)
     held = [make_held(str(i)) for i in range(3)]
-    scheduler.hold(held[0])
-    scheduler.hold(held[1])
+    scheduler.submit(held[0])
+    scheduler.submit(held[1])
     with pytest.raises(Unavailable, match="2 streams wait for their first words"):
-        scheduler.hold(held[2])
+        scheduler.submit(held[2])
     assert scheduler.end(held[0])
-    scheduler.hold(held[2])
+    scheduler.submit(held[2])
     scheduler.check_integrity()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from qwen3_tts_engine.core import Status
 from qwen3_tts_engine.scheduling.slot_table import Pool, SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
@@ -38,16 +39,41 @@ def test_double_free_is_an_error() -> None:
 def test_the_table_in_use_ends_with_the_last_slot_and_is_the_same_memory() -> None:
     table = SlotTable(8, 16, NUM_CODEBOOKS)
     assert len(table.in_use.talking) == 0
-    for slot in (0, 1, 4):
-        table.open(slot, make_stream(str(slot), Listener()))
+    streams = {slot: make_stream(str(slot), Listener()) for slot in (0, 1, 4)}
+    for slot, stream in streams.items():
+        table.move(stream, Status.WAITING)
+        table.open(slot, stream)
+        table.move(stream, Status.RUNNING)
         table.pages[slot] = 1
     table.in_use.written[4] = 3
     assert table.written[4] == 3
     assert table.in_use.pending.tolist() == [0, 0, 0, 0, 3]
     assert table.in_use.runnable.tolist() == [True, True, False, False, True]
-    table.close(1)
+
+    def close(slot: int) -> None:
+        table.move(streams[slot], Status.ENDED)
+        table.close(streams[slot])
+
+    close(1)
     assert len(table.in_use.talking) == 5
-    table.close(4)
+    close(4)
     assert len(table.in_use.talking) == 1
-    table.close(0)
+    close(0)
     assert len(table.in_use.talking) == 0
+
+
+def test_a_status_that_cannot_follow_is_refused() -> None:
+    table, stream = SlotTable(1, 16, NUM_CODEBOOKS), make_stream("0", Listener())
+    with pytest.raises(AssertionError, match="a stream that is new cannot be draining"):
+        table.move(stream, Status.DRAINING)
+
+
+def test_a_column_that_contradicts_a_status_breaks_the_integrity() -> None:
+    table, stream = SlotTable(1, 16, NUM_CODEBOOKS), make_stream("0", Listener())
+    table.move(stream, Status.WAITING)
+    table.open(0, stream)
+    table.move(stream, Status.RUNNING)
+    table.check_integrity()
+    table.talking[0] = False
+    with pytest.raises(AssertionError, match="does not talk as its stream's status says"):
+        table.check_integrity()

@@ -18,9 +18,10 @@ from qwen3_tts_engine.request import InvalidRequest, RequestError, SynthesisRequ
 from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voices import store as voice_store
 from qwen3_tts_engine.voices.cache import VoiceCache
+from qwen3_tts_engine.voices.record import Origin, VoiceRecord
 from qwen3_tts_engine.voices.reference_audio import ReferenceAudio, frames, log_mel
 from qwen3_tts_engine.voices.service import Voices
-from qwen3_tts_engine.voices.store import Origin, VoiceRecord, VoiceStore
+from qwen3_tts_engine.voices.store import VoiceStore
 
 ORIGIN = Origin(8, "speaker", "codec")
 WAIT = 10.0

@@ -16,7 +16,8 @@ import torch
 from qwen3_tts_engine.request import InvalidRequest, RequestError, Unavailable
 from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voices import store as voice_store
-from qwen3_tts_engine.voices.store import ARRAYS, DATABASE, Origin, VoiceStore
+from qwen3_tts_engine.voices.record import Origin
+from qwen3_tts_engine.voices.store import ARRAYS, DATABASE, VoiceStore
 from tests.subprocesses import same_imports
 
 ORIGIN = Origin(64, "speaker", "codec")
@@ -99,7 +100,8 @@ def test_processes_share_a_folder(tmp_path: Path) -> None:
 import numpy as np
 from pathlib import Path
 from qwen3_tts_engine.voice import Voice
-from qwen3_tts_engine.voices.store import Origin, VoiceStore
+from qwen3_tts_engine.voices.record import Origin
+from qwen3_tts_engine.voices.store import VoiceStore
 from qwen3_tts_engine.request import InvalidRequest
 store = VoiceStore(Path({str(tmp_path)!r}), 100, 1 << 20)
 won = 0

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Protocol
 
 import numpy as np
@@ -65,6 +66,35 @@ class Sink(Protocol):
         """End the stream, without error when None."""
 
 
+class Status(Enum):
+    """The stages of a stream. It has a slot while RUNNING to DRAINING, and pages of the cache while RUNNING."""
+
+    NEW = "new"
+    HOLDING = "holding for text"
+    """Its first words have not come."""
+    WAITING = "waiting for a slot"
+    RUNNING = "running"
+    PARKED = "parked"
+    """Waits for pages, then its prompt and its frames are prefilled again."""
+    RESTING = "resting between parts"
+    """The text of the next part has not come."""
+    DRAINING = "draining"
+    """All frames are made, some are not decoded."""
+    ENDED = "ended"
+
+
+TRANSITIONS = {
+    Status.NEW: {Status.HOLDING, Status.WAITING},
+    Status.HOLDING: {Status.WAITING, Status.ENDED},
+    Status.WAITING: {Status.RUNNING, Status.ENDED},
+    Status.RUNNING: {Status.PARKED, Status.RESTING, Status.DRAINING, Status.ENDED},
+    Status.PARKED: {Status.RUNNING, Status.ENDED},
+    Status.RESTING: {Status.PARKED, Status.DRAINING, Status.ENDED},
+    Status.DRAINING: {Status.ENDED},
+    Status.ENDED: set(),
+}
+
+
 @dataclass(eq=False)
 class Stream:
     """What the scheduler and the engine know of one utterance. Times are perf_counter seconds.
@@ -79,6 +109,7 @@ class Stream:
     max_frames: int
     sink: Sink
     voice: Voice | None = None
+    status: Status = Status.NEW
     arrived: float = field(default_factory=time.perf_counter)
     admitted: float = 0.0
     slot: int = -1

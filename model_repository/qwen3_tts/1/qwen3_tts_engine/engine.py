@@ -6,15 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.core import Batch, Chunks, Sink, Stream
 from qwen3_tts_engine.delivery import Delivery
-from qwen3_tts_engine.interfaces import CodecClient, Runner, Tick
+from qwen3_tts_engine.interfaces import CodecClient, Runner, Tick, decode
 from qwen3_tts_engine.request import Cancelled, RequestError, Unavailable
 from qwen3_tts_engine.scheduling.chunker import Chunker, Need
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
+from qwen3_tts_engine.threads import LoopThreads
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +31,8 @@ class Engine:
     ) -> None:
         """`on_thread_start` is called on each of the engine's threads, before anything else.
 
-        With `take_turns` a codec call and a tick never run at the same time.
-
-        Two processes on one GPU are given slices of its time, some milliseconds each: beside a talker that never pauses
-        a codec call of 0.6 ms took 12 (measured on one H200).
+        With `take_turns` a codec call and a tick never run at the same time: two processes share a GPU in time slices,
+        and beside a talker that never pauses a codec call of 0.6 ms took 12 (measured on one H200).
         """
         self.scheduler = scheduler
         self.recorder = metrics.Recorder()
@@ -48,28 +45,23 @@ class Engine:
         self._talker_work = threading.Condition(self._lock)
         self._codec_work = threading.Condition(self._lock)
         self._take_turns = take_turns
-        self._on_thread_start = on_thread_start
         self._closed: RequestError | None = None
         self._collected = 0.0
         self._delivery = Delivery(self.recorder, self.fail)
-        beside = {} if take_turns else {"codec": self._decode_beside}
-        loops = {"talker": self._talk, **beside, "sender": self._delivery.run}
-        self._threads = [
-            threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True) for name, loop in loops.items()
-        ]
+        self._makers = {"talker": self._talk} | ({} if take_turns else {"codec": self._decode_beside})
+        self._threads = LoopThreads(self._makers | {"sender": self._delivery.run}, on_thread_start, self.die)
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._threads.start()
 
     @property
     def is_alive(self) -> bool:
         return self._closed is None
 
     def submit(self, stream: Stream) -> None:
-        """Queue a stream, whose key is its own; from now on its sink is called.
+        """Queue a stream with a key of its own; from now on its sink is called.
 
-        Raises Unavailable when the engine is full or closed.
+        One without a prompt waits for `update`. Raises Unavailable when the engine is full or closed.
         """
         with self._lock:
             if self._closed:
@@ -77,19 +69,12 @@ class Engine:
             self.scheduler.submit(stream)
             self._talker_work.notify()
 
-    def hold(self, stream: Stream) -> None:
-        """Take in a stream whose text is still to come; raises as `submit`."""
-        with self._lock:
-            if self._closed:
-                raise self._closed
-            self.scheduler.hold(stream)
-
-    def tell(self, stream: Stream, change: Callable[[], None]) -> None:
-        """Change the text of a stream that was taken in; nothing comes of it when that has ended."""
+    def update(self, stream: Stream, change: Callable[[], None]) -> None:
+        """Call `change`, which alters the text of a submitted stream, under the lock; ignored once it has ended."""
         try:
             with self._lock:
                 change()
-                ended = self.scheduler.text_came(stream)
+                ended = self.scheduler.update(stream)
                 self._gauge()
                 self._talker_work.notify()
                 self._codec_work.notify()
@@ -113,16 +98,15 @@ class Engine:
     def close(self, timeout: float = 10.0) -> None:
         """End every stream with UNAVAILABLE and stop all threads; safe to call twice."""
         self._shut(Unavailable("the server is shutting down"))
-        *makers, sender = self._threads
-        for thread in makers:
-            _join(thread, timeout)
+        for name in self._makers:
+            self._threads.join(name, timeout)
         # Behind what they made.
         self._delivery.close()
-        _join(sender, timeout)
+        self._threads.join("sender", timeout)
 
     def die(self, error: Exception) -> None:
         """End every stream with an error and refuse further ones with UNAVAILABLE."""
-        self._shut(error if isinstance(error, RequestError) else RequestError(f"internal error: {error}"))
+        self._shut(error if isinstance(error, RequestError) else RequestError(f"the engine died: {error}"))
         self.on_death(error)
 
     def _talk(self) -> None:
@@ -155,7 +139,7 @@ class Engine:
         """Call the codec for chunks of one length, and hand on what it made."""
         called = time.perf_counter()
         self.recorder.observe(metrics.CHUNK_WAIT, called - float(chunks.ready_at.min()))
-        pcm, failed = self._call_codec(chunks)
+        pcm, failed = decode(self._codec, chunks)
         decoded = time.perf_counter()
         self.recorder.observe(metrics.CODEC, decoded - called)
         with self._lock:
@@ -163,17 +147,6 @@ class Engine:
             ended = self._settle(chunks, decoded)
             # Under the lock, or the end of a stream that has no more to decode could overtake this.
             self._delivery.put(chunks, pcm, failed, ended, decoded)
-
-    def _call_codec(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
-        """The codec client's answer; a call that fails ends the streams that were in it and no other."""
-        try:
-            return self._codec.decode(chunks)
-        except RequestError as error:
-            reason = error
-        except Exception as error:
-            log.exception("the codec failed for %d chunks", len(chunks))
-            reason = RequestError(f"the codec failed: {error}")
-        return np.empty((len(chunks), 0), np.int16), dict.fromkeys(range(len(chunks)), reason)
 
     def _next_step(self, idle: bool, last: Batch | Chunks | None) -> Batch | Chunks | None:
         """What the talker's thread does after `last`, None once the engine is closed.
@@ -184,7 +157,8 @@ class Engine:
             while not self._closed:
                 now = time.perf_counter()
                 has_work = not idle or self.scheduler.has_work(now)
-                if self._take_turns and idle and (chunks := self._chunker.next_chunks(now, _need(has_work, last))):
+                need = Need.between_ticks(has_work, last_was_call=isinstance(last, Chunks))
+                if self._take_turns and idle and (chunks := self._chunker.next_chunks(now, need)):
                     return chunks
                 if has_work:
                     batch = self.scheduler.next_batch(now)
@@ -196,10 +170,8 @@ class Engine:
 
     def _codec_is_next(self) -> bool:
         """Whether the codec is due once the ticks in flight are read, so that none should be launched behind them."""
-        if not self._take_turns:
-            return False
         with self._lock:
-            return self._chunker.will_be_due(time.perf_counter())
+            return self._take_turns and self._chunker.will_be_due(time.perf_counter())
 
     def _next_chunks(self) -> Chunks | None:
         with self._lock:
@@ -244,12 +216,8 @@ class Engine:
             self._delivery.end(stream)
 
     def _settle(self, chunks: Chunks, now: float) -> set[Stream]:
-        """Mark chunks as decoded, give back slots of streams that ended; returns those that end with this chunk."""
-        drained = self._chunker.done(chunks, now)
-        ended = {stream for stream in drained if self.scheduler.end(stream)}
-        for stream in drained:
-            if stream not in ended:
-                self.scheduler.release(stream)
+        """Mark chunks as decoded; returns the streams that end with theirs."""
+        ended = self.scheduler.settle(self._chunker.done(chunks, now))
         self._talker_work.notify()
         self._gauge()
         return ended
@@ -266,16 +234,8 @@ class Engine:
     def _gauge(self) -> None:
         scheduler = self.scheduler
         self.recorder.set(metrics.RUNNING, scheduler.slots.num_used)
-        self.recorder.set(metrics.WAITING, len(scheduler.waiting))
+        self.recorder.set(metrics.WAITING, len(scheduler.admission.queue))
         self.recorder.set(metrics.PAGES_USED, scheduler.pages.num_used / scheduler.pages.size)
-
-    def _guard(self, loop: Callable[[], None]) -> None:
-        try:
-            self._on_thread_start()
-            loop()
-        except BaseException as error:
-            log.exception("the %s thread died", threading.current_thread().name)
-            self.die(RequestError(f"the engine died: {error}"))
 
     def _shut(self, reason: RequestError) -> None:
         with self._lock:
@@ -288,15 +248,3 @@ class Engine:
             self._codec_work.notify_all()
         for stream in ended:
             self._delivery.finish(stream.sink, reason)
-
-
-def _need(talker_has_work: bool, last: Batch | Chunks | None) -> Need:
-    """What a codec call before the next tick is to be made for: two in a row keep the talker waiting."""
-    if not talker_has_work:
-        return Need.ANY
-    return Need.URGENT if isinstance(last, Chunks) else Need.WORTHWHILE
-
-
-def _join(thread: threading.Thread, timeout: float) -> None:
-    if thread.is_alive() and thread is not threading.current_thread():
-        thread.join(timeout)

@@ -1,5 +1,6 @@
 """What the engine asks of the two that do the work."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -7,6 +8,8 @@ import numpy as np
 
 from qwen3_tts_engine.core import Chunks, Frames, Newcomer, TextFeed
 from qwen3_tts_engine.request import RequestError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,18 @@ class RunnerLimits:
     @property
     def max_pages(self) -> int:
         return -(-self.max_positions // self.page_size)
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    page_size: int
+    num_pages: int
+    max_batch: int
+    max_waiting: int
+    prefill_rows: int
+    """Prompt rows that one tick may prefill beside the running streams; one newcomer always gets in."""
+    refuse_overload: bool = False
+    """Refuse a stream that has no slot or could not be served in real time, instead of letting it wait."""
 
 
 Tick = Any
@@ -56,3 +71,15 @@ class CodecClient(Protocol):
 
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         """Returns int16 [chunks, samples], and the rows that have no audio with the reason."""
+
+
+def decode(codec: CodecClient, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+    """As CodecClient.decode; an exception becomes the reason why each row has no audio."""
+    try:
+        return codec.decode(chunks)
+    except RequestError as error:
+        reason = error
+    except Exception as error:
+        log.exception("the codec failed for %d chunks", len(chunks))
+        reason = RequestError(f"the codec failed: {error}")
+    return np.empty((len(chunks), 0), np.int16), dict.fromkeys(range(len(chunks)), reason)

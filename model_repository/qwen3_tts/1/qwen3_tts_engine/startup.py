@@ -20,14 +20,15 @@ from qwen3_tts_engine.codec.states import CodecStates
 from qwen3_tts_engine.config import ConfigError, EngineConfig
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
-from qwen3_tts_engine.interfaces import CodecClient, Runner
+from qwen3_tts_engine.interfaces import CodecClient, Runner, SchedulerLimits
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.chunker import Chunker
-from qwen3_tts_engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from qwen3_tts_engine.voices import encoders
+from qwen3_tts_engine.voices.record import Origin
 from qwen3_tts_engine.voices.service import Encoder, Voices
-from qwen3_tts_engine.voices.store import Origin, VoiceStore
+from qwen3_tts_engine.voices.store import VoiceStore
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from qwen3_tts_engine.frontend.dispatcher import Dispatcher
 from qwen3_tts_engine.frontend.sequences import SEQUENCE_ID, SequencePosition
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.request import InvalidRequest, RequestError
+from qwen3_tts_engine.threads import Worker
 from qwen3_tts_engine.voices.reference_audio import own_samples
-from qwen3_tts_engine.worker import Worker
 from triton_adapter.responses import CancelWatcher, ResponseSink
 
 log = logging.getLogger("qwen3_tts")

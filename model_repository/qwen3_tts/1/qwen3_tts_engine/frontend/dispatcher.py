@@ -19,8 +19,8 @@ from qwen3_tts_engine.request import (
     VoiceOperationName,
 )
 from qwen3_tts_engine.voice import Voice
+from qwen3_tts_engine.voices.record import VoiceRecord
 from qwen3_tts_engine.voices.service import Voices
-from qwen3_tts_engine.voices.store import VoiceRecord
 
 log = logging.getLogger("qwen3_tts")
 

@@ -95,9 +95,9 @@ class Sequences:
             text = self._prompts.streamed(request, SequenceSink(sink, partial(self.abandon, sequence)), key)
             text.stream.arrived = arrived
             pieces = text.read(sequence.backlog, sequence.ended)
-            self._engine.hold(text.stream)
+            self._engine.submit(text.stream)
             sequence.text = text
-            self._engine.tell(text.stream, lambda: text.apply(pieces, sequence.ended))
+            self._engine.update(text.stream, lambda: text.apply(pieces, sequence.ended))
 
     def abandon(self, sequence: Sequence, tell: Callable[[], None] = lambda: None) -> None:
         """Forget a sequence whose utterance did not begin or has ended, and `tell` its caller.
@@ -155,4 +155,4 @@ class Sequences:
         except RequestError as error:
             self._engine.fail(text.stream, error)
             raise
-        self._engine.tell(text.stream, lambda: text.apply(pieces, last))
+        self._engine.update(text.stream, lambda: text.apply(pieces, last))

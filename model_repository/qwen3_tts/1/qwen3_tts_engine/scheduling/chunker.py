@@ -24,12 +24,19 @@ WORTHWHILE_SHARE = 0.5
 class Need(Enum):
     """What a codec call is made for: any chunk, an urgent one or as many as are worth it, only an urgent one.
 
-    Urgent is someone's first audio, or what is for someone who is about to run dry.
+    Urgent is first audio, or audio for a listener who is about to run dry.
     """
 
     ANY = 0
     WORTHWHILE = 1
     URGENT = 2
+
+    @classmethod
+    def between_ticks(cls, talker_has_work: bool, last_was_call: bool) -> "Need":
+        """Of a call that delays the next tick: two in a row would keep the talker waiting."""
+        if not talker_has_work:
+            return cls.ANY
+        return cls.URGENT if last_was_call else cls.WORTHWHILE
 
 
 class Chunker:

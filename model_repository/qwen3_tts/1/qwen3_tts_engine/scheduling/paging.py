@@ -3,7 +3,7 @@
 import numpy as np
 
 from qwen3_tts_engine.audio import FRAME_SECONDS
-from qwen3_tts_engine.core import Stream
+from qwen3_tts_engine.core import Status, Stream
 from qwen3_tts_engine.scheduling.capacity import Capacity, SpeechLength
 from qwen3_tts_engine.scheduling.slot_table import FIRST_AUDIO_LEAD, Pool, SlotTable
 
@@ -57,6 +57,7 @@ class Paging:
     def place(self, stream: Stream, now: float) -> None:
         """Give a stream in a slot the pages that its prompt, its codes and the next frame take."""
         self.parked.pop(stream.key, None)
+        self._table.move(stream, Status.RUNNING)
         self._take_from(self._longest_idle(now), self._start(stream))
         stream.pages = self.pool.allocate(self._start(stream))
         self.expect(stream)
@@ -99,11 +100,16 @@ class Paging:
         return np.stack([short, places, np.array(pages, np.int64)], axis=1)
 
     def park(self, slot: int) -> None:
-        """Take the pages of a stream that talks, whose frames in flight are lost and made again."""
+        """Take the pages of a running stream, whose frames in flight are lost and made again."""
         stream = self._table.streams[slot]
         assert stream is not None
         self.free(stream)
         self._table.rewind(slot)
+        self.queue(stream)
+
+    def queue(self, stream: Stream) -> None:
+        """Let a stream wait in its slot until there are pages for its prompt."""
+        self._table.move(stream, Status.PARKED)
         self.parked[stream.key] = stream
 
     def ready(self) -> list[Stream]:
@@ -127,7 +133,8 @@ class Paging:
         return self._take_from(spare[np.argsort(-listening[spare])], self._start(stream))
 
     def free(self, stream: Stream) -> None:
-        """Take back all pages of a stream."""
+        """Take back all pages of a stream, which waits for none any more."""
+        self.parked.pop(stream.key, None)
         self.pool.free(stream.pages)
         stream.pages = []
         self._table.pages[stream.slot] = 0
@@ -139,7 +146,9 @@ class Paging:
         pages = [page for stream in held for page in stream.pages]
         assert len(pages) == len(set(pages)) == self.pool.num_used, "a page is held by two, or by no stream"
         assert all(len(s.pages) == self._table.pages[s.slot] for s in held), "the table is wrong about pages"
-        assert not any(s.pages for s in self.parked.values()), "a parked stream holds pages"
+        parked = [s for s in held if s.status is Status.PARKED]
+        assert {s.key for s in parked} == self.parked.keys(), "a stream waits for pages and is not parked, or is lost"
+        assert all(s.status is Status.RUNNING for s in held if s.pages), "a stream that does not run holds pages"
         table = self._table.in_use
         assert (table.launched <= table.room)[table.pages > 0].all(), "a frame was launched without a page"
 

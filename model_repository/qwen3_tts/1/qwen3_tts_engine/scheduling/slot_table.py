@@ -4,7 +4,7 @@ import heapq
 
 import numpy as np
 
-from qwen3_tts_engine.core import Stream
+from qwen3_tts_engine.core import TRANSITIONS, Status, Stream
 
 
 class Pool:
@@ -44,6 +44,8 @@ class Pool:
         assert len(self._free) + len(self._used) == self.size, "an index is lost"
 
 
+# Whether the talker is not done with a stream that has a slot.
+TALKING = (Status.RUNNING, Status.PARKED, Status.RESTING)
 # Puts streams without audio before every other, oldest first.
 FIRST_AUDIO_LEAD = 1e9
 
@@ -119,9 +121,16 @@ class SlotTable(Columns):
         self.written_at = np.empty((num_slots, max_frames))
         self.in_use = self._first(0)
 
+    def move(self, stream: Stream, status: Status) -> None:
+        """Change a stream's status. Raises AssertionError for a change that TRANSITIONS does not have."""
+        assert status in TRANSITIONS[stream.status], f"a stream that is {stream.status.value} cannot be {status.value}"
+        stream.status = status
+        if stream.slot >= 0:
+            self.talking[stream.slot] = status in TALKING
+
     def open(self, slot: int, stream: Stream) -> None:
         self.streams[slot] = stream
-        self.talking[slot] = True
+        stream.slot = slot
         self.decoding[slot] = False
         self.preset[slot] = stream.voice.num_frames if stream.voice else 0
         self.deadline[slot] = stream.arrived - FIRST_AUDIO_LEAD
@@ -148,20 +157,27 @@ class SlotTable(Columns):
         self.life[slot] += 1
         self.launched[slot] = self.written[slot]
 
-    def rest(self, slot: int) -> None:
-        """Stop between two parts."""
+    def end_part(self, slot: int) -> None:
+        """Launch nothing until the next part begins."""
         self.rewind(slot)
         self.horizon[slot] = 0
 
-    def close(self, slot: int) -> None:
+    def close(self, stream: Stream) -> None:
+        slot, stream.slot = stream.slot, -1
         self.streams[slot] = None
-        self.talking[slot] = False
         self.life[slot] += 1
         count = len(self.in_use.life)
         while count and self.streams[count - 1] is None:
             count -= 1
         if count < len(self.in_use.life):
             self.in_use = self._first(count)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where a column does not agree with its stream's status."""
+        for slot, stream in enumerate(self.streams):
+            assert stream is None or stream.slot == slot, "a stream is not in its slot"
+            talking = stream is not None and stream.status in TALKING
+            assert self.talking[slot] == talking, "a slot does not talk as its stream's status says"
 
     def _first(self, count: int) -> Columns:
         """The memory of the first `count` slots."""

@@ -10,11 +10,12 @@ import numpy as np
 
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.request import InvalidRequest, RequestError, Unavailable, VoiceReference
+from qwen3_tts_engine.threads import Worker
 from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voices.cache import VoiceCache
+from qwen3_tts_engine.voices.record import Origin, VoiceRecord
 from qwen3_tts_engine.voices.reference_audio import ReferenceAudio, frames, log_mel
-from qwen3_tts_engine.voices.store import Origin, VoiceRecord, VoiceStore
-from qwen3_tts_engine.worker import Worker
+from qwen3_tts_engine.voices.store import VoiceStore
 
 log = logging.getLogger(__name__)
 

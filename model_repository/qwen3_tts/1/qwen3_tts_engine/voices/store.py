@@ -1,6 +1,5 @@
 """Registered voices: a table in SQLite, the arrays of each voice in a file beside it."""
 
-import json
 import os
 import sqlite3
 import threading
@@ -9,8 +8,7 @@ import uuid
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ import torch
 
 from qwen3_tts_engine.request import InvalidRequest, RequestError, Unavailable
 from qwen3_tts_engine.voice import Voice
+from qwen3_tts_engine.voices.record import Origin, VoiceRecord
 
 DATABASE, ARRAYS = "voices.sqlite3", "arrays"
 # How long a write waits for another process's; reading waits for none but the moment in which one is stored.
@@ -40,47 +39,6 @@ CREATE TABLE IF NOT EXISTS voices (
     num_bytes INTEGER NOT NULL
 )
 """
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What a voice was made with; it speaks only where all of it is the same."""
-
-    hidden_size: int
-    speaker_digest: str
-    codec_digest: str
-
-
-@dataclass(frozen=True)
-class VoiceRecord:
-    """A row of the table. `ref_text` is None for a voice of an x-vector alone."""
-
-    id: int
-    name: str
-    hidden_size: int
-    speaker_digest: str
-    codec_digest: str
-    ref_text: str | None
-    reference_seconds: float
-    created: float
-    file: str
-    num_bytes: int
-
-    def check_origin(self, origin: Origin) -> None:
-        """Raises InvalidRequest when the voice was made for another model."""
-        if self.hidden_size != origin.hidden_size:
-            sizes = f"hidden size {self.hidden_size}, this model's has {origin.hidden_size}"
-            raise InvalidRequest("voice", self.name, f"made for a talker of {sizes}: register it with this model")
-        for name in ("speaker_digest", "codec_digest"):
-            if getattr(self, name) != getattr(origin, name):
-                part = "speaker encoder" if name == "speaker_digest" else "codec"
-                raise InvalidRequest("voice", self.name, f"made with another {part}: register it with this model")
-
-    def public(self) -> str:
-        """What a caller is told of the voice, as JSON."""
-        shown = {name: asdict(self)[name] for name in ("name", "ref_text", "reference_seconds", "hidden_size")}
-        created = datetime.fromtimestamp(self.created, UTC).isoformat(timespec="seconds")
-        return json.dumps({**shown, "x_vector_only": self.ref_text is None, "created": created}, ensure_ascii=False)
 
 
 COLUMNS = ", ".join(field.name for field in fields(VoiceRecord))

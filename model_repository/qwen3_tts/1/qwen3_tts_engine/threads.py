@@ -1,4 +1,4 @@
-"""One thread that does jobs in order, beside the engine's loops."""
+"""Threads: one that does jobs in order, and those that each run a loop."""
 
 import logging
 import threading
@@ -13,6 +13,8 @@ CLOSE_SECONDS = 10.0
 
 
 class Worker:
+    """A thread that does jobs in order."""
+
     def __init__(self, name: str, max_jobs: int, on_start: Callable[[], None] = lambda: None) -> None:
         """`on_start` is called on the thread, before any job."""
         self._max_jobs = max_jobs
@@ -60,3 +62,41 @@ class Worker:
             while not self._jobs and not self._closed:
                 self._changed.wait()
             return self._jobs.popleft() if self._jobs else None
+
+
+class LoopThreads:
+    """Threads that each run one loop; an exception in any of them is reported."""
+
+    def __init__(
+        self, loops: dict[str, Callable[[], None]], on_start: Callable[[], None], on_error: Callable[[Exception], None]
+    ) -> None:
+        """`loops` by thread name; `on_start` is called on each thread before its loop."""
+        self._on_start = on_start
+        self._on_error = on_error
+        self._threads = {
+            name: threading.Thread(target=self._run, args=(loop,), name=name, daemon=True)
+            for name, loop in loops.items()
+        }
+
+    def start(self) -> None:
+        for thread in self._threads.values():
+            thread.start()
+
+    def join(self, name: str, timeout: float) -> None:
+        """Wait for a loop to end; returns at once before the start and when called by that thread."""
+        thread = self._threads[name]
+        if thread.is_alive() and thread is not threading.current_thread():
+            thread.join(timeout)
+
+    @property
+    def are_alive(self) -> bool:
+        """Whether any of them runs."""
+        return any(thread.is_alive() for thread in self._threads.values())
+
+    def _run(self, loop: Callable[[], None]) -> None:
+        try:
+            self._on_start()
+            loop()
+        except Exception as error:
+            log.exception("the %s thread died", threading.current_thread().name)
+            self._on_error(error)

@@ -1,0 +1,62 @@
+"""The queue in front of the slots: which streams are let into it, and which one starts next."""
+
+from collections import deque
+from itertools import islice
+
+from qwen3_tts_engine.core import Stream
+from qwen3_tts_engine.interfaces import SchedulerLimits
+from qwen3_tts_engine.request import Unavailable
+from qwen3_tts_engine.scheduling.capacity import Capacity
+from qwen3_tts_engine.scheduling.paging import Paging
+from qwen3_tts_engine.scheduling.slot_table import Pool, SlotTable
+
+# Of a queue whose first stream waits for pages, how many behind it are looked at, and how many may go before it.
+LOOKAHEAD, MAX_OVERTAKING = 8, 16
+
+
+class Admission:
+    def __init__(
+        self, table: SlotTable, slots: Pool, paging: Paging, capacity: Capacity, limits: SchedulerLimits
+    ) -> None:
+        self.queue: deque[Stream] = deque()
+        self._table = table
+        self._slots = slots
+        self._paging = paging
+        self._capacity = capacity
+        self._limits = limits
+        self._overtaken = 0
+
+    def check(self, stream: Stream) -> None:
+        """Raises Unavailable when the queue is full, or the stream could never fit, or not be served in real time."""
+        used, waiting = self._slots.num_used, len(self.queue)
+        if self._paging.most(stream) > self._paging.pool.size:
+            tokens = self._paging.pool.size * self._limits.page_size
+            raise Unavailable(f"{stream.num_positions} positions needed, the key/value cache holds {tokens}")
+        if waiting >= self._limits.max_waiting and not self._starts_at_once(stream):
+            raise Unavailable(f"busy: {used} streams run, {waiting} wait")
+        if not self._limits.refuse_overload:
+            return
+        if self._slots.num_free <= waiting:
+            raise Unavailable(f"busy: {used} streams run, max_streams is {self._slots.size}")
+        active = self._table.in_use.num_active
+        if not self._capacity.admits(active + waiting + 1):
+            raise Unavailable(f"busy: {active} streams talk, another one would not be served in real time")
+
+    def next(self, now: float) -> Stream | None:
+        """The first that waits, or one behind it while there are no pages for that one."""
+        if not self.queue or not self._has_capacity():
+            return None
+        count = LOOKAHEAD if self._overtaken < MAX_OVERTAKING else 1
+        return next((stream for stream in islice(self.queue, count) if self._paging.has_room(stream, now)), None)
+
+    def take(self, stream: Stream) -> None:
+        """Take a stream that starts out of the queue."""
+        self._overtaken = self._overtaken + 1 if stream is not self.queue[0] else 0
+        self.queue.remove(stream)
+
+    def _starts_at_once(self, stream: Stream) -> bool:
+        return not self.queue and self._has_capacity() and self._paging.has_room(stream, stream.arrived)
+
+    def _has_capacity(self) -> bool:
+        """Whether there are a slot and time for one more."""
+        return self._slots.num_free > 0 and self._capacity.admits(self._table.in_use.num_active + 1)
