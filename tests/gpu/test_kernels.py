@@ -1,6 +1,5 @@
 """Every kernel against the PyTorch operation that it stands for, computed in float32 from the same bfloat16 inputs."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, TorchRows
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.talker import Talker
-from qwen3_tts_engine.talker.weights import LayerWeights, Matrix
+from qwen3_tts_engine.talker.weights import LayerWeights
 from scripts.synthetic.configs import model_config
 from tests.fakes.scripted import Listener, make_stream
 from tests.gpu.conftest import DEVICE
@@ -64,13 +63,10 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 8e-3) -> None:
 
 @pytest.mark.parametrize(("outputs", "inputs"), PRODUCTS)
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("matrix", [Matrix, Matrix.rounded], ids=["bfloat16", "fp8"])
-def test_products(
-    ops: Any, device: torch.device, matrix: Callable[[Tensor], Matrix], rows: int, outputs: int, inputs: int
-) -> None:
-    x, weight, norm = random(rows, 2, inputs)[:, 1], matrix(random(outputs, inputs, scale=0.02)), random(inputs)
+def test_products(ops: Any, device: torch.device, rows: int, outputs: int, inputs: int) -> None:
+    x, weight, norm = random(rows, 2, inputs)[:, 1], random(outputs, inputs, scale=0.02), random(inputs)
     wide = TorchOps()
-    inputs32 = (x.float(), norm.float(), Matrix(weight.dense.float()), EPS)
+    inputs32 = (x.float(), norm.float(), weight.float(), EPS)
     bias = random(outputs)
     out = torch.full((rows, 2, outputs), 7.0, device=device, dtype=BF16)
     ops.norm_linear(x, norm, weight, EPS, bias, out[:, 0])
@@ -82,7 +78,7 @@ def test_products(
     close(logits, wide.norm_logits(*inputs32))
     close(ops.norm_gated(x, norm, weight, EPS), wide.norm_gated(*inputs32), 1.2e-2)
     residual = random(rows, outputs)
-    expected = residual.float() + x.float() @ weight.dense.float().T
+    expected = residual.float() + x.float() @ weight.float().T
     ops.add_linear(residual, x, weight)
     close(residual, expected)
 
@@ -136,7 +132,7 @@ def test_frame_attention_over_a_whole_frame(
 
 def layer(norms: Tensor) -> LayerWeights:
     none = torch.empty(0)
-    return LayerWeights(none, Matrix(none), norms[0], norms[1], Matrix(none), none, Matrix(none), Matrix(none))
+    return LayerWeights(none, none, norms[0], norms[1], none, none, none, none)
 
 
 def slot_state(talker: Talker, **sampling: float) -> SlotState:

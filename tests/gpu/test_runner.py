@@ -74,7 +74,7 @@ def speak(runner: TalkerRunner, newcomers: list[Newcomer], *, together: bool = F
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 11, 16])
 def test_graphs_do_what_the_operations_do(checkpoint: Checkpoint, graphs: TalkerRunner, rows: int) -> None:
     """Sampled codes are equal, also where a batch is padded to its bucket."""
-    eager = load_runner(checkpoint, config_of(checkpoint, cuda_graphs=False), DEVICE)
+    eager = load_runner(checkpoint, config_of(checkpoint, kernels="eager"), DEVICE)
     newcomers = [newcomer(checkpoint, slot) for slot in range(rows)]
     with waiting_is_an_error():
         found = speak(graphs, newcomers)
@@ -129,11 +129,9 @@ def test_greedy_codes_agree_with_the_cpu(checkpoint: Checkpoint, graphs: TalkerR
     assert first > 0.6
 
 
-@pytest.mark.parametrize("quantization", ["none", "fp8"])
-def test_logits_are_those_of_the_cpu_within_bfloat16(checkpoint: Checkpoint, quantization: str) -> None:
-    """The distance of the first logits, relative to their spread; weights in FP8 are rounded on both."""
-    config = config_of(checkpoint, quantization=quantization)
-    runners = [load_runner(checkpoint, config, device) for device in (DEVICE, CPU)]
+def test_logits_are_those_of_the_cpu_within_bfloat16(checkpoint: Checkpoint) -> None:
+    """The distance of the first logits, relative to their spread."""
+    runners = [load_runner(checkpoint, config_of(checkpoint), device) for device in (DEVICE, CPU)]
     logits = []
     for runner in runners:
         runner.prefill([newcomer(checkpoint, slot) for slot in range(4)])
@@ -164,7 +162,7 @@ def test_cloned_voices(checkpoint_of: CheckpointOf) -> None:
     """Graphs and eager operations agree, and a slot's next stream has nothing of the voice before it."""
     base = Checkpoint.open(str(checkpoint_of("base")))
     prompts, hidden = PromptBuilder(base, config_of(base)), base.config.talker_config.hidden_size
-    graphs, eager = (load_runner(base, config_of(base, cuda_graphs=on), DEVICE) for on in (True, False))
+    graphs, eager = (load_runner(base, config_of(base, kernels=kind), DEVICE) for kind in ("required", "eager"))
     clones = [clone(prompts, hidden, slot) for slot in range(12)]
     expected = speak(eager, clones)
     with waiting_is_an_error():

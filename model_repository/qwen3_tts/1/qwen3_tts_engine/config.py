@@ -36,13 +36,10 @@ class EngineConfig(BaseModel):
     """Branch, tag or commit of a hub id."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Where the talker runs: auto, cpu, cuda or cuda:N; auto is the device that Triton assigned."""
-    kernels: Literal["auto", "required", "off"] = "auto"
-    """Fused CUDA kernels; auto falls back to PyTorch operations, which are slower, where they cannot be built."""
-    cuda_graphs: bool = True
-    """For debugging: false launches the kernels of a tick one by one."""
-    quantization: Literal["none", "fp8"] = "none"
-    """fp8 rounds the weights of the talker's and the code predictor's layers to E4M3: a tick is up to 3 % shorter, the
-    weights take half as much memory again, and codes change. docs/benchmarks says how much, and how to measure it."""
+    kernels: Literal["auto", "required", "eager", "off"] = "auto"
+    """Fused CUDA kernels under CUDA graphs. auto falls back to PyTorch operations, which are slower, where they cannot
+    be built; required fails instead. For debugging: eager launches the talker's kernels one by one, off uses PyTorch
+    operations."""
     batch_invariant: bool = False
     """On a GPU, equal seeds give equal codes whatever else runs; without it, kernels for other batch sizes round
     differently, and now and then another code is drawn. One stream is 14 % slower with it, 64 take twice as long."""

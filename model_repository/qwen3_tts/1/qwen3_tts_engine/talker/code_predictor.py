@@ -1,6 +1,6 @@
 """The code predictor: codebooks 1 to 15 of a frame from the talker's hidden state and codebook 0 (spec §3.3)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the customary name
@@ -10,25 +10,21 @@ from qwen3_tts_engine.talker.kv_cache import FrameCache
 from qwen3_tts_engine.talker.ops.interface import Ops, Rows
 from qwen3_tts_engine.talker.talker import Talker
 from qwen3_tts_engine.talker.transformer import Transformer
-from qwen3_tts_engine.talker.weights import Matrix
 
 
 class CodePredictor:
-    def __init__(
-        self, talker: Talker, tensors: Mapping[str, Tensor], ops: Ops, matrix: Callable[[Tensor], Matrix] = Matrix
-    ) -> None:
+    def __init__(self, talker: Talker, tensors: Mapping[str, Tensor], ops: Ops) -> None:
         self.config = talker.config.code_predictor_config
         self.num_codebooks = talker.config.num_code_groups
-        self.transformer = Transformer(self.config, tensors, "talker.code_predictor.model", ops, matrix)
+        self.transformer = Transformer(self.config, tensors, "talker.code_predictor.model", ops)
         prefix = "talker.code_predictor.lm_head"
-        self.heads = [Matrix(tensors[f"{prefix}.{i}.weight"]) for i in range(self.num_codebooks - 1)]
+        self.heads = [tensors[f"{prefix}.{i}.weight"] for i in range(self.num_codebooks - 1)]
         projection = "talker.code_predictor.small_to_mtp_projection"
-        weight, self._bias = tensors.get(f"{projection}.weight"), tensors.get(f"{projection}.bias")
-        self._projection = None if weight is None else Matrix(weight)
+        self._projection, self._bias = tensors.get(f"{projection}.weight"), tensors.get(f"{projection}.bias")
         # The embeddings that this stack reads are the talker's behind the projection: one table instead of 15 products.
         # The small model has equal widths and no projection.
         table = talker.code_table
-        self._inputs = table if weight is None else F.linear(table, weight, self._bias)
+        self._inputs = table if self._projection is None else F.linear(table, self._projection, self._bias)
         self._offsets = talker.code_offsets.tolist()
         self._hidden_norm, self._hidden_eps = talker.transformer.final_norm, talker.config.rms_norm_eps
         self._ops = ops

@@ -15,7 +15,6 @@ from qwen3_tts_engine.talker.ops.interface import Ops
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.talker.talker import Talker
-from qwen3_tts_engine.talker.weights import Matrix
 
 log = logging.getLogger(__name__)
 RunnerT = TypeVar("RunnerT", bound=TalkerRunner)
@@ -52,7 +51,7 @@ def _kernel_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.d
     from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
 
     ops = KernelOps(device, batch_invariant=config.batch_invariant)
-    if not config.cuda_graphs:
+    if config.kernels == "eager":
         return _make_runner(TalkerRunner, ops, checkpoint, config, device)
     runner = _make_runner(GraphRunner, ops, checkpoint, config, device)
     runner.capture(lambda done, total: log.info("captured %d of %d CUDA graphs", done, total))
@@ -65,9 +64,8 @@ def _make_runner(
     tensors = load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config))
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     tensors = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
-    matrix = Matrix.rounded if config.quantization == "fp8" else Matrix
-    talker = Talker(checkpoint.config.talker_config, tensors, ops, matrix)
-    predictor = CodePredictor(talker, tensors, ops, matrix)
+    talker = Talker(checkpoint.config.talker_config, tensors, ops)
+    predictor = CodePredictor(talker, tensors, ops)
     limits = plan_limits(config, checkpoint, talker.code_table)
     return kind(talker, predictor, limits, checkpoint.config.tts_pad_token_id, ops)
 

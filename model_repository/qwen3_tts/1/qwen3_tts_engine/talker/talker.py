@@ -1,6 +1,6 @@
 """The talker: embeddings, decoder stack and the head of codebook 0 (spec §2.2, §3)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the customary name
@@ -9,23 +9,15 @@ from torch import Tensor
 from qwen3_tts_engine.checkpoint.configs import TalkerConfig
 from qwen3_tts_engine.talker.ops.interface import Attention, Ops
 from qwen3_tts_engine.talker.transformer import Transformer
-from qwen3_tts_engine.talker.weights import Matrix
 
 PROJECTION_ROWS = 8192
 
 
 class Talker:
-    def __init__(
-        self,
-        config: TalkerConfig,
-        tensors: Mapping[str, Tensor],
-        ops: Ops,
-        matrix: Callable[[Tensor], Matrix] = Matrix,
-    ) -> None:
-        """`matrix` makes what the layers multiply by."""
+    def __init__(self, config: TalkerConfig, tensors: Mapping[str, Tensor], ops: Ops) -> None:
         self.config = config
-        self.transformer = Transformer(config, tensors, "talker.model", ops, matrix)
-        self.head = Matrix(tensors["talker.codec_head.weight"])
+        self.transformer = Transformer(config, tensors, "talker.model", ops)
+        self.head = tensors["talker.codec_head.weight"]
         self.text_table = with_zero_row(project_text(tensors))
         self.code_table = with_zero_row(merged_code_table(config, tensors))
         self.code_offsets = code_offsets(config).to(self.code_table.device)

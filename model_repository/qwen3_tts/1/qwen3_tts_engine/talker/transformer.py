@@ -1,28 +1,21 @@
 """The Qwen3 decoder stack that the talker and the code predictor share (spec §3.1)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.talker.ops.interface import Attention, Ops
-from qwen3_tts_engine.talker.weights import LayerWeights, Matrix
+from qwen3_tts_engine.talker.weights import LayerWeights
 
 
 class Transformer:
     """Layers and the weight of the final norm; owns no cache."""
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        tensors: Mapping[str, Tensor],
-        prefix: str,
-        ops: Ops,
-        matrix: Callable[[Tensor], Matrix],
-    ) -> None:
+    def __init__(self, config: TransformerConfig, tensors: Mapping[str, Tensor], prefix: str, ops: Ops) -> None:
         self.config = config
-        self.layers = [_layer(tensors, f"{prefix}.layers.{i}", matrix) for i in range(config.num_hidden_layers)]
+        self.layers = [_layer(tensors, f"{prefix}.layers.{i}") for i in range(config.num_hidden_layers)]
         self.final_norm = tensors[f"{prefix}.norm.weight"]
         self._ops = ops
 
@@ -37,15 +30,15 @@ class Transformer:
         return hidden
 
 
-def _layer(tensors: Mapping[str, Tensor], prefix: str, matrix: Callable[[Tensor], Matrix]) -> LayerWeights:
+def _layer(tensors: Mapping[str, Tensor], prefix: str) -> LayerWeights:
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     return LayerWeights(
         input_norm=tensors[f"{prefix}.input_layernorm.weight"],
-        qkv=matrix(torch.cat([tensors[f"{attention}.{name}_proj.weight"] for name in "qkv"])),
+        qkv=torch.cat([tensors[f"{attention}.{name}_proj.weight"] for name in "qkv"]),
         q_norm=tensors[f"{attention}.q_norm.weight"],
         k_norm=tensors[f"{attention}.k_norm.weight"],
-        output=matrix(tensors[f"{attention}.o_proj.weight"]),
+        output=tensors[f"{attention}.o_proj.weight"],
         post_norm=tensors[f"{prefix}.post_attention_layernorm.weight"],
-        gate_up=matrix(torch.cat([tensors[f"{mlp}.{name}_proj.weight"] for name in ("gate", "up")])),
-        down=matrix(tensors[f"{mlp}.down_proj.weight"]),
+        gate_up=torch.cat([tensors[f"{mlp}.{name}_proj.weight"] for name in ("gate", "up")]),
+        down=tensors[f"{mlp}.down_proj.weight"],
     )

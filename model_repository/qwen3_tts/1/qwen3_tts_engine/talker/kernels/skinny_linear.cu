@@ -10,7 +10,6 @@
 //   RESIDUAL        1: y is added to what `out` holds
 //   BIAS            1: y += bias
 //   FLOAT_OUT       1: `out` is float, else bfloat16
-//   FP8             1: `w` holds E4M3 codes, to be multiplied by `unit`, else bfloat16
 //
 // The norm's scale is one number a row, so it is applied to the sums: x * weight goes into the product, and the sum of
 // squares is gathered on the way. Weights do not depend on the kernel before, so they are loaded before its end is
@@ -23,36 +22,13 @@ constexpr int PARTS = GATED ? 2 : 1;
 constexpr int PAIRS = (HALVES + 1) / 2;
 constexpr int ROWS = 8 * HALVES;
 constexpr int OUTPUTS = 8 * TILES;
-constexpr int WEIGHT_BYTES = FP8 ? 1 : 2;
-// Words that hold a lane's 8 weights of a step, and steps that one load of 16 bytes brings (an odd last one has 8).
-constexpr int WORDS = 2 * WEIGHT_BYTES;
-constexpr int SPAN = FP8 && STEPS % 2 == 0 ? 2 : 1;
 
-// A lane's weights of SPAN steps.
-__device__ __forceinline__ void load_weights(const unsigned char* address, unsigned* out) {
-    if constexpr (SPAN * WORDS == 2)
-        asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0, %1}, [%2];"
-                     : "=r"(out[0]), "=r"(out[1]) : "l"(address));
-    else
-        asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "l"(address));
-}
-
-// Two of four E4M3 codes as bfloat16 times `unit`. Moved into place, sign, exponent and fraction are those of a bfloat16
-// 2^120 times smaller, subnormal ones too; `unit` makes up for it. The product is exact.
-__device__ __forceinline__ unsigned decode(unsigned codes, unsigned places, unsigned unit) {
-    const unsigned spread = __byte_perm(codes, 0, places);
-    const unsigned small = (spread & 0x80008000u) | ((spread >> 4) & 0x07f007f0u);
-    unsigned pair;
-    asm volatile("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(small), "r"(unit), "r"(0x80008000u));
-    return pair;
-}
-
-__device__ __forceinline__ uint4 decode(const unsigned* words, unsigned unit) {
-    if constexpr (!FP8) return make_uint4(words[0], words[1], words[2], words[3]);
-    constexpr unsigned FIRST = 0x1404, LAST = 0x3424;
-    return make_uint4(decode(words[0], FIRST, unit), decode(words[0], LAST, unit),
-                      decode(words[1], FIRST, unit), decode(words[1], LAST, unit));
+// A lane's 8 weights of a step.
+__device__ __forceinline__ uint4 load_weights(const bf16* address) {
+    uint4 weights;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(weights.x), "=r"(weights.y), "=r"(weights.z), "=r"(weights.w) : "l"(address));
+    return weights;
 }
 
 __device__ __forceinline__ unsigned scale(unsigned x, unsigned weight, float& squares) {
@@ -67,8 +43,8 @@ __device__ __forceinline__ uint4 scale(uint4 x, uint4 weight, float& squares) {
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * LANES)
-skinny_linear(const bf16* x, const unsigned char* __restrict__ w, const bf16* __restrict__ norm,
-              const bf16* __restrict__ bias, void* out, int rows, int stride_x, int stride_out, float eps, float unit) {
+skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict__ norm,
+              const bf16* __restrict__ bias, void* out, int rows, int stride_x, int stride_out, float eps) {
     // Dynamic, for it may be more than the 48 KB that a kernel gets unasked; Shape.shared_bytes is its size.
     extern __shared__ float shared[];
     auto sums = (float (*)[PARTS][ROWS][OUTPUTS])shared;
@@ -78,38 +54,27 @@ skinny_linear(const bf16* x, const unsigned char* __restrict__ w, const bf16* __
     rows = min(ROWS, rows - (int)blockIdx.y * ROWS);
     const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     // A lane's 16 bytes are neighbours in K. Both operands take them in the same order, so any order will do.
-    const int row = lane / 4, k = warp * (K / WARPS) + (lane % 4) * 8 * SPAN;
+    const int row = lane / 4, k = warp * (K / WARPS) + (lane % 4) * 8;
     const int first_output = blockIdx.x * OUTPUTS;
 
-    unsigned weights[PARTS][TILES][STEPS * WORDS];
-    #pragma unroll
-    for (int part = 0; part < PARTS; part++)
-        #pragma unroll
-        for (int tile = 0; tile < TILES; tile++)
-            #pragma unroll
-            for (int step = 0; step < STEPS; step += SPAN) {
-                const size_t at = (size_t)(part * N + first_output + tile * 8 + row) * K + k + step * 32;
-                load_weights(w + at * WEIGHT_BYTES, &weights[part][tile][step * WORDS]);
-            }
-
-    let_next_start();
-    // The weights come while the kernel before works, so that is the time to decode them.
-    const unsigned wide_unit = pack(unit * 0x1p120f, unit * 0x1p120f);
-    uint4 decoded[PARTS][TILES][STEPS];
+    uint4 weights[PARTS][TILES][STEPS];
     #pragma unroll
     for (int part = 0; part < PARTS; part++)
         #pragma unroll
         for (int tile = 0; tile < TILES; tile++)
             #pragma unroll
             for (int step = 0; step < STEPS; step++)
-                decoded[part][tile][step] = decode(&weights[part][tile][step * WORDS], wide_unit);
+                weights[part][tile][step] =
+                    load_weights(w + (size_t)(part * N + first_output + tile * 8 + row) * K + k + step * 32);
+
+    let_next_start();
     wait_for_previous();
 
     float tiles[PARTS][TILES][PAIRS][4] = {};
     float partial[2 * PAIRS] = {};
     #pragma unroll
     for (int step = 0; step < STEPS; step++) {
-        const int offset = k + step / SPAN * SPAN * 32 + step % SPAN * 8;
+        const int offset = k + step * 32;
         uint4 scales;
         if (NORM) scales = *(const uint4*)(norm + offset);
         #pragma unroll
@@ -126,7 +91,7 @@ skinny_linear(const bf16* x, const unsigned char* __restrict__ w, const bf16* __
             for (int part = 0; part < PARTS; part++)
                 #pragma unroll
                 for (int tile = 0; tile < TILES; tile++) {
-                    const uint4 c = decoded[part][tile][step];
+                    const uint4 c = weights[part][tile][step];
                     multiply(tiles[part][tile][pair], a.x, b.x, a.y, b.y, c.x, c.y);
                     multiply(tiles[part][tile][pair], a.z, b.z, a.w, b.w, c.z, c.w);
                 }

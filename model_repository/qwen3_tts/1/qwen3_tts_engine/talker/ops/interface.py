@@ -6,7 +6,7 @@ from torch import Tensor
 
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.slot_state import SlotState
-from qwen3_tts_engine.talker.weights import LayerWeights, Matrix
+from qwen3_tts_engine.talker.weights import LayerWeights
 
 
 class Attention(Protocol):
@@ -51,7 +51,7 @@ class Ops(Protocol):
         self,
         x: Tensor,
         norm: Tensor,
-        weight: Matrix,
+        weight: Tensor,
         eps: float,
         *,
         bias: Tensor | None = None,
@@ -59,13 +59,13 @@ class Ops(Protocol):
     ) -> Tensor:
         """RMSNorm, then x @ weight.T + bias, in the dtype of `x`."""
 
-    def norm_logits(self, x: Tensor, norm: Tensor, weight: Matrix, eps: float) -> Tensor:
+    def norm_logits(self, x: Tensor, norm: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMSNorm, then x @ weight.T in float32."""
 
-    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Matrix, eps: float) -> Tensor:
+    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Tensor, eps: float) -> Tensor:
         """RMSNorm, then SiLU(gate) · up; gate_up is [2·I, H]."""
 
-    def add_linear(self, residual: Tensor, x: Tensor, weight: Matrix) -> None:
+    def add_linear(self, residual: Tensor, x: Tensor, weight: Tensor) -> None:
         """residual += x @ weight.T, in place."""
 
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:

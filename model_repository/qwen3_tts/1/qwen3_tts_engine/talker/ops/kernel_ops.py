@@ -10,11 +10,11 @@ from torch import Tensor
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.talker.kernels import rowwise
 from qwen3_tts_engine.talker.kernels.cuda_module import OVERLAP_CAPABILITY, CudaKernel
-from qwen3_tts_engine.talker.kernels.skinny_shape import LANES, Shape
+from qwen3_tts_engine.talker.kernels.skinny_linear import LANES, SkinnyLinear
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Attention
 from qwen3_tts_engine.talker.slot_state import SlotState
-from qwen3_tts_engine.talker.weights import LayerWeights, Matrix
+from qwen3_tts_engine.talker.weights import LayerWeights
 
 # Up to so many rows, the skinny product beats cuBLAS for weights of so many elements (measured on an H200).
 SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 6_500_000}
@@ -44,38 +44,38 @@ class KernelOps:
         return out
 
     def norm_linear(
-        self, x: Tensor, norm: Tensor, weight: Matrix, eps: float, bias: Tensor | None = None, out: Tensor | None = None
+        self, x: Tensor, norm: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         if self._is_skinny(x, weight):
-            out = x.new_empty(len(x), len(weight.dense)) if out is None else out
+            out = x.new_empty(len(x), len(weight)) if out is None else out
             self._skinny(x, weight, out, norm, bias, eps, NORM=1, BIAS=int(bias is not None))
             return out
-        value = torch.nn.functional.linear(self.rms_norm(x, norm, eps), weight.dense, bias)
+        value = torch.nn.functional.linear(self.rms_norm(x, norm, eps), weight, bias)
         return value if out is None else out.copy_(value)
 
-    def norm_logits(self, x: Tensor, norm: Tensor, weight: Matrix, eps: float) -> Tensor:
+    def norm_logits(self, x: Tensor, norm: Tensor, weight: Tensor, eps: float) -> Tensor:
         if self._is_skinny(x, weight):
-            out = x.new_empty(len(x), len(weight.dense), dtype=torch.float32)
+            out = x.new_empty(len(x), len(weight), dtype=torch.float32)
             self._skinny(x, weight, out, norm, None, eps, NORM=1, FLOAT_OUT=1)
             return out
-        return torch.mm(self.rms_norm(x, norm, eps), weight.dense.T, out_dtype=torch.float32)
+        return torch.mm(self.rms_norm(x, norm, eps), weight.T, out_dtype=torch.float32)
 
-    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Matrix, eps: float) -> Tensor:
-        width = len(gate_up.dense) // 2
+    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Tensor, eps: float) -> Tensor:
+        width = len(gate_up) // 2
         out = x.new_empty(len(x), width)
         if self._is_skinny(x, gate_up):
             self._skinny(x, gate_up, out, norm, None, eps, NORM=1, GATED=1)
             return out
-        both = torch.mm(self.rms_norm(x, norm, eps), gate_up.dense.T)
+        both = torch.mm(self.rms_norm(x, norm, eps), gate_up.T)
         grid = (len(x), triton.cdiv(width, GATE_BLOCK))
         rowwise.gate_kernel[grid](both, out, WIDTH=width, BLOCK=GATE_BLOCK, **self._launch)
         return out
 
-    def add_linear(self, residual: Tensor, x: Tensor, weight: Matrix) -> None:
+    def add_linear(self, residual: Tensor, x: Tensor, weight: Tensor) -> None:
         if self._is_skinny(x, weight):
             self._skinny(x, weight, residual, None, None, 0.0, RESIDUAL=1)
         else:
-            torch.addmm(residual, x, weight.dense.T, out=residual)
+            torch.addmm(residual, x, weight.T, out=residual)
 
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:
         rows, terms = indices.shape
@@ -122,15 +122,15 @@ class KernelOps:
     def rows(self, state: SlotState, slots: Tensor) -> "KernelRows":
         return KernelRows(state, slots, self._launch)
 
-    def _is_skinny(self, x: Tensor, weight: Matrix) -> bool:
+    def _is_skinny(self, x: Tensor, weight: Tensor) -> bool:
         if self._batch_invariant:
             return True
-        return weight.dense.numel() <= next((most for rows, most in SKINNY.items() if len(x) <= rows), 0)
+        return weight.numel() <= next((most for rows, most in SKINNY.items() if len(x) <= rows), 0)
 
     def _skinny(
         self,
         x: Tensor,
-        weight: Matrix,
+        weight: Tensor,
         out: Tensor,
         norm: Tensor | None,
         bias: Tensor | None,
@@ -138,11 +138,10 @@ class KernelOps:
         **flags: int,
     ) -> None:
         halves = INVARIANT_HALVES if self._batch_invariant else 1 if len(x) <= 8 else 2 if len(x) <= 16 else 4
-        shape = Shape(N=out.shape[1], K=x.shape[1], HALVES=halves, FP8=int(weight.codes is not None), **flags)
-        values = weight.dense if weight.codes is None else weight.codes
+        form = SkinnyLinear(N=out.shape[1], K=x.shape[1], HALVES=halves, **flags)
         strides = (x.stride(0), out.stride(0))
-        grid = (shape.blocks, triton.cdiv(len(x), 8 * halves))
-        _skinny_kernel(shape)(grid, x, values, norm, bias, out, len(x), *strides, eps, weight.unit)
+        grid = (form.blocks, triton.cdiv(len(x), 8 * halves))
+        _skinny_kernel(form)(grid, x, weight, norm, bias, out, len(x), *strides, eps)
 
     def _attention_warps(self, rows: int, prefill: bool) -> int:
         if self._batch_invariant:
@@ -191,8 +190,8 @@ def _kernel(source: str, function: str, threads: int, **macros: int) -> CudaKern
 
 
 @cache
-def _skinny_kernel(shape: Shape) -> CudaKernel:
-    return CudaKernel("skinny_linear.cu", "skinny_linear", shape.macros, LANES * shape.warps, shape.shared_bytes)
+def _skinny_kernel(form: SkinnyLinear) -> CudaKernel:
+    return CudaKernel("skinny_linear.cu", "skinny_linear", form.macros, LANES * form.warps, form.shared_bytes)
 
 
 def _heads(config: TransformerConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from qwen3_tts_engine.talker import sampling
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Attention
 from qwen3_tts_engine.talker.slot_state import SlotState
-from qwen3_tts_engine.talker.weights import LayerWeights, Matrix
+from qwen3_tts_engine.talker.weights import LayerWeights
 
 # Bounds the memory that a prefill gathers at once.
 GATHER_ROWS = 64
@@ -26,18 +26,18 @@ class TorchOps:
         return _put(rms_norm(x, norm, eps), out)
 
     def norm_linear(
-        self, x: Tensor, norm: Tensor, weight: Matrix, eps: float, bias: Tensor | None = None, out: Tensor | None = None
+        self, x: Tensor, norm: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         return _put(linear(rms_norm(x, norm, eps), weight, bias), out)
 
-    def norm_logits(self, x: Tensor, norm: Tensor, weight: Matrix, eps: float) -> Tensor:
+    def norm_logits(self, x: Tensor, norm: Tensor, weight: Tensor, eps: float) -> Tensor:
         return linear(rms_norm(x, norm, eps), weight).float()
 
-    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Matrix, eps: float) -> Tensor:
+    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Tensor, eps: float) -> Tensor:
         gate, up = linear(rms_norm(x, norm, eps), gate_up).chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def add_linear(self, residual: Tensor, x: Tensor, weight: Matrix) -> None:
+    def add_linear(self, residual: Tensor, x: Tensor, weight: Tensor) -> None:
         residual += linear(x, weight)
 
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:
@@ -124,12 +124,12 @@ class TorchRows:
         out.copy_(inputs[codes])
 
 
-def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias; on a CPU as a multiple of PRODUCT_ROWS rows."""
     missing = -len(x) % PRODUCT_ROWS if x.is_cpu else 0
     if not missing:
-        return F.linear(x, weight.dense, bias)
-    return F.linear(torch.cat((x, x[:1].expand(missing, -1))), weight.dense, bias)[: len(x)]
+        return F.linear(x, weight, bias)
+    return F.linear(torch.cat((x, x[:1].expand(missing, -1))), weight, bias)[: len(x)]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

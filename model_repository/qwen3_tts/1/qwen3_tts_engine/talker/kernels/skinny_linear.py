@@ -1,4 +1,4 @@
-"""Which form of skinny_linear.cu a product takes."""
+"""The forms of skinny_linear.cu."""
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,7 +11,7 @@ MIN_BLOCKS = 64
 
 
 @dataclass(frozen=True)
-class Shape:
+class SkinnyLinear:
     """The macros of the source that say what is computed; see there."""
 
     N: int
@@ -22,7 +22,6 @@ class Shape:
     RESIDUAL: int = 0
     BIAS: int = 0
     FLOAT_OUT: int = 0
-    FP8: int = 0
 
     @property
     def macros(self) -> dict[str, int]:
