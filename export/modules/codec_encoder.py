@@ -1,4 +1,4 @@
-"""The codec's encoder, Mimi's (spec §5.1): 24 kHz sound to frames of 16 codes."""
+"""The codec's encoder, Mimi's (docs/model.md, Codec encoder): 24 kHz sound to frames of 16 codes."""
 
 from collections.abc import Mapping
 

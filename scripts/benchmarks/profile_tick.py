@@ -22,7 +22,7 @@ from qwen3_tts_engine.talker.graph_runner import GraphRunner
 from qwen3_tts_engine.talker.loader import load_runner
 from scripts.benchmarks.talker import newcomer, settings
 
-# Measured on one H200 (spec §6): bytes and bfloat16 operations a second.
+# Measured on one H200: bytes and bfloat16 operations a second.
 BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 790e12
 TICKS = 20
 console = Console(width=120)
@@ -94,7 +94,7 @@ def show(batch: int, kernels: list[Kernel], host_us: float, floor: float, rows: 
     console.print(table)
     console.print(
         f"batch {batch}: kernels {busy / TICKS / 1e3:.3f} ms, gaps {gaps / TICKS / 1e3:.3f} ms, "
-        f"host {host_us:.0f} µs, floor {floor:.3f} ms (spec §6.1)"
+        f"host {host_us:.0f} µs, floor {floor:.3f} ms"
     )
 
 
@@ -104,7 +104,7 @@ def shorten(name: str) -> str:
 
 
 def floor_ms(config: TalkerConfig, batch: int, context: int = 100) -> float:
-    """max(bytes, operations) of talker and predictor for one frame (spec §6.1)."""
+    """max(bytes, operations) of talker and predictor for one frame."""
     predictor = config.code_predictor_config
     talker_weights = stack_weights(config) + config.hidden_size * config.vocab_size
     head = predictor.hidden_size * predictor.vocab_size

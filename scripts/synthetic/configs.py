@@ -1,4 +1,7 @@
-"""The JSON files of a synthetic checkpoint: the released values (spec §1.2, §1.3), or those of a tiny model."""
+"""The JSON files of a synthetic checkpoint: the released values, or those of a tiny model.
+
+See docs/model.md, Configuration values.
+"""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""The shapes add up to what the released files hold (spec §1.4)."""
+"""The shapes add up to what the released files hold (docs/model.md, Tensors)."""
 
 from math import prod
 

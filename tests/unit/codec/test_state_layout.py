@@ -1,4 +1,4 @@
-"""What a stream keeps between two chunks (spec §4.3)."""
+"""What a stream keeps between two chunks (docs/model.md, Codec state)."""
 
 from pathlib import Path
 

@@ -17,7 +17,8 @@ MAIN_MODEL = "qwen3_tts"
 MAX_REFERENCE_SECONDS = 120
 # What makes a model another one than its neighbour on the same server.
 OF_ONE_MODEL = ("checkpoint", "revision", "speaker_encoder")
-# Instruction and text take at most max_text_tokens each; the rest of a prompt is less than this (spec §2.3).
+# Instruction and text take at most max_text_tokens each; the rest of a prompt is less than this
+# (docs/model.md, Prompt rows).
 CONTROL_ROWS = 16
 
 

@@ -55,7 +55,7 @@ class Cancelled(RequestError):
 
 
 class Sampling(BaseModel):
-    """How codebook 0 (talker) and codebooks 1..15 (code predictor) are drawn (spec §3.2, §3.3).
+    """How codebook 0 (talker) and codebooks 1..15 (code predictor) are drawn (docs/model.md, Sampling).
 
     A temperature of 0 takes the most likely code, and no other is below MIN_TEMPERATURE; a top_k of 0 keeps the whole
     vocabulary.

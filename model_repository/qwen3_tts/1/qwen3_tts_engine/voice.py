@@ -10,8 +10,9 @@ import numpy as np
 class Voice:
     """What the encoders made of a reference: `x_vector` float32 [talker hidden], who speaks.
 
-    In context (spec §2.3, ICL) also `codes` int32 [frames, codebooks] and `text`, what is said there, and `state`, the
-    codec's state behind those frames (a tensor [S]), from which speech goes on; all three None for the x-vector alone.
+    In context (docs/model.md, Prompt rows) also `codes` int32 [frames, codebooks] and `text`, what is said there, and
+    `state`, the codec's state behind those frames (a tensor [S]), from which speech goes on; all three None for the
+    x-vector alone.
     """
 
     x_vector: np.ndarray

@@ -31,7 +31,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder in the released layout (spec §1.1)."""
+    """A checkpoint folder in the released layout (docs/model.md, Checkpoint files)."""
 
     folder: Path
 

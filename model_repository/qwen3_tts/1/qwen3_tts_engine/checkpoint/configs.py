@@ -1,4 +1,4 @@
-"""The configuration files of a released checkpoint (spec §1)."""
+"""The configuration files of a released checkpoint (docs/model.md, Configuration values)."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ TopP = Annotated[float, Field(gt=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(ge=0.01, le=10)]
 TokenId = Annotated[int, Field(ge=0)]
 
-# Kernel sizes and dilations of the codec that the released class fixes in code (spec §4.1).
+# Kernel sizes and dilations of the codec that the released class fixes in code (docs/model.md, Codec decoder).
 PRE_CONV_KERNEL = 3
 CONV_KERNEL = 7
 RESIDUAL_DILATIONS = (1, 3, 9)
@@ -75,7 +75,10 @@ class TalkerConfig(TransformerConfig):
 
     @property
     def num_suppressed(self) -> int:
-        """How many ids at the top of the vocabulary are never sampled, the end of speech excepted (spec §3.2)."""
+        """How many ids at the top of the vocabulary are never sampled, the end of speech excepted.
+
+        See docs/model.md, Sampling.
+        """
         return 1024
 
     @model_validator(mode="after")
@@ -99,7 +102,10 @@ class TalkerConfig(TransformerConfig):
 
 
 class SpeakerEncoderConfig(ReleasedConfig):
-    """Defaults are those of the released class; the files name only enc_dim and sample_rate (spec §1.2)."""
+    """Defaults are those of the released class; the files name only enc_dim and sample_rate.
+
+    See docs/model.md, Configuration values.
+    """
 
     enc_dim: int = 1024
     sample_rate: int = 24000
@@ -132,7 +138,7 @@ class ModelConfig(ReleasedConfig):
 
 
 class GenerationConfig(ReleasedConfig):
-    """generation_config.json; a missing key has the reference's hard default (spec §1.2)."""
+    """generation_config.json; a missing key has the reference's hard default (docs/model.md, Sampling)."""
 
     do_sample: bool = True
     temperature: Temperature = 0.9
@@ -178,7 +184,7 @@ class CodecDecoderConfig(ReleasedConfig):
 
 
 class CodecEncoderConfig(ReleasedConfig):
-    """The MimiConfig of the released file (spec §1.3)."""
+    """The MimiConfig of the released file (docs/model.md, Configuration values)."""
 
     num_filters: int
     kernel_size: int

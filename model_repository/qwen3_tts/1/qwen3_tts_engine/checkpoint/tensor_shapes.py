@@ -1,4 +1,4 @@
-"""Names and shapes of the released tensors (spec §1.4), as functions of the configuration.
+"""Names and shapes of the released tensors (docs/model.md, Tensors), as functions of the configuration.
 
 The loader asks for exactly these, the synthetic checkpoint writes exactly these.
 """

@@ -65,7 +65,7 @@ def max_history(config: CodecDecoderConfig) -> int:
 
 
 def state_layout(config: CodecDecoderConfig) -> tuple[StatePiece, ...]:
-    """The pieces of one stream's state, in order (spec §4.3)."""
+    """The pieces of one stream's state, in order (docs/model.md, Codec state)."""
     past = CONV_KERNEL - 1
     window = (config.num_hidden_layers, max_history(config), config.num_key_value_heads, config.head_dim)
     pieces = [

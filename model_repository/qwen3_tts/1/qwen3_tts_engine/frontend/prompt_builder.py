@@ -1,4 +1,4 @@
-"""A request as the rows that the talker reads (spec §2)."""
+"""A request as the rows that the talker reads (docs/model.md, Prompt rows)."""
 
 from collections import deque
 from copy import copy
@@ -158,13 +158,13 @@ class PromptBuilder:
         if name != AUTO and name not in spoken:
             raise InvalidRequest("language", language, f"one of {', '.join([AUTO, *sorted(spoken)])}")
         dialect = self._talker.spk_is_dialect.get(speaker, False) if speaker else False
-        # As the reference: a dialect speaker speaks the dialect, also when Chinese is asked for (spec §2.4).
+        # As the reference: a dialect speaker speaks the dialect, also when Chinese is asked for (docs/model.md, Modes).
         if dialect and name in (AUTO, "chinese"):
             return ids[dialect]
         return NONE if name == AUTO else ids[name]
 
     def _instruct(self, request: SpeechOptions) -> list[int]:
-        # The reference drops instruct on the small CustomVoice model without a word (spec §2.4).
+        # The reference drops instruct on the small CustomVoice model without a word (docs/model.md, Modes).
         ignored = self._model.tts_model_size == "0b6" and self._model.tts_model_type == "custom_voice"
         if request.instruct is None or ignored:
             return []

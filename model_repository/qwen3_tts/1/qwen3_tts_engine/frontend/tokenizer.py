@@ -1,4 +1,4 @@
-"""Text to token ids, with the chat template around it (spec §2.1)."""
+"""Text to token ids, with the chat template around it (docs/model.md, Text tokens)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +76,8 @@ class TextTokenizer:
         return ids
 
     def _sanitise(self, field: str, text: str) -> str:
-        # A leading newline would merge with the header's, and the slices above would cut the text (spec §7-19).
+        # A leading newline would merge with the header's, and the slices above would cut the text
+        # (docs/model.md, Traps).
         clean = text.strip()
         if not clean:
             raise InvalidRequest(field, text, "must hold something besides white space")

@@ -1,4 +1,7 @@
-"""The code predictor: codebooks 1 to 15 of a frame from the talker's hidden state and codebook 0 (spec §3.3)."""
+"""The code predictor: codebooks 1 to 15 of a frame from the talker's hidden state and codebook 0.
+
+See docs/model.md, Code predictor.
+"""
 
 from collections.abc import Mapping
 

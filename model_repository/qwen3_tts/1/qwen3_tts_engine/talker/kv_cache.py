@@ -40,7 +40,10 @@ class FrameCache:
 def rope_table(
     config: TransformerConfig, positions: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [positions, 1, head_dim / 2]: computed in float32, then rounded (spec §3.1)."""
+    """cos and sin, each [positions, 1, head_dim / 2]: computed in float32, then rounded.
+
+    See docs/model.md, Decoder stack.
+    """
     frequency = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequency).unsqueeze(1)
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)

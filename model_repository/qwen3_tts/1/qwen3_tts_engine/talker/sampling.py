@@ -1,4 +1,4 @@
-"""Drawing codes (spec §3.2, §3.3), row by row independent of the rest of the batch."""
+"""Drawing codes (docs/model.md, Sampling), row by row independent of the rest of the batch."""
 
 from dataclasses import dataclass
 from functools import cached_property

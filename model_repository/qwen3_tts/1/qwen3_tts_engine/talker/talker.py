@@ -1,4 +1,4 @@
-"""The talker: embeddings, decoder stack and the head of codebook 0 (spec §2.2, §3)."""
+"""The talker: embeddings, decoder stack and the head of codebook 0 (docs/model.md, Embeddings)."""
 
 from collections.abc import Mapping
 

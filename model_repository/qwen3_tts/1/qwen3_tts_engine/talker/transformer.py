@@ -1,4 +1,4 @@
-"""The Qwen3 decoder stack that the talker and the code predictor share (spec §3.1)."""
+"""The Qwen3 decoder stack that the talker and the code predictor share (docs/model.md, Decoder stack)."""
 
 from collections.abc import Mapping
 

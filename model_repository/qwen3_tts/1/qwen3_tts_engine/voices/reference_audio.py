@@ -1,4 +1,4 @@
-"""A reference recording: what is accepted, and what the encoders read (spec §5)."""
+"""A reference recording: what is accepted, and what the encoders read (docs/model.md, Reference recording)."""
 
 import hashlib
 import math

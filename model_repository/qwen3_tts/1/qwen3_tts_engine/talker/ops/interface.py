@@ -42,7 +42,7 @@ class Rows(Protocol):
 
 
 class Ops(Protocol):
-    """Shapes are [rows, features]; norms are RMSNorm in float32 (spec §3.1)."""
+    """Shapes are [rows, features]; norms are RMSNorm in float32 (docs/model.md, Decoder stack)."""
 
     def rms_norm(self, x: Tensor, norm: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
         """x / rms(x) · norm."""
