@@ -1,3 +1,3 @@
-"""Speaks through a Qwen3-TTS server, and measures it."""
+"""Client and load generator for a Qwen3-TTS server."""
 
 __version__ = "0.1.0"

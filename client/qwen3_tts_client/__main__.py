@@ -1,4 +1,4 @@
-"""`qwen3-tts`: speak through a server, measure it, look at what was measured."""
+"""`qwen3-tts`: synthesise speech, benchmark a server, report the results."""
 
 import argparse
 import importlib
@@ -6,14 +6,14 @@ import sys
 
 from qwen3_tts_client.errors import ClientError, ExitCode
 
-# Command to (module, help); a module has add_options and run.
+# Command to (module, help); a module defines add_options and run.
 COMMANDS = {
-    "say": ("qwen3_tts_client.say", "speak one text"),
-    "voices": ("qwen3_tts_client.voices", "register, list and delete voices to clone"),
-    "bench": ("qwen3_tts_client.bench.command", "measure a server under load"),
-    "report": ("qwen3_tts_client.analysis.report", "make a page of what was measured"),
-    "import": ("qwen3_tts_client.analysis.perf_analyzer", "read what perf_analyzer measured"),
-    "compare": ("qwen3_tts_client.analysis.compare", "put two records side by side"),
+    "say": ("qwen3_tts_client.say", "synthesise one text"),
+    "voices": ("qwen3_tts_client.voices", "register, list and delete cloned voices"),
+    "bench": ("qwen3_tts_client.bench.command", "benchmark a server under load"),
+    "report": ("qwen3_tts_client.analysis.report", "render a record as an HTML page"),
+    "import": ("qwen3_tts_client.analysis.perf_analyzer", "import a perf_analyzer export"),
+    "compare": ("qwen3_tts_client.analysis.compare", "compare two records"),
 }
 
 
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     except ClientError as error:
         print(f"{parser.prog} {args.command}: {error}", file=sys.stderr)
         return int(error.code)
-    except BrokenPipeError:  # the reader of our output has closed it
+    except BrokenPipeError:  # the reader closed the pipe
         return int(ExitCode.REQUEST)
     except KeyboardInterrupt:
         print(f"{parser.prog} {args.command}: interrupted", file=sys.stderr)

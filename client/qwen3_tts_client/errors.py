@@ -1,11 +1,11 @@
-"""How a stream ends when it does not end well."""
+"""Stream outcomes, exit codes and exceptions."""
 
 import re
 from enum import IntEnum
 
 import grpc
 
-# `unavailable` is the server's own refusal (full, shutting down); `disconnected` is a server that cannot be reached.
+# `unavailable`: the server refused the request (full, shutting down). `disconnected`: the server cannot be reached.
 OUTCOMES = ("ok", "invalid", "unavailable", "cancelled", "error", "timeout", "disconnected")
 
 _RPC_OUTCOMES = {
@@ -14,8 +14,8 @@ _RPC_OUTCOMES = {
     grpc.StatusCode.INVALID_ARGUMENT: "invalid",
     grpc.StatusCode.UNAVAILABLE: "disconnected",
 }
-# Triton carries only the text of a model's error in a stream's error_message, so the model puts its code in front.
-# (The metadata `triton_grpc_error: true` would carry the code, but several errors at once crash Triton 2.51.)
+# Triton's error_message on a stream has only the text of a model's error, so the model prefixes it with its code.
+# (The metadata `triton_grpc_error: true` adds the code, but concurrent errors then crash Triton 2.51.)
 _MESSAGE_OUTCOMES = {"INVALID_ARG": "invalid", "UNAVAILABLE": "unavailable", "CANCELLED": "cancelled"}
 _CODE = re.compile(r"\b(INVALID_ARG|UNAVAILABLE|CANCELLED)\b: ")
 
@@ -23,7 +23,7 @@ _CODE = re.compile(r"\b(INVALID_ARG|UNAVAILABLE|CANCELLED)\b: ")
 class ExitCode(IntEnum):
     OK = 0
     USAGE = 2  # bad flag, prompt file, record; argparse uses the same
-    SERVER = 3  # not there, not ready, without the model
+    SERVER = 3  # unreachable, not ready, without the model
     REQUEST = 4  # refused or failed
     TIMEOUT = 5
     INTERRUPTED = 130
@@ -38,7 +38,7 @@ class ClientError(Exception):
 
 
 class SpeechError(Exception):
-    """A stream that failed; `outcome` is one of OUTCOMES."""
+    """A failed stream; `outcome` is one of OUTCOMES."""
 
     def __init__(self, outcome: str, message: str) -> None:
         super().__init__(message)

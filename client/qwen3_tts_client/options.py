@@ -1,4 +1,4 @@
-"""Command line options that several commands share. Flags of the request are named like its tensors."""
+"""Command line options shared by several commands. Request flags are named after the tensors."""
 
 import argparse
 from pathlib import Path
@@ -11,8 +11,8 @@ from qwen3_tts_client.wav import read_wav
 
 _STRINGS = ("language", "speaker", "instruct", "voice")
 _HELP = {
-    "speaker": "CustomVoice: who speaks",
-    "instruct": "CustomVoice: how; VoiceDesign: the voice itself",
+    "speaker": "CustomVoice: built-in speaker",
+    "instruct": "CustomVoice: style; VoiceDesign: the voice",
     "voice": "Base: a registered voice (qwen3-tts voices)",
 }
 _FLOATS = ("temperature", "top_p", "repetition_penalty")
@@ -32,7 +32,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_request_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("request", "named like the model's tensors; the server's defaults otherwise")
+    group = parser.add_argument_group("request", "named after the model's tensors; default: the server's")
     for name in _STRINGS:
         group.add_argument(_flag(name), help=_HELP.get(name))
     add_reference_options(group)
@@ -44,13 +44,13 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
 
 def add_reference_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--ref-audio", type=Path, metavar="FILE.wav", help="recording of a voice to clone")
-    parser.add_argument("--ref-text", help="what is said in it")
-    parser.add_argument("--x-vector-only", action="store_true", help="take from it only who speaks; needs no text")
+    parser.add_argument("--ref-text", help="transcript of --ref-audio")
+    parser.add_argument("--x-vector-only", action="store_true", help="use only its speaker embedding; no transcript")
 
 
 def add_playback_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--prebuffer-ms", type=float, default=0.0, metavar="MS", help="the player waits so long after the first chunk"
+        "--prebuffer-ms", type=float, default=0.0, metavar="MS", help="player delay after the first chunk"
     )
 
 
@@ -59,7 +59,7 @@ def timeouts(args: argparse.Namespace) -> Timeouts:
 
 
 def speech_request(args: argparse.Namespace, text: str) -> SpeechRequest:
-    """Raises ClientError for a reference that cannot be read and for what does not fit its tensor."""
+    """Raises ClientError for an unreadable reference or a value that does not fit its tensor."""
     fields: dict[str, Any] = {name: getattr(args, name) for name in (*_STRINGS, *_FLOATS, *_INTEGERS)}
     request = SpeechRequest(text, **fields, **reference_fields(args))
     try:
@@ -70,7 +70,7 @@ def speech_request(args: argparse.Namespace, text: str) -> SpeechRequest:
 
 
 def reference_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """The request's fields of a recording to clone. Raises ClientError for a file that cannot be read."""
+    """Request fields for a recording to clone. Raises ClientError for an unreadable file."""
     fields: dict[str, Any] = {"ref_text": args.ref_text, "x_vector_only": args.x_vector_only or None}
     if args.ref_audio:
         fields["ref_audio"], fields["ref_sample_rate"] = read_wav(args.ref_audio)

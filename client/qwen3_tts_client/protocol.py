@@ -1,4 +1,4 @@
-"""The tensors of the model `qwen3_tts` on the wire."""
+"""Wire format of the model `qwen3_tts`."""
 
 import json
 import struct
@@ -34,7 +34,7 @@ INPUTS = {
 }
 OUTPUTS = {"waveform": "INT16", "sample_rate": "INT32", "voices": "BYTES"}
 
-# Id of the requests that bring an utterance more text: their own ends are not the end of its audio.
+# Id of requests that append text to an utterance: their final responses do not end its audio.
 MORE_TEXT = "more-text"
 
 _SCALAR_FORMATS = {"BOOL": "<?", "FP32": "<f", "INT32": "<i", "INT64": "<q"}
@@ -42,7 +42,7 @@ _SCALAR_FORMATS = {"BOOL": "<?", "FP32": "<f", "INT32": "<i", "INT64": "<q"}
 
 @dataclass(frozen=True)
 class SpeechRequest:
-    """What one utterance is made from. None leaves the tensor out: the server's default applies."""
+    """Inputs of one utterance. None omits the tensor: the server's default applies."""
 
     text: str
     language: str | None = None
@@ -64,7 +64,7 @@ class SpeechRequest:
 
 @dataclass(frozen=True)
 class TextPiece:
-    """Where a request stands in an utterance whose text is sent piece by piece."""
+    """Position of a request in an utterance whose text is sent in pieces."""
 
     sequence_id: int | str
     start: bool
@@ -79,7 +79,7 @@ class AudioChunk:
 
 @dataclass(frozen=True)
 class VoiceList:
-    """The answer to an operation on voices: what is known of each."""
+    """Response to a voice operation: the metadata of each voice."""
 
     voices: list[dict[str, Any]]
 
@@ -100,7 +100,7 @@ Event = AudioChunk | VoiceList | Error | End
 def encode(
     request: SpeechRequest, model_name: str = MODEL_NAME, request_id: str = "", piece: TextPiece | None = None
 ) -> service_pb2.ModelInferRequest:
-    """The protobuf of one request. Raises ValueError for a number that its tensor cannot hold."""
+    """Encodes one request as protobuf. Raises ValueError for a number that does not fit its tensor."""
     message = service_pb2.ModelInferRequest(model_name=model_name, id=request_id)
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     if piece is not None:
@@ -136,7 +136,7 @@ def _raw(name: str, datatype: str, value: Any) -> bytes:
 
 
 def decode(response: service_pb2.ModelStreamInferResponse) -> Iterator[Event]:
-    """The events of one response, in order: audio, then the end where it is the final one."""
+    """Yields the events of one response in order: audio, then End for the final response."""
     if response.error_message:
         yield Error(response.error_message)
         return
@@ -160,7 +160,7 @@ def decode(response: service_pb2.ModelStreamInferResponse) -> Iterator[Event]:
 
 
 def _strings(raw: bytes) -> Iterator[bytes]:
-    """The elements of a BYTES tensor, each behind its length."""
+    """Elements of a BYTES tensor, each prefixed with its length."""
     start = 0
     while start < len(raw):
         (length,) = struct.unpack_from("<I", raw, start)

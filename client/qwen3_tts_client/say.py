@@ -1,4 +1,4 @@
-"""`qwen3-tts say`: speak one text, and say how it was served."""
+"""`qwen3-tts say`: synthesise one text and print its latency figures."""
 
 import argparse
 import codecs
@@ -26,8 +26,8 @@ _EXIT_CODES = {"timeout": ExitCode.TIMEOUT, "disconnected": ExitCode.SERVER}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="TEXT", help="what to say; - reads standard input as it comes")
-    parser.add_argument("--text", help="the same as a flag")
+    parser.add_argument("words", nargs="*", metavar="TEXT", help="text to speak; - streams standard input")
+    parser.add_argument("--text", help="TEXT as a flag")
     parser.add_argument("--output", default="speech.wav", metavar="FILE.wav", help="- for raw 16-bit PCM on stdout")
     parser.add_argument("--play", action="store_true", help="play on the sound device instead")
     options.add_playback_options(parser)
@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     text = args.text or " ".join(args.words)
     if not text:
-        raise ClientError("say what? give a text, or - to read standard input")
+        raise ClientError("no text: pass one, or - to read standard input")
     request = options.speech_request(args, text)
     with Server(args.url or "localhost:8001", args.model_name) as server:
         server.check_ready()
@@ -57,9 +57,9 @@ def _messages(request: SpeechRequest, model_name: str) -> Iterable[service_pb2.M
 
 
 def streamed(request: SpeechRequest, model_name: str, pieces: Iterable[str]) -> Iterator[service_pb2.ModelInferRequest]:
-    """One request a piece of text, all of one sequence; a last one without text ends it."""
+    """One request per text piece, all of one sequence; a final request without text ends it."""
     sequence_id = secrets.randbits(63) | 1
-    # The first one says how to speak, the others bring text alone.
+    # The first request carries all fields, the others only text.
     fields, request_id = request, ""
     for text in pieces:
         piece = TextPiece(sequence_id, start=not request_id, end=False)
@@ -69,7 +69,7 @@ def streamed(request: SpeechRequest, model_name: str, pieces: Iterable[str]) -> 
 
 
 def read_pieces(file: int) -> Iterator[str]:
-    """The text of a pipe or terminal, as soon as any of it is there."""
+    """Yields the text of a pipe or terminal as it arrives."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     while data := os.read(file, 1 << 16):
         if text := decoder.decode(data):
@@ -80,9 +80,9 @@ def _speak(server: Server, args: argparse.Namespace, messages: Iterable[service_
     recorder = TimelineRecorder()
     with contextlib.ExitStack() as stack:
         messages = iter(messages)
-        # Standard input may keep us waiting for its first words: nothing runs out meanwhile.
+        # Standard input may block before its first words: no timeout runs meanwhile.
         first = next(messages)
-        stamped = _stamped(itertools.chain([first], messages), recorder)
+        stamped = _mark_first_sent(itertools.chain([first], messages), recorder)
         stream = stack.enter_context(contextlib.closing(speak(server.stub, stamped, options.timeouts(args))))
         sink = None
         try:
@@ -98,10 +98,10 @@ def _speak(server: Server, args: argparse.Namespace, messages: Iterable[service_
     return recorder.stop()
 
 
-def _stamped(
+def _mark_first_sent(
     messages: Iterable[service_pb2.ModelInferRequest], recorder: TimelineRecorder
 ) -> Iterator[service_pb2.ModelInferRequest]:
-    """The messages; the first counts as sent when it is taken, as it may wait for its text."""
+    """Marks the request as sent when its first message is taken, since that may wait for text."""
     for index, message in enumerate(messages):
         if index == 0:
             recorder.mark_sent()
@@ -114,7 +114,7 @@ def _figures(timeline: Timeline, prebuffer_ms: float) -> str:
         f"audio {metrics.audio_ns(timeline) / NS:.2f} s · TTFA {_ms(metrics.ttfa_ns(timeline))} · "
         f"audible TTFA {_ms(metrics.audible_ttfa_ns(timeline, playback))} · "
         f"RTF {metrics.rtf(timeline):.3f} · "
-        f"underruns {playback.underruns} ({_ms(playback.stalled_ns)} in all, largest {_ms(playback.largest_stall_ns)})"
+        f"underruns {playback.underruns} ({_ms(playback.stalled_ns)} total, largest {_ms(playback.largest_stall_ns)})"
     )
 
 

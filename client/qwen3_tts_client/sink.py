@@ -1,4 +1,4 @@
-"""Where `say` puts the speech: a file, standard output, or the sound device."""
+"""Audio sinks of `say`: a file, standard output, or the sound device."""
 
 import shutil
 import subprocess
@@ -23,7 +23,7 @@ class Sink(Protocol):
     def write(self, pcm: NDArray[np.int16]) -> None: ...
 
     def close(self) -> None:
-        """Returns when all has been played or written."""
+        """Returns once all audio is played or written."""
 
 
 def open_sink(output: str, play: bool, sample_rate: int) -> Sink:
@@ -38,7 +38,7 @@ def open_sink(output: str, play: bool, sample_rate: int) -> Sink:
 def _open_player(sample_rate: int) -> Sink:
     try:
         return SoundDevice(sample_rate)
-    except (ImportError, OSError):  # the package, or the PortAudio library that it requires
+    except (ImportError, OSError):  # the package or its PortAudio library is missing
         pass
     for name, arguments in _PLAYERS.items():
         if path := shutil.which(name):
@@ -70,7 +70,7 @@ class PlayerProcess(PipeSink):
 
 class SoundDevice:
     def __init__(self, sample_rate: int) -> None:
-        import sounddevice  # an optional package, and it opens the sound system
+        import sounddevice  # optional; importing it opens the sound system
 
         try:
             self._stream: Any = sounddevice.RawOutputStream(sample_rate, channels=1, dtype="int16")

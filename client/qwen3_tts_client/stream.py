@@ -1,4 +1,4 @@
-"""One utterance on one gRPC stream, for an event loop that carries hundreds of them."""
+"""One utterance on one gRPC stream, for an event loop with hundreds of streams."""
 
 import asyncio
 import contextlib
@@ -15,11 +15,11 @@ from qwen3_tts_client.protocol import MORE_TEXT, AudioChunk, End, Error, decode
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Each channel its own connection: streams on different channels do not share one HTTP/2 window.
+    # One connection per channel: streams on different channels do not share an HTTP/2 window.
     ("grpc.use_local_subchannel_pool", 1),
 )
-# A stream that ended with an error is left to the server to close, for so long. Triton 2.51 may keep the model of one
-# that is cancelled just then, and when it is stopped wait for that model until its exit timeout.
+# How long the server gets to close a stream after an error. If the client cancels at that moment, Triton 2.51 can keep
+# a reference to the model, and its shutdown then waits for that model until the exit timeout.
 CLOSING_SECONDS = 1.0
 
 
@@ -30,13 +30,13 @@ class Timeouts:
 
 
 class Responses:
-    """The responses of one stream: its audio, its errors, and whether its end was seen."""
+    """Decodes the responses of one stream and tracks whether its end was received."""
 
     def __init__(self) -> None:
         self._ended = False
 
     def chunks(self, response: service_pb2.ModelStreamInferResponse) -> Iterator[AudioChunk]:
-        """Raises SpeechError for an error response; behind the utterance's end it is about text that came too late."""
+        """Raises SpeechError for an error response; after the utterance's end it concerns late text and is ignored."""
         for event in decode(response):
             match event:
                 case AudioChunk():
@@ -47,17 +47,17 @@ class Responses:
                     self._ended |= request_id != MORE_TEXT
 
     def close(self) -> None:
-        """Called when the server has closed the stream. Raises SpeechError where it did so too early."""
+        """Called when the server has closed the stream. Raises SpeechError if no final response came."""
         if not self._ended:
             raise SpeechError("error", "the server closed the stream without a final response")
 
 
 class Watchdog:
-    """Calls `bite` once when it has not been fed for `limit_s`."""
+    """Calls `on_timeout` once when it has not been fed for `limit_s`."""
 
-    def __init__(self, bite: Callable[[], object], limit_s: float) -> None:
-        self.bitten = False
-        self._bite = bite
+    def __init__(self, on_timeout: Callable[[], object], limit_s: float) -> None:
+        self.expired = False
+        self._on_timeout = on_timeout
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
         self._fed_s = self._loop.time()
@@ -70,13 +70,13 @@ class Watchdog:
         self._timer.cancel()
 
     def _check(self) -> None:
-        # The timer is moved when it fires, not at each feed: thousands of chunks a second feed it.
+        # Rescheduled when it fires, not at each feed: thousands of chunks per second feed it.
         left_s = self._fed_s + self._limit_s - self._loop.time()
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._check)
         else:
-            self.bitten = True
-            self._bite()
+            self.expired = True
+            self._on_timeout()
 
 
 async def speak(
@@ -86,7 +86,7 @@ async def speak(
 ) -> AsyncGenerator[tuple[int, AudioChunk], None]:
     """Yields (arrival, chunk), the arrival in perf_counter_ns. Raises SpeechError.
 
-    Several requests are the pieces of one utterance. Closing the generator early cancels the stream.
+    Several requests are text pieces of one utterance. Closing the generator early cancels the stream.
     """
     call = stub.ModelStreamInfer(requests, timeout=timeouts.stream_s)
     watchdog = Watchdog(call.cancel, timeouts.chunk_s)
@@ -107,7 +107,7 @@ async def speak(
     except grpc.RpcError as error:
         raise from_rpc(error) from None
     except asyncio.CancelledError:
-        if watchdog.bitten:
+        if watchdog.expired:
             raise SpeechError("timeout", f"no response for {timeouts.chunk_s:g} s") from None
         raise
     finally:

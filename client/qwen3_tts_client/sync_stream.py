@@ -1,4 +1,4 @@
-"""One utterance on one gRPC stream, for a caller without an event loop."""
+"""One utterance on one gRPC stream, for synchronous callers."""
 
 import contextlib
 import queue
@@ -25,12 +25,12 @@ def speak(
 ) -> Generator[tuple[int, AudioChunk], None, None]:
     """Yields (arrival, chunk), the arrival in perf_counter_ns. Raises SpeechError.
 
-    Several requests are the pieces of one utterance; `requests` may block until its next piece is there.
+    Several requests are text pieces of one utterance; `requests` may block until the next piece is available.
     Closing the generator early cancels the stream.
     """
     call = stub.ModelStreamInfer(iter(requests), timeout=timeouts.stream_s)
     inbox: _Inbox = queue.SimpleQueue()
-    # Arrivals are stamped here, so that a caller busy with playing a chunk does not delay the next stamp.
+    # This thread timestamps arrivals, so that a caller busy playing a chunk does not delay the next one.
     threading.Thread(target=_receive, args=(call, inbox), daemon=True).start()
     responses = Responses()
     try:
@@ -47,7 +47,7 @@ def speak(
 
 
 def _drain(inbox: _Inbox) -> None:
-    """Let the server close the stream (see qwen3_tts_client.stream)."""
+    """Lets the server close the stream (see CLOSING_SECONDS)."""
     deadline = time.monotonic() + CLOSING_SECONDS
     with contextlib.suppress(queue.Empty):
         while isinstance(inbox.get(timeout=max(0.0, deadline - time.monotonic())), tuple):

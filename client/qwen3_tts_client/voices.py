@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def operate(server: Server, request: SpeechRequest, timeout_s: float) -> list[dict[str, Any]]:
-    """The voices that an operation was about: the new one, all, or the deleted one. Raises SpeechError."""
+    """Returns the voices of an operation: the new one, all, or the deleted one. Raises SpeechError."""
     voices: list[dict[str, Any]] = []
     try:
         for response in server.stub.ModelStreamInfer(iter([encode(request, server.model_name)]), timeout=timeout_s):

@@ -10,7 +10,7 @@ from qwen3_tts_client.errors import ClientError
 
 
 def read_wav(path: Path) -> tuple[NDArray[np.float32], int]:
-    """Samples in -1..1, channels mixed down, and the rate in Hz, of a PCM file of 8 to 32 bits. Raises ClientError."""
+    """Mono samples in -1..1, mixed down, and the rate in Hz of an 8- to 32-bit PCM file. Raises ClientError."""
     try:
         with wave.open(str(path), "rb") as file:
             width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
@@ -22,7 +22,7 @@ def read_wav(path: Path) -> tuple[NDArray[np.float32], int]:
 
 
 def _to_float(data: bytes, width: int) -> NDArray[np.float64]:
-    if width == 1:  # the only unsigned one
+    if width == 1:  # the only unsigned format
         return (np.frombuffer(data, np.uint8) - 128.0) / 128
     high_aligned = np.zeros((len(data) // width, 4), np.uint8)
     high_aligned[:, 4 - width :] = np.frombuffer(data, np.uint8).reshape(-1, width)
@@ -30,7 +30,7 @@ def _to_float(data: bytes, width: int) -> NDArray[np.float64]:
 
 
 class WavWriter:
-    """Writes 16-bit mono chunk by chunk; the header is right after each chunk."""
+    """Writes 16-bit mono chunk by chunk; the header is valid after each chunk."""
 
     def __init__(self, path: Path, sample_rate: int) -> None:
         try:

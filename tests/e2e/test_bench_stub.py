@@ -207,7 +207,7 @@ def test_a_killed_worker_is_reported_and_its_records_are_kept(stub: StubServer, 
         os.kill(int(workers[0]), signal.SIGKILL)
         _, errors = process.communicate(timeout=30)
     assert process.returncode == ExitCode.REQUEST
-    assert "a worker process died; what it recorded is kept" in errors
+    assert "a worker process died; its records are kept" in errors
     run = read_run(tmp_path / "run")
     assert [load.interrupted for load in run.loads] == [True]
     (row,) = summarise(run)

@@ -1,4 +1,4 @@
-"""`qwen3-tts compare`: two records side by side, and which of their differences are noise."""
+"""`qwen3-tts compare`: compares two records, with bootstrap intervals of their differences."""
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,17 +23,17 @@ LoadKey = tuple[str, float]  # mode, value
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-# Streams that run at the same time are late together, so whole seconds are drawn again, not single streams.
+# Concurrent streams are late together, so the bootstrap resamples whole seconds, not single streams.
 BLOCK_NS = NS
-FEWEST_BLOCKS = 5
-_NOTE = """B - A with its 95 % bootstrap interval; a difference whose interval holds zero is noise.
-Seconds are drawn again within each run, and runs within each side. With one run a side, what differs from run to run
-is not in the interval: give several runs of the same thing as A1,A2,A3 before believing a small difference. One line
-in twenty that is noise says that it is not."""
+MIN_BLOCKS = 5
+_NOTE = """B - A with its 95 % bootstrap interval; a difference whose interval contains zero is noise.
+Seconds are resampled within each run, and runs within each side. With one run per side the interval excludes
+run-to-run variation: pass several runs of the same configuration as A1,A2,A3 before trusting a small difference.
+One in twenty noise-only lines is reported as a difference."""
 
 
 def _percentile(q: float) -> Statistic:
-    """The nearest rank, as in metrics.percentiles."""
+    """Nearest rank, as in metrics.percentiles."""
 
     def statistic(values: Array, weights: Array) -> Array:
         order = np.argsort(values)
@@ -53,7 +53,7 @@ def _percent(condition: Callable[[Array], NDArray[np.bool_]]) -> Statistic:
     return lambda values, weights: 100 * _mean(condition(values).astype(np.float64), weights)
 
 
-# Name of a figure to the observations that it is made from and how.
+# Figure name to its observations and statistic.
 FIGURES: dict[str, tuple[str, Statistic]] = {
     "TTFA p50 ms": ("ttfa_ms", _percentile(50)),
     "TTFA p95 ms": ("ttfa_ms", _percentile(95)),
@@ -72,15 +72,15 @@ FIGURES: dict[str, tuple[str, Statistic]] = {
 @dataclass(frozen=True)
 class Observations:
     values: Array
-    blocks: NDArray[np.int64]  # of each value: which of the block_count seconds it belongs to
+    blocks: NDArray[np.int64]  # of each value: its second, in 0 .. block_count - 1
     block_count: int
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", type=_paths, metavar="A", help="folder of a record, or several with commas")
+    parser.add_argument("a", type=_paths, metavar="A", help="record folder, or several separated by commas")
     parser.add_argument("b", type=_paths, metavar="B")
     options.add_playback_options(parser)
-    parser.add_argument("--random-seed", type=int, default=0, help="of the bootstrap")
+    parser.add_argument("--random-seed", type=int, default=0, help="for the bootstrap")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def common_loads(sides: Sequence[Sequence[Run]]) -> list[LoadKey]:
-    """The loads that every run has, in the order of the first."""
+    """Loads present in every run, in the order of the first."""
     keys = [[(load.mode, load.value) for load in run.loads] for side in sides for run in side]
     return [key for key in keys[0] if all(key in others for others in keys)]
 
@@ -104,7 +104,7 @@ def common_loads(sides: Sequence[Sequence[Run]]) -> list[LoadKey]:
 def compare_load(
     sides: Sequence[Sequence[Run]], key: LoadKey, prebuffer_ns: int, rng: np.random.Generator
 ) -> Iterator[list[str]]:
-    """A line of the table for each figure that both sides have."""
+    """One table row per figure that both sides have."""
     a, b = ([observe(run, key, prebuffer_ns) for run in side] for side in sides)
     for name, (of, statistic) in FIGURES.items():
         runs_a, runs_b = [seen[of] for seen in a], [seen[of] for seen in b]
@@ -113,7 +113,7 @@ def compare_load(
 
 
 def observe(run: Run, key: LoadKey, prebuffer_ns: int) -> dict[str, Observations]:
-    """What one run saw of a load: a value a stream that ended well, a request (`failed`) or a second (`audio_s`)."""
+    """A run's observations of a load: one per successful stream, request (`failed`) or second (`audio_s`)."""
     load = next(load for load in run.loads if (load.mode, load.value) == key)
     requests = measured(run, load)
     ok = [timeline for timeline in requests if timeline.outcome == "ok"]
@@ -132,7 +132,7 @@ def observe(run: Run, key: LoadKey, prebuffer_ns: int) -> dict[str, Observations
 
 
 def bootstrap(runs: Sequence[Observations], statistic: Statistic, rng: np.random.Generator) -> Array:
-    """RESAMPLES values of the statistic: runs drawn again, and blocks drawn again within them."""
+    """RESAMPLES values of the statistic: runs are resampled, and blocks within them."""
     times_drawn = rng.multinomial(len(runs), np.full(len(runs), 1 / len(runs)), size=RESAMPLES)
     weights = [
         rng.multinomial(times * run.block_count, np.full(run.block_count, 1 / run.block_count))[:, run.blocks]
@@ -144,8 +144,8 @@ def bootstrap(runs: Sequence[Observations], statistic: Statistic, rng: np.random
 def _compare(
     runs_a: Sequence[Observations], runs_b: Sequence[Observations], statistic: Statistic, rng: np.random.Generator
 ) -> list[str]:
-    a, b = (_plain(runs, statistic) for runs in (runs_a, runs_b))
-    if min(sum(run.block_count for run in runs) for runs in (runs_a, runs_b)) < FEWEST_BLOCKS:
+    a, b = (_point_estimate(runs, statistic) for runs in (runs_a, runs_b))
+    if min(sum(run.block_count for run in runs) for runs in (runs_a, runs_b)) < MIN_BLOCKS:
         return [*(f"{value:.4g}" for value in (a, b, b - a)), "", "too short to tell"]
     differences = bootstrap(runs_b, statistic, rng) - bootstrap(runs_a, statistic, rng)
     low, high = np.percentile(differences, (50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)))
@@ -153,7 +153,7 @@ def _compare(
     return [*(f"{value:.4g}" for value in (a, b, b - a)), f"{low:.4g} .. {high:.4g}", verdict]
 
 
-def _plain(runs: Sequence[Observations], statistic: Statistic) -> float:
+def _point_estimate(runs: Sequence[Observations], statistic: Statistic) -> float:
     values = np.concatenate([run.values for run in runs])
     return float(statistic(values, np.ones((1, len(values))))[0])
 

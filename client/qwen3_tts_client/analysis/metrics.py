@@ -1,7 +1,7 @@
-"""The figures of one stream, and of many: pure functions of timelines.
+"""Metrics of one stream or many: pure functions of timelines.
 
-Times go in as integer nanoseconds. The origin of a request is the moment it was due where it was scheduled (open loop),
-otherwise the moment just before it was written.
+Times are integer nanoseconds. The origin of a request is its due time if it was scheduled (open loop), otherwise the
+moment just before it was written.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ def ttfa_ns(timeline: Timeline) -> int | None:
 
 
 def audible_ttfa_ns(timeline: Timeline, playback: Playback) -> int | None:
-    """When the sample at which the speech becomes audible would be played - origin. None for silence."""
+    """Playback time of the first audible sample - origin. None for silence."""
     if timeline.onset_sample is None:
         return None
     ends = np.cumsum(timeline.samples)
@@ -64,13 +64,13 @@ def played(timeline: Timeline, prebuffer_ns: int = 0) -> Playback:
 
 
 def audio_throughput(timelines: Iterable[Timeline], start_ns: int, stop_ns: int) -> float:
-    """Seconds of audio that arrived in [start, stop), of whatever stream, per second."""
+    """Seconds of audio, over all streams, that arrived in [start, stop), per second."""
     arrivals_ns, audio_s = audio_arrivals(timelines)
     return float(audio_s[(arrivals_ns >= start_ns) & (arrivals_ns < stop_ns)].sum() * NS / (stop_ns - start_ns))
 
 
 def audio_arrivals(timelines: Iterable[Timeline]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """When each chunk of all streams came, and how many seconds of audio it was."""
+    """Arrival time (ns) and duration (s) of every chunk of all streams."""
     chunks = [
         (arrival_ns, samples / timeline.sample_rate)
         for timeline in timelines
@@ -81,7 +81,7 @@ def audio_arrivals(timelines: Iterable[Timeline]) -> tuple[NDArray[np.int64], ND
 
 
 def split_waves(timelines: Sequence[Timeline]) -> tuple[list[Timeline], list[Timeline]]:
-    """The requests sent before any had ended, which met a server still filling up, and the later ones."""
+    """Requests sent before any had ended, while the server was still filling up, and the later ones."""
     first_end_ns = min((timeline.end_ns for timeline in timelines), default=0)
     first = [timeline for timeline in timelines if timeline.sent_ns < first_end_ns]
     later = [timeline for timeline in timelines if timeline.sent_ns >= first_end_ns]
@@ -89,7 +89,7 @@ def split_waves(timelines: Sequence[Timeline]) -> tuple[list[Timeline], list[Tim
 
 
 def percentiles(values: Iterable[float | None], scale: float = 1) -> dict[str, float] | None:
-    """Mean, p50, p90, p95, p99 (nearest rank: values that occurred) and max, divided by `scale`. None of nothing."""
+    """Mean, p50, p90, p95, p99 (nearest rank: values that occurred) and max, divided by `scale`; None if empty."""
     known = np.array([value for value in values if value is not None], np.float64) / scale
     if not len(known):
         return None

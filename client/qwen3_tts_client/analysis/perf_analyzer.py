@@ -1,7 +1,7 @@
-"""`qwen3-tts import`: what perf_analyzer measured, as a record.
+"""`qwen3-tts import`: converts a perf_analyzer export into a record.
 
-perf_analyzer stops at the first failed request, so there are none in its exports; and it does not say when a request of
-an open loop was due, so times count from when it was sent.
+perf_analyzer stops at the first failed request, so its exports contain none. They also omit the due times of an open
+loop, so times count from sending.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _MODES = {"concurrency": "closed", "request_rate": "open"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("export", type=Path, help="file of perf_analyzer --profile-export-file")
+    parser.add_argument("export", type=Path, help="output of perf_analyzer --profile-export-file")
     parser.add_argument("--artifact-dir", type=Path, metavar="DIR", required=True)
 
 
@@ -71,7 +71,7 @@ def _request(load: int, index: int, request: dict[str, Any]) -> RequestRecord:
 
 
 def _timeline(request: dict[str, Any]) -> Timeline:
-    # An empty response, like the final one, has no list: what stands there instead is not the waveform.
+    # Only a list is a waveform: an empty response, such as the final one, has another value there.
     chunks = [
         (arrival_ns, outputs["waveform"])
         for arrival_ns, outputs in zip(request["response_timestamps"], request["response_outputs"], strict=True)

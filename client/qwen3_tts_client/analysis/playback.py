@@ -1,4 +1,4 @@
-"""What a listener hears of a stream, simulated: integer nanoseconds in, integer nanoseconds out."""
+"""Simulated playback of a stream, in integer nanoseconds."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def play(arrivals_ns: Sequence[int], samples: Sequence[int], sample_rate: int, p
         return Playback((), (), 0)
     start_ns = arrivals_ns[0] + prebuffer_ns
     starts, stalls, lateness = [], [], 0
-    # The deadline is kept as resumption + audio since then, so that rounding to nanoseconds does not add up.
+    # The deadline is kept as resumption + audio since then, so that rounding errors do not accumulate.
     resumed_ns, resumed_samples, total_samples = start_ns, 0, 0
     for arrival_ns, count in zip(arrivals_ns, samples, strict=True):
         deadline_ns = resumed_ns + duration_ns(resumed_samples, sample_rate)

@@ -1,4 +1,4 @@
-"""The figures of a run as SVG."""
+"""Plots of a run as SVG."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -16,9 +16,9 @@ from qwen3_tts_client.records.timeline import Timeline
 Row = dict[str, Any]
 Points = Sequence[float | None]
 
-MODES = {"closed": "streams at once", "open": "requests a second (Poisson)"}
+MODES = {"closed": "concurrent streams", "open": "requests per second (Poisson)"}
 STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "client",  # the same record gives the same page
+    "svg.hashsalt": "client",  # deterministic output
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.grid": True,
@@ -61,13 +61,13 @@ def continuity(rows: Sequence[Row]) -> str:
 def throughput(rows: Sequence[Row]) -> str:
     def draw(axes: Axes, loads: Sequence[Row]) -> None:
         _line(axes, loads, [row["audio_throughput"] for row in loads], "audio", "o-", "tab:blue")
-        axes.set(ylabel="seconds of audio a second", ylim=(0, None))
+        axes.set(ylabel="seconds of audio per second", ylim=(0, None))
 
     return _against_load(rows, draw)
 
 
 def server_times(rows: Sequence[Row], times: dict[str, list[tuple[float | None, float | None]]]) -> str:
-    """p50 and p95 in ms of each of `times`, whose points are in the order of `rows`."""
+    """p50 and p95 in ms of each of `times`; its points are in the order of `rows`."""
 
     def draw(axes: Axes, loads: Sequence[Row]) -> None:
         for number, (label, points) in enumerate(times.items()):
@@ -86,13 +86,13 @@ def over_time(series: dict[str, list[tuple[float, float]]]) -> str:
         axes = figure.subplots()
         for label, points in series.items():
             axes.plot([at for at, _ in points], [value for _, value in points], label=label, drawstyle="steps-post")
-        axes.set(xlabel="seconds since the run began", ylim=(0, None))
+        axes.set(xlabel="seconds since the start of the run", ylim=(0, None))
         axes.legend()
         return _svg(figure)
 
 
 def playback_timeline(streams: Sequence[tuple[str, Timeline, Playback]]) -> str:
-    """A row a stream: when chunks came (ticks), when they played (bars), where the listener waited (red)."""
+    """One row per stream: chunk arrivals (ticks), playback (bars) and stalls (red)."""
     with rc_context(STYLE):
         figure = Figure(figsize=(11, 0.9 + 0.35 * len(streams)), layout="constrained")
         axes = figure.subplots()
@@ -117,7 +117,7 @@ def _draw_stream(axes: Axes, y: int, timeline: Timeline, playback: Playback) -> 
 
 
 def _against_load(rows: Sequence[Row], draw: Callable[[Axes, Sequence[Row]], None]) -> str:
-    """A panel a mode of load, drawn by `draw` with the rows of that mode."""
+    """One panel per load mode; `draw` gets the rows of that mode."""
     modes = [mode for mode in MODES if any(row["mode"] == mode for row in rows)]
     with rc_context(STYLE):
         figure = Figure(figsize=(5.5 * len(modes), 3.2), layout="constrained")

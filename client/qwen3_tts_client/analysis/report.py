@@ -1,4 +1,4 @@
-"""`qwen3-tts report`: a record as one page that needs nothing else, and as a table."""
+"""`qwen3-tts report`: renders a record as a self-contained HTML page and a table."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ from qwen3_tts_client.records.record import Run, read_run
 from qwen3_tts_client.records.timeline import Timeline
 
 WORST_STREAMS = 12
-# Histograms of the server whose quantiles are shown, in the order of a request's way.
+# Server histograms whose quantiles are shown, in pipeline order.
 SERVER_TIMES = {
     "admission wait": "qwen3_tts_admission_wait_seconds",
     "prefill": "qwen3_tts_prefill_seconds",
@@ -36,14 +36,14 @@ table { border-collapse: collapse; font-size: 12px } th, td { padding: 3px 8px; 
 th { border-bottom: 1px solid #888 } tr:nth-child(even) { background: #f5f5f5 } svg { max-width: 100%; height: auto }
 pre { background: #f5f5f5; padding: 1em; overflow: auto; font-size: 12px }
 """
-_NOTES = """RTF is wall / audio: below 1 is faster than real time. A stall is how late a chunk is for a player that
-starts at the first chunk and waits when it runs dry; C50 is the share of streams of several chunks whose largest stall
-is at most 50 ms. "nr" is the same for a player that never waits. Failed requests are counted, never dropped; latencies
-are of those that ended well. In an open loop, times count from when a request was due."""
+_NOTES = """RTF is wall / audio: below 1 is faster than real time. A stall is the lateness of a chunk for a player that
+starts at the first chunk and rebuffers when empty; C50 is the share of multi-chunk streams whose largest stall is at
+most 50 ms. "nr" is the same for a player that never rebuffers. Failed requests are counted, never dropped; latencies
+cover successful requests only. In an open loop, times count from a request's due time."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("record", type=Path, help="folder or record file of a bench")
+    parser.add_argument("record", type=Path, help="bench folder or record file")
     parser.add_argument("--output", type=Path, metavar="FILE.html", help="default report.html beside the record")
     options.add_playback_options(parser)
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         output.write_text(page(record, rows, prebuffer_ns), encoding="utf-8")
     except OSError as error:
         raise ClientError(f"--output {output}: {error.strerror}") from None
-    print(f"page in {output}")
+    print(f"page written to {output}")
     return ExitCode.OK
 
 
@@ -82,7 +82,7 @@ def _plots(run: Run, rows: Sequence[dict[str, Any]], prebuffer_ns: int) -> Itera
     try:
         from qwen3_tts_client.analysis import plots  # matplotlib, an extra
     except ImportError:
-        raise ClientError("the page needs matplotlib: pip install 'qwen3-tts-triton[report]'") from None
+        raise ClientError("the page requires matplotlib: pip install 'qwen3-tts-triton[report]'") from None
     yield _section("Time to first audio", plots.first_audio(rows))
     yield _section("Underrun and continuity", plots.continuity(rows))
     yield _section("Throughput", plots.throughput(rows))
@@ -110,7 +110,7 @@ def worst_streams(run: Run, prebuffer_ns: int) -> list[tuple[str, Timeline, Play
 
 
 def server_times(run: Run) -> dict[str, list[tuple[float | None, float | None]]]:
-    """For each of SERVER_TIMES that the server knows, its p50 and p95 in ms during each load."""
+    """p50 and p95 in ms during each load, of each of SERVER_TIMES that the server exports."""
     scraped = [run.scraped(load) for load in run.loads]
     times = {
         label: [
@@ -123,7 +123,7 @@ def server_times(run: Run) -> dict[str, list[tuple[float | None, float | None]]]
 
 
 def server_gauges(run: Run) -> dict[str, list[tuple[float, float]]]:
-    """For each of SERVER_GAUGES that the server knows, its (seconds since the first scrape, value)."""
+    """(seconds since the first scrape, value) of each of SERVER_GAUGES that the server exports."""
     gauges: dict[str, list[tuple[float, float]]] = {}
     for scrape in run.scrapes:
         for label, name in SERVER_GAUGES.items():

@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind."""
+"""The artifact folder of a run."""
 
 import json
 import sys
@@ -15,13 +15,13 @@ from qwen3_tts_client.records.record import RecordWriter, Run, read_run
 
 SUMMARY_NAME = "summary.json"
 FAILURES_SHOWN = 4
-# Beyond these the client itself shows in the figures.
+# Above these the client itself distorts the figures.
 LAG_LIMIT_MS = 20.0
 CPU_LIMIT = 0.8
 
 
 def open_records(path: Path, header: dict[str, Any]) -> RecordWriter:
-    """A writer of a new file. Raises ClientError where it cannot be made, or would not be new."""
+    """Creates a record file. Raises ClientError if it cannot be created or already exists."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -34,7 +34,7 @@ def open_records(path: Path, header: dict[str, Any]) -> RecordWriter:
 
 
 def conclude(folder: Path, prebuffer_ms: float, verbose: bool = False) -> ExitCode:
-    """Writes summary.json; prints the table, why requests failed, and what distorts the figures."""
+    """Writes summary.json; prints the table, failure reasons, and distortions by the client."""
     run = read_run(folder)
     if not run.loads:
         return ExitCode.REQUEST
@@ -47,11 +47,11 @@ def conclude(folder: Path, prebuffer_ms: float, verbose: bool = False) -> ExitCo
 
 
 def failures(run: Run, limit: int | None) -> Iterator[str]:
-    """How many requests failed and why, the most frequent reasons first."""
+    """Counts of failed requests by reason, the most frequent first."""
     reasons = Counter((record.timeline.outcome, record.timeline.error) for record in run.requests)
     for (outcome, error), number in reasons.most_common(limit):
         if outcome != "ok":
-            yield f"{number} x {outcome}: {error or 'given up by this client'}"
+            yield f"{number} x {outcome}: {error or 'cancelled by this client'}"
 
 
 def distortions(run: Run) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The figures of each load of a run: records in, a JSON object out. Keys carry the unit."""
+"""Summarises each load of a run as a JSON object. Keys carry the unit."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ CONTINUITY_LIMITS_MS = (50, 100, 200)
 
 
 def summarise(run: Run, prebuffer_ns: int = 0) -> list[dict[str, Any]]:
-    """One object a load, in order."""
+    """One object per load, in order."""
     return [
         {
             "mode": load.mode,
@@ -36,7 +36,7 @@ def measured(run: Run, load: LoadRecord) -> list[Timeline]:
 
 
 def _client(run: Run, load: LoadRecord) -> dict[str, Any]:
-    """The worst of the worker processes."""
+    """Worst values of the worker processes."""
     clients = [client for client in run.clients if client.load == load.id]
     return {
         "client_cpu_share": max((client.cpu_share for client in clients), default=None),
@@ -45,7 +45,7 @@ def _client(run: Run, load: LoadRecord) -> dict[str, Any]:
 
 
 def _traffic(run: Run, load: LoadRecord) -> dict[str, Any]:
-    """Every measured request is counted in `outcomes`; throughputs are of all that came in the window."""
+    """`outcomes` counts every measured request; throughputs cover all that arrived in the window."""
     everything = [record.timeline for record in run.requests if record.load == load.id]
     timelines = measured(run, load)
     outcomes = Counter(timeline.outcome for timeline in timelines)
@@ -65,14 +65,14 @@ def _traffic(run: Run, load: LoadRecord) -> dict[str, Any]:
 def _waves(ok: Sequence[Timeline], prebuffer_ns: int) -> dict[str, Any]:
     first, later = metrics.split_waves(ok)
     return {
-        **heard(ok, prebuffer_ns),
-        "first_wave": heard(first, prebuffer_ns),
-        "later_waves": heard(later, prebuffer_ns),
+        **_stream_figures(ok, prebuffer_ns),
+        "first_wave": _stream_figures(first, prebuffer_ns),
+        "later_waves": _stream_figures(later, prebuffer_ns),
     }
 
 
-def heard(timelines: Sequence[Timeline], prebuffer_ns: int = 0) -> dict[str, Any]:
-    """Latency, speed and continuity of streams that ended well."""
+def _stream_figures(timelines: Sequence[Timeline], prebuffer_ns: int = 0) -> dict[str, Any]:
+    """Latency, speed and continuity of successful streams."""
     playbacks = [metrics.played(timeline, prebuffer_ns) for timeline in timelines]
     gaps = [gap for timeline in timelines for gap in np.diff(timeline.arrivals_ns).tolist()]
     return {
@@ -92,7 +92,7 @@ def heard(timelines: Sequence[Timeline], prebuffer_ns: int = 0) -> dict[str, Any
 
 
 def continuity(playbacks: Sequence[Playback], worst: Callable[[Playback], int]) -> dict[str, Any]:
-    """C50, C100, C200 and the share without any stall, of the streams of several chunks; None without such."""
+    """C50, C100, C200 and the share without any stall, of multi-chunk streams; None without any."""
     several = [worst(playback) for playback in playbacks if len(playback.starts_ns) > 1]
     return {
         "streams": len(several),

@@ -1,4 +1,4 @@
-"""The figures of a run as a table for a terminal."""
+"""The figures of a run as a terminal table."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -62,9 +62,9 @@ def cells(row: _Row) -> list[str]:
 
 
 def text_table(rows: Sequence[_Row]) -> str:
-    """RTF is wall / audio; stalls and C50 are of a player that rebuffers, `nr` of one that never does.
+    """RTF is wall / audio; stalls and C50 are for a player that rebuffers, `nr` for one that never does.
 
-    `late` is how late requests of an open loop were written; lag and cpu are those of this client.
+    `late` is the dispatch lateness of an open loop; lag and cpu are those of this client.
     """
     return aligned([list(COLUMNS), *map(cells, rows)])
 

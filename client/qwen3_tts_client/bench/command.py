@@ -1,4 +1,4 @@
-"""`qwen3-tts bench`: measure a server under one load after another."""
+"""`qwen3-tts bench`: measure a server under a series of loads."""
 
 import argparse
 import itertools
@@ -28,7 +28,7 @@ from qwen3_tts_client.server import Server
 add_options = bench_options.add_options
 
 DEFAULT_URLS = {"triton": "localhost:8001", "openai": "http://localhost:8000"}
-LEAD_NS = NS // 10  # from giving a phase out to its start, so that no worker starts late
+LEAD_NS = NS // 10  # from dispatching a phase to its start, so that no worker starts late
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         records=folder / FILE_NAME,
         random_seed=args.random_seed,
     )
-    header = {"config": _plain(vars(args)), "target": check_target(target), **environment()}
+    header = {"config": _jsonable(vars(args)), "target": check_target(target), **environment()}
     writer = open_records(config.records, header)
     try:
         code = Bench(args, config, writer).run(loads(args))
@@ -61,7 +61,7 @@ def loads(args: argparse.Namespace) -> list[tuple[str, float]]:
 
 
 def check_target(target: TargetConfig) -> dict[str, Any]:
-    """What the server says of itself. Raises ClientError where it is not ready."""
+    """Returns the server's metadata. Raises ClientError if it is not ready."""
     if target.service_kind != "triton":
         make_target(target)
         return {"url": target.url}
@@ -81,7 +81,7 @@ class Bench:
             self._metrics_url = None
 
     def run(self, loads: list[tuple[str, float]]) -> ExitCode:
-        """What is measured until an interruption or an error is on disk."""
+        """Measurements made before an interruption or error stay on disk."""
         with Fleet(self._config, self._args.workers) as fleet:
             for number, (mode, value) in enumerate(loads):
                 check_target(self._config.target)
@@ -138,9 +138,9 @@ class Bench:
 
 
 def window_start_ns(phase: Phase) -> int:
-    """Where the measurement window begins: when all streams of a closed loop run, or with the last warm-up arrival.
+    """Start of the measurement window: once all streams of a closed loop run, or at the last warm-up arrival.
 
-    A closed loop of a number of requests, which may end before that, is measured as a whole.
+    A closed loop with a request count may end before that, so it is measured from its start.
     """
     if phase.mode == "closed":
         return phase.start_ns + (0 if phase.requests else phase.stagger_ns)
@@ -148,5 +148,5 @@ def window_start_ns(phase: Phase) -> int:
     return max(warmups, default=phase.start_ns)
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
+def _jsonable(values: dict[str, Any]) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}

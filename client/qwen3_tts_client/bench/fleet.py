@@ -1,4 +1,4 @@
-"""The worker processes of a benchmark, as their parent sees them."""
+"""Starts, drives and stops the worker processes of a benchmark."""
 
 import multiprocessing
 import os
@@ -18,26 +18,26 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class Fleet:
-    """Raises ClientError where a worker cannot reach the server or dies."""
+    """Raises ClientError if a worker dies or cannot reach the server."""
 
     def __init__(self, config: WorkerConfig, workers: int) -> None:
         # spawn: gRPC does not survive a fork.
         context = multiprocessing.get_context("spawn")
         self._processes, self._pipes = [], []
         for number in range(workers):
-            pipe, far_end = context.Pipe()
+            pipe, child_end = context.Pipe()
             share = replace(config, share=Share(number, workers))
-            process = context.Process(target=worker.main, args=(share, far_end), daemon=True)
+            process = context.Process(target=worker.main, args=(share, child_end), daemon=True)
             process.start()
-            far_end.close()  # so that a dead worker reads as end of file
+            child_end.close()  # so that a worker's death raises EOFError here
             self._processes.append(process)
             self._pipes.append(pipe)
 
     def __enter__(self) -> "Fleet":
         for pipe in self._pipes:
-            answer = self._receive(pipe)
-            if isinstance(answer, ClientError):
-                raise answer
+            status = self._receive(pipe)
+            if isinstance(status, ClientError):
+                raise status
         return self
 
     def __exit__(self, error: object, *rest: object) -> None:
@@ -49,8 +49,8 @@ class Fleet:
             process.join(CLOSE_TIMEOUT_S)
             process.kill()
 
-    def run(self, phase: Phase, each_poll: Callable[[], None]) -> list[PhaseDone]:
-        """Returns when every stream of the phase is over. Ctrl-C ends it early; the answers say so."""
+    def run(self, phase: Phase, on_poll: Callable[[], None]) -> list[PhaseDone]:
+        """Returns once every stream of the phase has ended. Ctrl-C ends it early and sets `interrupted`."""
         for pipe in self._pipes:
             pipe.send(phase)
         done: list[PhaseDone] = []
@@ -60,7 +60,7 @@ class Fleet:
                 for pipe in cast(Sequence[Connection], wait(waiting, POLL_S)):
                     done.append(cast(PhaseDone, self._receive(pipe)))
                     waiting.remove(pipe)
-                each_poll()
+                on_poll()
             except KeyboardInterrupt:
                 self._interrupt()
         return done
@@ -74,4 +74,4 @@ class Fleet:
         try:
             return pipe.recv()
         except EOFError:
-            raise ClientError("a worker process died; what it recorded is kept", ExitCode.REQUEST) from None
+            raise ClientError("a worker process died; its records are kept", ExitCode.REQUEST) from None

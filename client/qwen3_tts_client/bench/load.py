@@ -1,4 +1,4 @@
-"""When requests are sent: closed loop (so many streams at once) and open loop (Poisson arrivals)."""
+"""Load generation: closed loop (constant concurrency) and open loop (Poisson arrivals)."""
 
 import asyncio
 import itertools
@@ -9,27 +9,26 @@ from dataclasses import dataclass
 
 from qwen3_tts_client.analysis.playback import NS
 
-# A caller that was refused does not come back at line rate.
+# Keeps a refused caller from retrying at line rate.
 PAUSE_AFTER_FAILURE_S = 0.1
 
-# Sends the request of this index, due at this perf_counter_ns (None: now), and returns whether it ended well.
+# Sends the request of an index, due at a perf_counter_ns (None: now), and returns whether it succeeded.
 Send = Callable[[int, int | None], Awaitable[bool]]
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One load on the server, warm-up or measurement: `requests` in number, or until `stop_ns`.
+    """Warm-up or measurement of one load: `requests` requests, or until `stop_ns`.
 
-    An open loop carries its warm-up in itself, as its first `warmups` requests: to let them end first would empty the
-    server.
+    An open loop includes its warm-up as its first `warmups` requests: waiting for them to end would drain the server.
     """
 
     load: int
     name: str  # "warmup" or "measure"
     mode: str  # "closed" or "open"
-    value: float  # streams at once, or requests a second
+    value: float  # concurrency, or requests per second
     start_ns: int
-    stagger_ns: int  # closed loop: the starts of the streams are spread over this time
+    stagger_ns: int  # closed loop: stream starts are spread over this time
     requests: int | None
     stop_ns: int | None
     seed: str
@@ -38,28 +37,28 @@ class Phase:
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of a phase one worker process does: every `workers`-th stream and request, from `worker` on."""
+    """One worker process's share of a phase: every `workers`-th stream and request, starting at `worker`."""
 
     worker: int
     workers: int
 
-    def first(self, number: int | None) -> Iterator[int]:
-        """This worker's part of 0 .. number - 1, or of all numbers."""
-        everything = itertools.count() if number is None else range(number)
-        return itertools.islice(everything, self.worker, None, self.workers)
+    def indices(self, number: int | None) -> Iterator[int]:
+        """This worker's indices of 0 .. number - 1, unbounded for None."""
+        every = itertools.count() if number is None else range(number)
+        return itertools.islice(every, self.worker, None, self.workers)
 
 
 async def run_phase(phase: Phase, share: Share, send: Send) -> None:
-    """Returns when the last stream is over. Cancelling it cancels every stream."""
+    """Returns once the last stream has ended. Cancelling it cancels every stream."""
     run = run_closed if phase.mode == "closed" else run_open
     await run(phase, share, send)
 
 
 async def run_closed(phase: Phase, share: Share, send: Send) -> None:
-    indices = share.first(phase.requests)
+    indices = share.indices(phase.requests)
     concurrency = int(phase.value)
     async with asyncio.TaskGroup() as slots:
-        for slot in share.first(concurrency):
+        for slot in share.indices(concurrency):
             start_ns = phase.start_ns + phase.stagger_ns * slot // concurrency
             slots.create_task(_run_slot(start_ns, phase.stop_ns, indices, send))
 
@@ -88,7 +87,7 @@ async def _send_due(index: int, due_ns: int, send: Send) -> None:
 
 
 def poisson_arrivals_ns(phase: Phase) -> Iterator[int]:
-    """Arrival times with independent exponential gaps of mean 1/value seconds; the same ones for the same seed."""
+    """Arrival times with independent exponential gaps of mean 1/value seconds; deterministic in the seed."""
     rng = random.Random(phase.seed)
     due_ns = phase.start_ns
     for _ in itertools.count() if phase.requests is None else range(phase.requests):

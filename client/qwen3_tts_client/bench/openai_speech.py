@@ -1,4 +1,4 @@
-"""An OpenAI-compatible /v1/audio/speech endpoint (response_format pcm, streamed), measured like a Triton stream."""
+"""Benchmark target for OpenAI-compatible /v1/audio/speech endpoints (response_format pcm, streamed)."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from qwen3_tts_client.errors import ClientError, ExitCode, SpeechError
 from qwen3_tts_client.protocol import SAMPLE_RATE, AudioChunk, SpeechRequest
 from qwen3_tts_client.stream import Timeouts
 
-# Field of SpeechRequest to field of the JSON body. The first four are OpenAI's own; servers of Qwen3-TTS know the rest.
+# Field of SpeechRequest to JSON field. The first four are OpenAI's; the rest are extensions of Qwen3-TTS servers.
 BODY_FIELDS = {
     "text": "input",
     "speaker": "voice",
@@ -85,34 +85,34 @@ class OpenAITarget:
                 if whole:
                     yield arrival_ns, AudioChunk(np.frombuffer(data[:whole], "<i2"), SAMPLE_RATE)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise SpeechError("disconnected", f"the connection was lost in mid-stream: {error}") from None
+            raise SpeechError("disconnected", f"connection lost mid-stream: {error}") from None
         except (ValueError, IndexError, asyncio.LimitOverrunError):
-            raise SpeechError("error", "the answer is not HTTP/1.1") from None
+            raise SpeechError("error", "the response is not HTTP/1.1") from None
         finally:
             writer.close()
 
 
 def speech_body(request: SpeechRequest, extra: dict[str, Any]) -> dict[str, Any]:
-    """The JSON body. Raises SpeechError for what only --extra-inputs can say, as servers differ in it."""
+    """The JSON body. Raises SpeechError for ref_audio, which each server takes in a different field."""
     if request.ref_audio is not None:
-        raise SpeechError("invalid", "ref_audio: an OpenAI endpoint takes it in a field of its own: use --extra-inputs")
+        raise SpeechError("invalid", "ref_audio: OpenAI endpoints differ in its field: use --extra-inputs")
     named = {field: getattr(request, name) for name, field in BODY_FIELDS.items() if getattr(request, name) is not None}
     return {**named, "response_format": "pcm", "stream": True, **extra}
 
 
 async def _next_part(parts: AsyncIterator[bytes], end_s: float, timeouts: Timeouts) -> bytes:
-    """The next piece of the body, empty at its end."""
+    """The next part of the body, empty at its end."""
     left_s = end_s - time.monotonic()
     try:
         return await asyncio.wait_for(anext(parts, b""), min(left_s, timeouts.chunk_s))
     except TimeoutError:
         if left_s < timeouts.chunk_s:
-            raise SpeechError("timeout", f"the stream was not over after {timeouts.stream_s:g} s") from None
+            raise SpeechError("timeout", f"the stream did not end within {timeouts.stream_s:g} s") from None
         raise SpeechError("timeout", f"no response for {timeouts.chunk_s:g} s") from None
 
 
 async def _body_parts(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The body as it comes: by HTTP chunk where the server sends chunks, otherwise by what a read returns."""
+    """The body as it arrives: one HTTP chunk at a time for chunked encoding, otherwise one read at a time."""
     status, headers = await _head(reader)
     parts = _chunks(reader) if headers.get("transfer-encoding", "").lower() == "chunked" else _reads(reader)
     if status != 200:

@@ -15,17 +15,17 @@ T = TypeVar("T", int, float)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    _add_load_options(parser.add_argument_group("load", "one after another: each concurrency, then each request rate"))
+    _add_load_options(parser.add_argument_group("load", "run in sequence: each concurrency, then each request rate"))
     text = parser.add_argument_group("text").add_mutually_exclusive_group()
     text.add_argument("--prompt-file", type=Path, default=DEFAULT_FILE, metavar="FILE.jsonl")
     text.add_argument("--text", help="the same text in every request")
     target = parser.add_argument_group("target and results")
     target.add_argument("--service-kind", choices=("triton", "openai"), default="triton")
     target.add_argument("--endpoint", default="/v1/audio/speech", help="openai: path of the speech endpoint")
-    target.add_argument("--extra-inputs", type=json_object, default={}, metavar="JSON", help="openai: more body fields")
+    target.add_argument("--extra-inputs", type=json_object, default={}, metavar="JSON", help="openai: body fields")
     target.add_argument("--metrics-url", default="http://localhost:8002/metrics", help="Prometheus metrics to record")
     target.add_argument("--artifact-dir", type=Path, metavar="DIR", help="default artifacts/<model>-<time>")
-    target.add_argument("-v", "--verbose", action="store_true", help="say of every failure why")
+    target.add_argument("-v", "--verbose", action="store_true", help="print every failure reason")
     options.add_playback_options(parser)
     options.add_server_options(parser)
     options.add_request_options(parser)
@@ -34,14 +34,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _add_load_options(group: Any) -> None:
     values = "N,N|START:END:STEP"
     group.add_argument(
-        "--concurrency", type=int_values, metavar=values, help="closed loop: streams at once (default 1)"
+        "--concurrency", type=int_values, metavar=values, help="closed loop: concurrent streams (default 1)"
     )
-    group.add_argument("--request-rate", type=float_values, metavar=values, help="open loop: Poisson arrivals a second")
-    group.add_argument("--measurement-interval", type=count, default=10_000, metavar="MS", help="of a load (10000)")
-    group.add_argument("--request-count", type=count, metavar="N", help="measure so many requests a load instead")
-    group.add_argument("--warmup-request-count", type=int, default=0, metavar="N", help="before each load, not counted")
+    group.add_argument("--request-rate", type=float_values, metavar=values, help="open loop: Poisson arrivals/second")
+    group.add_argument("--measurement-interval", type=count, default=10_000, metavar="MS", help="per load (10000)")
+    group.add_argument("--request-count", type=count, metavar="N", help="requests per load, instead of a time")
+    group.add_argument("--warmup-request-count", type=int, default=0, metavar="N", help="before each load, unmeasured")
     group.add_argument("--stagger-ms", type=float, default=1000, metavar="MS", help="closed loop: spread of the starts")
-    group.add_argument("--random-seed", type=int, default=0, help="of arrivals, order of prompts and sampling")
+    group.add_argument("--random-seed", type=int, default=0, help="for arrivals, prompt order and sampling")
     group.add_argument("--workers", type=count, default=1, metavar="N", help="client processes")
 
 
@@ -59,7 +59,7 @@ def float_values(text: str) -> list[float]:
 
 
 def _values(text: str, kind: Callable[[str], T]) -> list[T]:
-    """ "1,8,32", or "1:32:8" with both ends."""
+    """Parses "1,8,32" or "1:32:8", both ends included."""
     values = [kind(part) for part in re.split("[,:]", text)]
     if not all(value > 0 for value in values):
         raise argparse.ArgumentTypeError("expected numbers above 0")

@@ -1,4 +1,4 @@
-"""The texts that a benchmark speaks."""
+"""Prompts of a benchmark."""
 
 import json
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from qwen3_tts_client.protocol import SpeechRequest, encode
 
 DEFAULT_FILE = Path(__file__).parent / "prompts" / "everyday.jsonl"
 
-# What a line may say besides `id`: fields of SpeechRequest and their JSON types.
+# Fields allowed beside `id`: fields of SpeechRequest and their JSON types.
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "text": str,
     "language": str,

@@ -1,4 +1,4 @@
-"""What is measured: a server that turns a SpeechRequest into chunks of audio."""
+"""Benchmark targets: servers that turn a SpeechRequest into chunks of audio."""
 
 import asyncio
 import itertools
@@ -14,7 +14,7 @@ from qwen3_tts_client.errors import ClientError, ExitCode
 from qwen3_tts_client.protocol import MODEL_NAME, AudioChunk, SpeechRequest, encode
 from qwen3_tts_client.stream import CHANNEL_OPTIONS, Timeouts, speak
 
-# Enough that streams hardly share an HTTP/2 window, few enough that a worker process starts at once.
+# Enough that few streams share an HTTP/2 window, few enough that a worker process starts quickly.
 CONNECTIONS = 32
 CONNECT_TIMEOUT_S = 10.0
 
@@ -34,7 +34,7 @@ class Target(Protocol):
         """Connects. Raises ClientError."""
 
     async def prepare(self, request: SpeechRequest, request_id: str) -> AsyncGenerator[tuple[int, AudioChunk], None]:
-        """All that comes before writing the request, which the generator does at its first step."""
+        """Does everything up to writing the request, which the generator does at its first step."""
 
     async def close(self) -> None: ...
 
@@ -58,7 +58,7 @@ class TritonTarget:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await asyncio.gather(*(channel.channel_ready() for channel in self._channels))
         except TimeoutError:
-            raise ClientError(f"{self._url}: no connection in {CONNECT_TIMEOUT_S:g} s", ExitCode.SERVER) from None
+            raise ClientError(f"{self._url}: no connection within {CONNECT_TIMEOUT_S:g} s", ExitCode.SERVER) from None
 
     async def prepare(self, request: SpeechRequest, request_id: str) -> AsyncGenerator[tuple[int, AudioChunk], None]:
         return speak(next(self._stubs), [encode(request, self._model_name, request_id)], self._timeouts)

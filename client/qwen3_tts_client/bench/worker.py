@@ -1,4 +1,4 @@
-"""One process that carries its share of the streams of a load."""
+"""Worker process: runs its share of a load's streams."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ LAG_PERIOD_S = 0.005
 class WorkerConfig:
     share: Share
     target: TargetConfig
-    request: SpeechRequest  # what the prompts leave open
+    request: SpeechRequest  # defaults for fields that a prompt omits
     prompts: list[Prompt]
     records: Path
     random_seed: int
@@ -41,9 +41,9 @@ class PhaseDone:
 
 
 def main(config: WorkerConfig, pipe: Connection) -> None:
-    """Serves phases from the pipe until it closes. Answers "ready" or a ClientError first, then a PhaseDone each.
+    """Runs phases from the pipe until it closes. Sends "ready" or a ClientError first, then one PhaseDone per phase.
 
-    A SIGINT ends the phase that runs: its streams are cancelled and recorded as such.
+    SIGINT ends the current phase: its streams are cancelled and recorded as such.
     """
     with contextlib.suppress(EOFError, BrokenPipeError):
         asyncio.run(_serve(config, pipe))
@@ -61,7 +61,7 @@ async def _serve(config: WorkerConfig, pipe: Connection) -> None:
     pipe.send("ready")
     try:
         while True:
-            # Blocks the loop, which has nothing to do between phases.
+            # Blocks the event loop, which is idle between phases.
             pipe.send(await worker.run(pipe.recv()))
     finally:
         await target.close()
@@ -80,7 +80,7 @@ class Worker:
             self._task.cancel()
 
     async def run(self, phase: Phase) -> PhaseDone:
-        # What start-up left behind is not walked by the collector while streams wait.
+        # Keeps the garbage collector from scanning start-up objects while streams run.
         gc.collect()
         gc.freeze()
         with LoopMonitor() as monitor:
@@ -90,7 +90,7 @@ class Worker:
             await asyncio.wait([self._task])
         interrupted = self._task.cancelled()
         if not interrupted:
-            self._task.result()  # raises what went wrong in this program
+            self._task.result()  # raises errors of this program
         client = monitor.record(phase.load, self._config.share.worker)
         return PhaseDone(client, time.perf_counter_ns(), interrupted)
 
@@ -99,7 +99,7 @@ class Worker:
         request = self._request(prompt, index)
         recorder = TimelineRecorder(due_ns)
         try:
-            await self._follow(request, f"{phase.load}-{phase.name}-{index}", recorder)
+            await self._consume(request, f"{phase.load}-{phase.name}-{index}", recorder)
         finally:
             self._writer.append(
                 RequestRecord(
@@ -115,7 +115,7 @@ class Worker:
             )
         return recorder.timeline.outcome == "ok"
 
-    async def _follow(self, request: SpeechRequest, request_id: str, recorder: TimelineRecorder) -> None:
+    async def _consume(self, request: SpeechRequest, request_id: str, recorder: TimelineRecorder) -> None:
         try:
             stream = await self._target.prepare(request, request_id)
             recorder.mark_sent()
@@ -134,7 +134,7 @@ class Worker:
 
 
 class LoopMonitor:
-    """How late this process's event loop runs what is due, and how much of a core the process takes."""
+    """Measures the event loop's lag and the process's CPU share of one core."""
 
     def __enter__(self) -> "LoopMonitor":
         self._lags_s: list[float] = []

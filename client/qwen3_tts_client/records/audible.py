@@ -1,4 +1,4 @@
-"""Where speech becomes audible in a stream of PCM."""
+"""Detects where speech becomes audible in a PCM stream."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ THRESHOLD_DBFS = -45.0
 class AudibleOnset:
     """Finds the first of two consecutive 20 ms windows (hop 10 ms) of at least -45 dBFS RMS, chunk by chunk.
 
-    `sample` is the index of that window's first sample, None until it is found.
+    `sample` is the index of that window's first sample, None until found.
     """
 
     def __init__(self, sample_rate: int) -> None:

@@ -1,4 +1,4 @@
-"""What a run was measured on."""
+"""Hardware and software of a run."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ PACKAGES = ("nvidia-pytriton", "tritonclient", "grpcio", "torch", "tensorrt", "o
 
 
 def environment() -> dict[str, Any]:
-    """GPU, driver, image or packages, commit and machine of where this client runs."""
+    """GPU, driver, image or packages, commit and machine of this client."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -34,7 +34,7 @@ def _version(package: str) -> str | None:
 
 
 def commit() -> str | None:
-    """GIT_COMMIT, set where the tree is a copy without its repository, or else the checkout's, "-dirty" if changed."""
+    """GIT_COMMIT (set for a copy without its repository), else the checkout's commit, with "-dirty" if modified."""
     if given := os.environ.get("GIT_COMMIT"):
         return given
     here = Path(__file__).parent

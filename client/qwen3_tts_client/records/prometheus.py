@@ -1,4 +1,4 @@
-"""A server's Prometheus metrics: scraped, and what its histograms say of the time between two scrapes."""
+"""Scrapes Prometheus metrics and computes histogram quantiles between two scrapes."""
 
 import re
 import urllib.request
@@ -12,7 +12,7 @@ _BOUND = re.compile(r'\ble="([^"]+)"')
 
 
 def scrape(url: str) -> str | None:
-    """The text of a metrics endpoint, None where there is none."""
+    """The text of a metrics endpoint, None if unreachable."""
     try:
         with urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_S) as response:
             return str(response.read().decode())
@@ -21,7 +21,7 @@ def scrape(url: str) -> str | None:
 
 
 def parse(text: str, kind: str | None = None) -> dict[str, float]:
-    """Sample name with labels to value; `kind` ("gauge") leaves out metrics of another type."""
+    """Sample name with labels to value; `kind` ("gauge") keeps only metrics of that type."""
     samples, current = {}, None
     for line in text.splitlines():
         if declared := _TYPE.match(line):
@@ -32,14 +32,14 @@ def parse(text: str, kind: str | None = None) -> dict[str, float]:
 
 
 def total(samples: Mapping[str, float], name: str, label: str = "") -> float | None:
-    """The sum of a metric over its samples, or those with a label (name="value"); None where it is not there."""
+    """Sum of a metric over its samples, or those with a label (name="value"); None if absent."""
     named = ((sample.partition("{"), value) for sample, value in samples.items())
     values = [value for (found, _, labels), value in named if found == name and label in labels]
     return sum(values) if values else None
 
 
 def bucket_counts(samples: Mapping[str, float], name: str) -> dict[float, float]:
-    """Upper bound to cumulative count of a histogram, added up over its labels."""
+    """Upper bound to cumulative count of a histogram, summed over labels."""
     counts: dict[float, float] = defaultdict(float)
     for sample, value in samples.items():
         if sample.startswith(f"{name}_bucket{{") and (bound := _BOUND.search(sample)):
@@ -48,9 +48,9 @@ def bucket_counts(samples: Mapping[str, float], name: str) -> dict[float, float]
 
 
 def quantile_between(before: Mapping[str, float], after: Mapping[str, float], name: str, q: float) -> float | None:
-    """The q-quantile of what a histogram observed between two scrapes, linear within a bucket as in PromQL.
+    """The q-quantile of a histogram's observations between two scrapes, linear within a bucket as in PromQL.
 
-    None where nothing was observed; the last finite bound where the quantile lies beyond it.
+    None without observations; the last finite bound if the quantile exceeds it.
     """
     then = bucket_counts(before, name)
     counts = {bound: count - then.get(bound, 0.0) for bound, count in sorted(bucket_counts(after, name).items())}

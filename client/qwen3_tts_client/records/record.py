@@ -1,4 +1,4 @@
-"""Measurements on disk: JSON lines, one file a run, readable up to where it was interrupted."""
+"""Measurements on disk: JSON lines, one file per run, readable up to an interruption."""
 
 import json
 import os
@@ -16,7 +16,7 @@ FILE_NAME = "records.jsonl"
 @dataclass(frozen=True)
 class RequestRecord:
     load: int  # id of its load
-    index: int  # place in the load's order
+    index: int  # position in the load
     phase: str  # "warmup" or "measure"
     worker: int
     prompt: str
@@ -27,23 +27,23 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class LoadRecord:
-    """One point of a sweep and the window in which it was measured.
+    """One point of a sweep and its measurement window.
 
-    Written when it begins, as planned and with an end_ns of 0, and again when it is over: the last one counts.
+    Written at the start, with the planned window and an end_ns of 0, and again at the end: the last one counts.
     """
 
     id: int
     mode: str  # "closed" or "open"
-    value: float  # streams at once, or requests a second
+    value: float  # concurrency, or requests per second
     start_ns: int
-    stop_ns: int  # nothing was sent from here on
-    end_ns: int  # the last stream was over
+    stop_ns: int  # no request was sent from here on
+    end_ns: int  # the last stream ended
     interrupted: bool = False
 
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """How much one worker process of this client distorted one load."""
+    """Overhead of one worker process of this client during one load."""
 
     load: int
     worker: int
@@ -70,7 +70,7 @@ class Run:
     scrapes: list[ScrapeRecord] = field(default_factory=list)
 
     def scraped(self, load: LoadRecord) -> tuple[dict[str, float], dict[str, float]]:
-        """The server's metrics before and after a load; empty where there were none."""
+        """The server's metrics before and after a load; empty if not scraped."""
         samples = {scrape.moment: scrape.samples for scrape in self.scrapes if scrape.load == load.id}
         return samples.get("before", {}), samples.get("after", {})
 
@@ -95,21 +95,21 @@ class RecordWriter:
         self._write({"kind": "run", "schema_version": SCHEMA_VERSION, **fields})
 
     def append(self, record: Record) -> None:
-        # vars, as asdict copies every list of a timeline.
+        # vars: asdict would copy every list of a timeline.
         self._write({"kind": _NAMES[type(record)], **vars(record)})
 
     def _write(self, line: dict[str, Any]) -> None:
-        # One write a line: O_APPEND keeps lines of different processes whole, and a crash loses none that returned.
+        # One write per line: O_APPEND keeps lines of concurrent processes intact, and a crash loses no finished write.
         data = json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=vars).encode() + b"\n"
         while data:
             data = data[os.write(self._file, data) :]
 
 
 def read_run(path: Path) -> Run:
-    """Reads a record file, or the one in a folder. Raises ClientError for anything that is not one of this schema."""
+    """Reads a record file, or the one in a folder. Raises ClientError for anything else or another schema."""
     file = path / FILE_NAME if path.is_dir() else path
     try:
-        lines = file.read_bytes().split(b"\n")[:-1]  # what follows the last newline was cut off in writing
+        lines = file.read_bytes().split(b"\n")[:-1]  # anything after the last newline is a partial write
     except OSError as error:
         raise ClientError(f"{file}: {error.strerror}") from None
     run = Run(_header(file, lines[0] if lines else b""))
@@ -118,12 +118,12 @@ def read_run(path: Path) -> Run:
             _add(run, json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
             raise ClientError(f"{file}:{number}: not a record of schema version {SCHEMA_VERSION}: {error}") from None
-    run.loads[:] = [load if load.end_ns else _broken_off(load, run.requests) for load in run.loads]
+    run.loads[:] = [load if load.end_ns else _close_interrupted(load, run.requests) for load in run.loads]
     return run
 
 
-def _broken_off(load: LoadRecord, requests: list[RequestRecord]) -> LoadRecord:
-    """A load without a recorded end: it ended with its last request."""
+def _close_interrupted(load: LoadRecord, requests: list[RequestRecord]) -> LoadRecord:
+    """Ends a load without a recorded end at its last request."""
     end_ns = max((r.timeline.end_ns for r in requests if r.load == load.id), default=load.start_ns + 1)
     stop_ns = min(load.stop_ns or end_ns, end_ns)
     return replace(load, start_ns=min(load.start_ns, stop_ns - 1), stop_ns=stop_ns, end_ns=end_ns, interrupted=True)

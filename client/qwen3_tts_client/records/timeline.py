@@ -1,4 +1,4 @@
-"""What happened to one request, as its caller saw it."""
+"""Client-side timeline of one request."""
 
 import time
 from dataclasses import dataclass, field
@@ -10,21 +10,21 @@ from qwen3_tts_client.records.audible import AudibleOnset
 
 @dataclass
 class Timeline:
-    """Times are perf_counter_ns, which is one clock for all processes of a machine."""
+    """Times are perf_counter_ns, one clock for all processes of a machine."""
 
     sent_ns: int  # just before it was written
     scheduled_ns: int | None = None  # open loop: when it was due
-    arrivals_ns: list[int] = field(default_factory=list)  # one a non-empty chunk
+    arrivals_ns: list[int] = field(default_factory=list)  # one per non-empty chunk
     samples: list[int] = field(default_factory=list)  # of each chunk
     sample_rate: int = SAMPLE_RATE  # Hz
-    onset_sample: int | None = None  # where it becomes audible
+    onset_sample: int | None = None  # first audible sample
     end_ns: int = 0
-    outcome: str = "cancelled"  # one of errors.OUTCOMES; this one until the stream is over
+    outcome: str = "cancelled"  # one of errors.OUTCOMES; this one until the stream ends
     error: str | None = None
 
 
 class TimelineRecorder:
-    """Fills a Timeline while its stream goes on."""
+    """Fills a Timeline while its stream runs."""
 
     def __init__(self, scheduled_ns: int | None = None) -> None:
         self.timeline = Timeline(time.perf_counter_ns(), scheduled_ns)
@@ -43,7 +43,7 @@ class TimelineRecorder:
         self.timeline.onset_sample = self._onset.sample
 
     def finish(self, error: SpeechError | None = None) -> None:
-        """Not called at all for a stream that its caller gave up."""
+        """Not called for a stream that its caller cancelled."""
         if error is None and not self.timeline.samples:
             error = SpeechError("error", "the stream ended without audio")
         self.timeline.outcome = error.outcome if error else "ok"
