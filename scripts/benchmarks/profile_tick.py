@@ -18,7 +18,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import TalkerConfig, TransformerConfig
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.startup import choose_device
-from qwen3_tts_engine.talker.graph_runner import GraphRunner
+from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
 from qwen3_tts_engine.talker.loader import load_runner
 from scripts.benchmarks.talker import newcomer, settings
 
@@ -44,7 +44,7 @@ def main(
     config = settings(checkpoint, max(sizes))
     opened = Checkpoint.open(checkpoint)
     runner = load_runner(opened, config, choose_device(config, "cuda:0"))
-    assert isinstance(runner, GraphRunner)
+    assert isinstance(runner, GraphTalkerRunner)
     prompts = PromptBuilder(opened, config)
     for size in sizes:
         slots = np.arange(size)
@@ -55,7 +55,7 @@ def main(
         show(size, traced(runner, slots), host_us, floor_ms(opened.config.talker_config, size), rows)
 
 
-def host_microseconds(runner: GraphRunner, slots: np.ndarray) -> float:
+def host_microseconds(runner: GraphTalkerRunner, slots: np.ndarray) -> float:
     """What the host spends on launching a tick, the device being far behind."""
     start = time.perf_counter()
     ticks = [runner.launch(slots) for _ in range(TICKS)]
@@ -65,7 +65,7 @@ def host_microseconds(runner: GraphRunner, slots: np.ndarray) -> float:
     return spent / TICKS * 1e6
 
 
-def traced(runner: GraphRunner, slots: np.ndarray) -> list[Kernel]:
+def traced(runner: GraphTalkerRunner, slots: np.ndarray) -> list[Kernel]:
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         for _ in range(TICKS):
             runner.collect(runner.launch(slots))

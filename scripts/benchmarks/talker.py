@@ -20,7 +20,7 @@ from qwen3_tts_engine.core import Newcomer
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import RequestError, SynthesisRequest
 from qwen3_tts_engine.startup import choose_device
-from qwen3_tts_engine.talker.graph_runner import GraphRunner
+from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
 from qwen3_tts_engine.talker.loader import load_runner
 from scripts.benchmarks.common import settings_of_environment, show
 
@@ -47,7 +47,7 @@ def main(
     opened = Checkpoint.open(checkpoint)
     started = time.perf_counter()
     runner = load_runner(opened, config, device)
-    assert isinstance(runner, GraphRunner)
+    assert isinstance(runner, GraphTalkerRunner)
     console.print(f"loaded and captured in {time.perf_counter() - started:.1f} s")
     prompts = PromptBuilder(opened, config)
     rows = [measure(runner, prompts, size, repeats) for size in sizes]
@@ -68,7 +68,7 @@ def settings(checkpoint: str, max_streams: int) -> EngineConfig:
     return EngineConfig.from_parameters(fixed)
 
 
-def measure(runner: GraphRunner, prompts: PromptBuilder, batch: int, repeats: int) -> dict[str, Any]:
+def measure(runner: GraphTalkerRunner, prompts: PromptBuilder, batch: int, repeats: int) -> dict[str, Any]:
     """Median over runs of the median tick, and of the time from an idle engine to the first frame on the host."""
     first, ticks, device = zip(*(run(runner, prompts, batch) for _ in range(repeats)), strict=True)
     return {
@@ -79,7 +79,7 @@ def measure(runner: GraphRunner, prompts: PromptBuilder, batch: int, repeats: in
     }
 
 
-def run(runner: GraphRunner, prompts: PromptBuilder, batch: int) -> tuple[float, float, float]:
+def run(runner: GraphTalkerRunner, prompts: PromptBuilder, batch: int) -> tuple[float, float, float]:
     """(ms to the first frame, median ms of the ticks after it, mean ms of a tick on the device) of one utterance."""
     per_stream = runner.limits.max_pages
     newcomers = [newcomer(prompts, slot, list(range(slot * 8, slot * 8 + min(8, per_stream)))) for slot in range(batch)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from qwen3_tts_engine.talker.graph_runner import GraphRunner
+from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
 from tests.gpu.conftest import DEVICE
@@ -33,7 +33,7 @@ def _no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_no_compiler")
 def test_pytorch_does_the_work_and_the_log_says_why(checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
     runner = load_runner(checkpoint, config_of(checkpoint, kernels="auto"), DEVICE)
-    assert not isinstance(runner, GraphRunner)
+    assert not isinstance(runner, GraphTalkerRunner)
     assert isinstance(runner._ops, TorchOps)
     assert "the CUDA kernels could not be built" in caplog.text
     assert "does not compile: injected" in caplog.text

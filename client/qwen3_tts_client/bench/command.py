@@ -16,7 +16,7 @@ from qwen3_tts_client.analysis.table import load_name
 from qwen3_tts_client.bench import options as bench_options
 from qwen3_tts_client.bench.fleet import Fleet
 from qwen3_tts_client.bench.load import Phase, Share, poisson_arrivals_ns
-from qwen3_tts_client.bench.prompt import Prompt, read_prompts
+from qwen3_tts_client.bench.prompt import BenchPrompt, read_prompts
 from qwen3_tts_client.bench.target import TargetConfig, make_target
 from qwen3_tts_client.bench.worker import PhaseDone, WorkerConfig
 from qwen3_tts_client.errors import ExitCode
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         share=Share(0, 1),
         target=target,
         request=options.speech_request(args, args.text or ""),
-        prompts=[Prompt("text", {"text": args.text})] if args.text else read_prompts(args.prompt_file),
+        prompts=[BenchPrompt("text", {"text": args.text})] if args.text else read_prompts(args.prompt_file),
         records=folder / FILE_NAME,
         random_seed=args.random_seed,
     )

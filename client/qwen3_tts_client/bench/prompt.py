@@ -22,12 +22,12 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 
 
 @dataclass(frozen=True)
-class Prompt:
+class BenchPrompt:
     id: str
     fields: dict[str, Any]  # of SpeechRequest, `text` among them
 
 
-def read_prompts(path: Path) -> list[Prompt]:
+def read_prompts(path: Path) -> list[BenchPrompt]:
     """Reads JSON lines of {"id", "text", "language", ...}. Raises ClientError with the line number."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -39,7 +39,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def _prompt(place: str, line: str) -> Prompt:
+def _prompt(place: str, line: str) -> BenchPrompt:
     try:
         fields = json.loads(line)
     except ValueError as error:
@@ -58,4 +58,4 @@ def _prompt(place: str, line: str) -> Prompt:
         encode(SpeechRequest(**fields))
     except ValueError as error:
         raise ClientError(f"{place}: {error}") from None
-    return Prompt(identifier, fields)
+    return BenchPrompt(identifier, fields)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from qwen3_tts_client.bench.load import Phase, Share, run_phase
-from qwen3_tts_client.bench.prompt import Prompt
+from qwen3_tts_client.bench.prompt import BenchPrompt
 from qwen3_tts_client.bench.target import Target, TargetConfig, make_target
 from qwen3_tts_client.errors import ClientError, SpeechError
 from qwen3_tts_client.protocol import SpeechRequest
@@ -28,7 +28,7 @@ class WorkerConfig:
     share: Share
     target: TargetConfig
     request: SpeechRequest  # defaults for fields that a prompt omits
-    prompts: list[Prompt]
+    prompts: list[BenchPrompt]
     records: Path
     random_seed: int
 
@@ -126,7 +126,7 @@ class Worker:
         except SpeechError as error:
             recorder.finish(error)
 
-    def _request(self, prompt: Prompt, index: int) -> SpeechRequest:
+    def _request(self, prompt: BenchPrompt, index: int) -> SpeechRequest:
         seed = self._config.request.seed
         if seed is None:
             seed = (self._config.random_seed + index) % 2**63

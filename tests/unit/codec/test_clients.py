@@ -98,7 +98,7 @@ def test_a_reference_is_decoded_in_verified_chunk_lengths(
 
     monkeypatch.setattr(bls, "_call", call)
     config = EngineConfig(checkpoint="any", max_chunk_frames=longest)
-    encoder = bls.BlsEncoder(config, CodecStates(torch.zeros(2, 8), 71))
+    encoder = bls.BlsReferenceEncoder(config, CodecStates(torch.zeros(2, 8), 71))
     assert encoder._warm(torch.zeros(1, 90, 16, dtype=torch.int32)).tolist() == [90] * 8
     assert {length for length, _, _ in calls} <= {length for length in CHUNK_FRAMES if length <= longest}
     assert all(history == min(decoded, 71) for _, history, decoded in calls)

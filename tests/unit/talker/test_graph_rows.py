@@ -11,7 +11,7 @@ from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.core import Newcomer
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import SynthesisRequest
-from qwen3_tts_engine.talker.graph_runner import GraphRunner
+from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.voice import Voice
@@ -67,9 +67,9 @@ def test_out_of_memory_fails_the_prompt_that_meets_it(
     assert graphs._fresh.tolist() == [True, False, True, False]
 
 
-def as_graph_runner(eager: TalkerRunner) -> GraphRunner:
+def as_graph_runner(eager: TalkerRunner) -> GraphTalkerRunner:
     """A graph runner over the same state, which captures nothing."""
-    graphs = GraphRunner.__new__(GraphRunner)
+    graphs = GraphTalkerRunner.__new__(GraphTalkerRunner)
     graphs.__dict__.update(eager.__dict__)
     return graphs
 

@@ -112,15 +112,15 @@ class Engine:
     def _talk(self) -> None:
         """The step loop: launch a tick, then read the one before it; if they take turns, call the codec in between."""
         launched: deque[tuple[Batch, Tick, float]] = deque()
-        step: Batch | Chunks | None = None
-        while (step := self._next_step(idle=not launched, last=step)) is not None:
-            if isinstance(step, Chunks):
-                self._decode(step)
+        work: Batch | Chunks | None = None
+        while (work := self._next_work(idle=not launched, last=work)) is not None:
+            if isinstance(work, Chunks):
+                self._decode(work)
                 continue
             # Before the newcomers: some may have been given pages that others lost.
-            if len(step.grown):
-                self._runner.grow(step.grown)
-            batch = self._prefill(step)
+            if len(work.grown):
+                self._runner.grow(work.grown)
+            batch = self._prefill(work)
             if batch.feeds:
                 self._runner.feed(batch.feeds)
             if len(batch):
@@ -148,7 +148,7 @@ class Engine:
             # Under the lock, or the end of a stream that has no more to decode could overtake this.
             self._delivery.put(chunks, pcm, failed, ended, decoded)
 
-    def _next_step(self, idle: bool, last: Batch | Chunks | None) -> Batch | Chunks | None:
+    def _next_work(self, idle: bool, last: Batch | Chunks | None) -> Batch | Chunks | None:
         """What the talker's thread does after `last`, None once the engine is closed.
 
         `idle` says that no tick is in flight.

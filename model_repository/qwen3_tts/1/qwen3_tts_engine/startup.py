@@ -27,7 +27,7 @@ from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from qwen3_tts_engine.voices import encoders
 from qwen3_tts_engine.voices.record import Origin
-from qwen3_tts_engine.voices.service import Encoder, Voices
+from qwen3_tts_engine.voices.service import ReferenceEncoder, Voices
 from qwen3_tts_engine.voices.store import VoiceStore
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def open_voices(
     checkpoint: Checkpoint,
     config: EngineConfig,
     prompts: PromptBuilder,
-    encoder: Encoder,
+    encoder: ReferenceEncoder,
     on_thread_start: Callable[[], None],
 ) -> Voices:
     """The voices of a Base checkpoint."""

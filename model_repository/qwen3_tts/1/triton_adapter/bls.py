@@ -70,8 +70,8 @@ class SharedStatesCodec(BlsCodec):
         return samples, overflowed(samples)
 
 
-class BlsEncoder:
-    """The models that read a reference (voices.service.Encoder), called through Triton."""
+class BlsReferenceEncoder:
+    """The models that read a reference (voices.service.ReferenceEncoder), called through Triton."""
 
     def __init__(self, config: EngineConfig, states: CodecStates) -> None:
         self._speaker_encoder, self._max_chunk_frames = config.speaker_encoder, config.max_chunk_frames

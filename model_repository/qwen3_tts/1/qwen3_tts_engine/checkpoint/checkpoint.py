@@ -1,7 +1,6 @@
 """A released Qwen3-TTS checkpoint: its files, its configuration, its tensors."""
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,15 +17,13 @@ from qwen3_tts_engine.checkpoint.configs import (
     SpeechTokenizerConfig,
     read_config,
 )
+from qwen3_tts_engine.checkpoint.tensor_shapes import TensorShapes
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 SPEECH_TOKENIZER = "speech_tokenizer"
 TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
-
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ class Checkpoint:
         return digest.hexdigest()
 
 
-def load_tensors(path: Path, shapes: Shapes) -> dict[str, torch.Tensor]:
+def load_tensors(path: Path, shapes: TensorShapes) -> dict[str, torch.Tensor]:
     """Load the named tensors in their stored dtype.
 
     Raises CheckpointError naming the file, the tensor, and the expected and found shapes; checked before any is read.

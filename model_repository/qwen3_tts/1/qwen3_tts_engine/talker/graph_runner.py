@@ -21,7 +21,7 @@ FIRST_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)
 
 
-class Graph:
+class TickGraph:
     """A captured function of one static int64 input; `replay` fills the first rows and leaves padding in the rest."""
 
     def __init__(self, padding: np.ndarray, run: Callable[[Tensor], Tensor | None], device: torch.device, pool: Any):
@@ -55,7 +55,7 @@ class LaunchedTick:
     done: torch.cuda.Event
 
 
-class GraphRunner(TalkerRunner):
+class GraphTalkerRunner(TalkerRunner):
     """interfaces.Runner: a tick's codes are read while the next tick runs."""
 
     lookahead = 1
@@ -69,7 +69,7 @@ class GraphRunner(TalkerRunner):
             (PREFILL_BUCKETS, self._padding_rows, self._prefill_rows),
         )
         done, total = 0, sum(len(buckets) for buckets, *_ in kinds)
-        captured: list[dict[int, Graph]] = []
+        captured: list[dict[int, TickGraph]] = []
         for buckets, padding, run in kinds:
             graphs = {}
             # The largest first: the memory of its intermediate results serves the smaller ones.
@@ -118,11 +118,11 @@ class GraphRunner(TalkerRunner):
             graph.replay(part)
         self._fresh[[newcomer.slot for newcomer in newcomers]] = True
 
-    def _captured(self, padding: np.ndarray, run: Callable[[Tensor], Tensor | None]) -> Graph:
+    def _captured(self, padding: np.ndarray, run: Callable[[Tensor], Tensor | None]) -> TickGraph:
         with torch.inference_mode():
             run(torch.from_numpy(padding).to(self._device))
             torch.cuda.synchronize()
-            graph = Graph(padding, run, self._device, self._pool)
+            graph = TickGraph(padding, run, self._device, self._pool)
             self._pool = graph._graph.pool()
             return graph
 
@@ -163,7 +163,7 @@ def _up_to(buckets: tuple[int, ...], limit: int) -> tuple[int, ...]:
     return smaller if smaller == buckets else (*smaller, limit)
 
 
-def _replays(graphs: dict[int, Graph], rows: np.ndarray) -> Iterator[tuple[Graph, np.ndarray]]:
+def _replays(graphs: dict[int, TickGraph], rows: np.ndarray) -> Iterator[tuple[TickGraph, np.ndarray]]:
     """Rows in runs of what one graph takes, and the smallest graph for each; `graphs` are in ascending order."""
     buckets = list(graphs)
     for start in range(0, len(rows), buckets[-1]):

@@ -47,13 +47,13 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.devi
 
 def _kernel_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
     # Triton and CUDA's compiler are there only where they are needed.
-    from qwen3_tts_engine.talker.graph_runner import GraphRunner
+    from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
     from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
 
     ops = KernelOps(device, batch_invariant=config.batch_invariant)
     if config.kernels == "eager":
         return _make_runner(TalkerRunner, ops, checkpoint, config, device)
-    runner = _make_runner(GraphRunner, ops, checkpoint, config, device)
+    runner = _make_runner(GraphTalkerRunner, ops, checkpoint, config, device)
     runner.capture(lambda done, total: log.info("captured %d of %d CUDA graphs", done, total))
     return runner
 

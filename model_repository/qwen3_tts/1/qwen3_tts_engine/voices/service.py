@@ -27,7 +27,7 @@ ThenRecords = Callable[[list[VoiceRecord] | RequestError], None]
 Answer = TypeVar("Answer")
 
 
-class Encoder(Protocol):
+class ReferenceEncoder(Protocol):
     """The models that read a reference. Only the encoding thread calls it."""
 
     def encode(self, audio: np.ndarray, mel: np.ndarray, num_samples: int, in_context: bool) -> Voice:
@@ -49,7 +49,7 @@ class Voices:
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: ReferenceEncoder,
         store: VoiceStore,
         origin: Origin,
         config: EngineConfig,
