@@ -6,9 +6,10 @@ import time
 import numpy as np
 
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
-from qwen3_tts_engine.core import Chunks, Frames, Newcomer, Prompt, Sink, Stream, TextFeed
+from qwen3_tts_engine.core import Chunks, Frames, Newcomer, Prompt, Sink, Status, Stream, TextFeed
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.request import RequestError, Sampling
+from qwen3_tts_engine.scheduling.slot_table import SlotTable
 
 NUM_CODEBOOKS = 16
 SIGNATURES = 2048
@@ -156,3 +157,10 @@ def make_stream(key: str, sink: Sink, seed: int = 0, max_frames: int = 8, rows: 
         predictor_temperature=0, predictor_top_k=0, predictor_top_p=1, seed=seed,
     )  # fmt: skip
     return Stream(key, prompt, sampling, max_frames, sink)
+
+
+def start_in_slot(table: SlotTable, slot: int, stream: Stream) -> None:
+    """As the scheduler starts a stream, without pages."""
+    table.move(stream, Status.WAITING)
+    table.open(slot, stream)
+    table.move(stream, Status.RUNNING)

@@ -11,11 +11,11 @@ import torch
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES
 from qwen3_tts_engine.codec.states import CodecStates, invalid_codes, to_pcm
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.core import Chunks, Status
 from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from qwen3_tts_engine.voice import Voice
-from tests.fakes.scripted import Listener, make_stream
+from tests.fakes.scripted import Listener, make_stream, start_in_slot
 
 FRAMES = 2
 
@@ -62,7 +62,7 @@ def test_a_clone_goes_on_behind_its_reference() -> None:
     clone = make_stream("clone", Listener())
     clone.voice = Voice(np.zeros(4, np.float32), np.zeros((80, 16), np.int32), "text", torch.zeros(8))
     for slot, stream in enumerate((clone, make_stream("other", Listener()))):
-        table.open(slot, stream)
+        start_in_slot(table, slot, stream)
     chunker = Chunker(table, 1, lambda streams: 0.0)
     table.codes[:] = 0
     for frame in range(3):
@@ -72,8 +72,9 @@ def test_a_clone_goes_on_behind_its_reference() -> None:
         assert dict(zip(chunks.slots.tolist(), chunks.history.tolist(), strict=True)) == {0: 80 + frame, 1: frame}
         assert chunks.first.tolist() == [frame == 0] * 2
         chunker.done(chunks, now=1.0)
-    table.close(0)
-    table.open(0, make_stream("next", Listener()))
+    table.move(clone, Status.ENDED)
+    table.close(clone)
+    start_in_slot(table, 0, make_stream("next", Listener()))
     assert table.preset[0] == 0
 
 

@@ -10,13 +10,13 @@ from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH
 from qwen3_tts_engine.scheduling.capacity import urgent_lead
 from qwen3_tts_engine.scheduling.chunker import MAX_CALL_FRAMES, Chunker, Need
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
-from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
+from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream, start_in_slot
 
 
 def table_with(pending: list[int], sent: list[int] | None = None, done: bool = False) -> SlotTable:
     table = SlotTable(len(pending), 64, NUM_CODEBOOKS)
     for slot in range(len(pending)):
-        table.open(slot, make_stream(str(slot), Listener(), max_frames=64))
+        start_in_slot(table, slot, make_stream(str(slot), Listener(), max_frames=64))
         table.codes[slot] = np.arange(64)[:, None] + 100 * slot
     table.sent[:] = sent or [0] * len(pending)
     table.written[:] = table.sent + pending

@@ -4,7 +4,7 @@ import pytest
 
 from qwen3_tts_engine.core import Status
 from qwen3_tts_engine.scheduling.slot_table import Pool, SlotTable
-from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
+from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream, start_in_slot
 
 
 def test_lowest_indices_first() -> None:
@@ -41,9 +41,7 @@ def test_the_table_in_use_ends_with_the_last_slot_and_is_the_same_memory() -> No
     assert len(table.in_use.talking) == 0
     streams = {slot: make_stream(str(slot), Listener()) for slot in (0, 1, 4)}
     for slot, stream in streams.items():
-        table.move(stream, Status.WAITING)
-        table.open(slot, stream)
-        table.move(stream, Status.RUNNING)
+        start_in_slot(table, slot, stream)
         table.pages[slot] = 1
     table.in_use.written[4] = 3
     assert table.written[4] == 3
@@ -70,9 +68,7 @@ def test_a_status_that_cannot_follow_is_refused() -> None:
 
 def test_a_column_that_contradicts_a_status_breaks_the_integrity() -> None:
     table, stream = SlotTable(1, 16, NUM_CODEBOOKS), make_stream("0", Listener())
-    table.move(stream, Status.WAITING)
-    table.open(0, stream)
-    table.move(stream, Status.RUNNING)
+    start_in_slot(table, 0, stream)
     table.check_integrity()
     table.talking[0] = False
     with pytest.raises(AssertionError, match="does not talk as its stream's status says"):
