@@ -16,8 +16,14 @@ _RPC_OUTCOMES = {
 }
 # Triton's error_message on a stream has only the text of a model's error, so the model prefixes it with its code.
 # (The metadata `triton_grpc_error: true` adds the code, but concurrent errors then crash Triton 2.51.)
-_MESSAGE_OUTCOMES = {"INVALID_ARG": "invalid", "UNAVAILABLE": "unavailable", "CANCELLED": "cancelled"}
-_CODE = re.compile(r"\b(INVALID_ARG|UNAVAILABLE|CANCELLED)\b: ")
+_MESSAGE_OUTCOMES = {
+    "INVALID_ARG": "invalid",
+    "UNAVAILABLE": "unavailable",
+    "CANCELLED": "cancelled",
+    "INTERNAL": "error",
+}
+# The first code counts: an internal error may quote the message of another model.
+_CODE = re.compile(rf"\b({'|'.join(_MESSAGE_OUTCOMES)})\b: ")
 
 
 class ExitCode(IntEnum):

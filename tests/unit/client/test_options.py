@@ -38,6 +38,7 @@ def test_extra_inputs_are_a_json_object(text: str) -> None:
         ("UNAVAILABLE: 64 streams run", "unavailable"),
         ("[request id: 3] CANCELLED: by the client", "cancelled"),
         ("INTERNAL: code2wav", "error"),
+        ("INTERNAL: code2wav: INVALID_ARG: codes: 2048 given", "error"),
         ("the word UNAVAILABLE alone is no code", "error"),
     ],
 )

@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 RunnerT = TypeVar("RunnerT", bound=TalkerRunner)
 # A stream of ordinary length: 30 s of speech from 100 text tokens.
 COMMON_POSITIONS = 512
-CPU_CACHE_BYTES = 1 << 30
+# Holds the longest stream of a released checkpoint, 1.4 GiB in float32.
+CPU_CACHE_BYTES = 2 << 30
 # Of what is free once the weights are loaded; the codec lives on the same GPU.
 FREE_MEMORY_SHARE = 0.6
 
