@@ -1,6 +1,6 @@
-"""Makes Triton models of a checkpoint's codec and encoders.
+"""Exports a checkpoint's codec and encoders as Triton models.
 
-Importing it makes the engine importable, which lives where Triton looks for it: in the model repository.
+Importing it adds the engine and the codec step, which lie in the model repository, to the import path.
 """
 
 import sys

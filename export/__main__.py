@@ -1,4 +1,4 @@
-"""python -m export: turn a checkpoint's codec into the model file that Triton serves."""
+"""python -m export: export a checkpoint's codec as the model file that Triton serves."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,22 +26,20 @@ FORMS: dict[str, Form] = {"onnx": ONNX, "python": PYTHON}
 def main(
     checkpoint: Annotated[str, typer.Option(help="a folder, or a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice")],
     model_repository: Annotated[Path, typer.Option(exists=True, file_okay=False)] = Path("model_repository"),
-    form: Annotated[Literal["onnx", "python", "tensorrt"], typer.Option(help="what the server runs")] = "onnx",
+    form: Annotated[Literal["onnx", "python", "tensorrt"], typer.Option(help="backend of the codec")] = "onnx",
     speaker_encoder: Annotated[
-        str, typer.Option(help="its model name, where several Base checkpoints share a repository")
+        str, typer.Option(help="model name, if several Base checkpoints share a repository")
     ] = SPEAKER_ENCODER.name,
-    force: Annotated[bool, typer.Option("--force", help="export even when the repository is up to date")] = False,
-    build_only: Annotated[
-        Path | None, typer.Option(help="write the file here, unverified, and leave the repository alone")
-    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="export even if the repository is up to date")] = False,
+    build_only: Annotated[Path | None, typer.Option(help="only write the file here, unverified")] = None,
     tensorrt_python: Annotated[
-        Path, typer.Option(exists=True, envvar=TENSORRT_PYTHON, help="the Python that has TensorRT")
+        Path, typer.Option(exists=True, envvar=TENSORRT_PYTHON, help="Python interpreter with TensorRT")
     ] = DEFAULTS.python,
-    tensorrt_level: Annotated[int, typer.Option(min=0, max=5, help="how long it searches, 0 to 5")] = DEFAULTS.level,
-    tensorrt_cache: Annotated[Path, typer.Option(help="timings that shorten the next build")] = DEFAULTS.cache,
+    tensorrt_level: Annotated[int, typer.Option(min=0, max=5, help="optimisation level, 0 to 5")] = DEFAULTS.level,
+    tensorrt_cache: Annotated[Path, typer.Option(help="folder of the timing cache")] = DEFAULTS.cache,
     tensorrt_plugin: Annotated[
         Path | None,
-        typer.Option(exists=True, envvar=PLUGIN_LIBRARY, help="the compiled export/plugin: much faster than without"),
+        typer.Option(exists=True, envvar=PLUGIN_LIBRARY, help="compiled export/plugin library: much faster"),
     ] = DEFAULTS.plugin,
 ) -> None:
     """Export the codec into MODEL_REPOSITORY/code2wav/1, a Base checkpoint's encoders beside it, and verify them."""
@@ -68,13 +66,13 @@ def _export(checkpoint: Checkpoint, repository: Path, form: Form, force: bool) -
         return
     with Progress() as progress:
         exported = export(checkpoint, repository, form, progress)
-    _say(path, exported.agreement, exported.lines)
+    _report(path, exported.agreement, exported.lines)
 
 
 def _build_only(checkpoint: Checkpoint, path: Path, form: Form) -> None:
     with Progress() as progress:
         engine = build(checkpoint, path, form, progress)
-    typer.echo(f"{path}: built, NOT verified: nothing may be served from it{f'; {engine}' if engine else ''}")
+    typer.echo(f"{path}: built, NOT verified: do not serve it{f'; {engine}' if engine else ''}")
 
 
 def _export_encoder(encoder: Encoder, checkpoint: Checkpoint, folder: Path, runtime: Runtime, force: bool) -> None:
@@ -83,10 +81,10 @@ def _export_encoder(encoder: Encoder, checkpoint: Checkpoint, folder: Path, runt
         return
     with Progress() as progress:
         agreement, *lines = export_encoder(encoder, checkpoint, folder, runtime, progress)
-    _say(folder, agreement, lines)
+    _report(folder, agreement, lines)
 
 
-def _say(path: Path, agreement: object, lines: list[str]) -> None:
+def _report(path: Path, agreement: object, lines: list[str]) -> None:
     typer.echo(f"{path}: {agreement} against PyTorch")
     for line in lines:
         typer.echo(f"  {line}")

@@ -1,4 +1,4 @@
-"""How far two answers agree: the worst row counts."""
+"""Agreement of two outputs, by their worst row."""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 MAX_DRIFT_DB = 3.0
-# Parts of an utterance whose errors are compared: the first and the last.
+# Parts of an utterance; the drift compares the first with the last.
 PARTS = 4
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The worst of what was compared: error of the waveform (full scale is 1), signal to error of any tensor, and by
-    how much that falls from the first to the last part of an utterance."""
+    """Worst waveform error (full scale is 1), worst signal-to-noise ratio of any tensor, and the drop of that ratio
+    from the first to the last part of an utterance."""
 
     max_error: float = 0.0
     snr_db: float = math.inf
@@ -25,12 +25,12 @@ class Agreement:
 
     @property
     def bounds(self) -> str:
-        """What a limit allows."""
+        """The limit as text."""
         drift = self.drift_db or MAX_DRIFT_DB
         return f"max error up to {self.max_error:.1e}, SNR from {self.snr_db:.1f} dB, drift up to {drift:.1f} dB"
 
     def within(self, limit: "Agreement") -> bool:
-        """A limit that names no drift allows MAX_DRIFT_DB."""
+        """A limit without a drift allows MAX_DRIFT_DB."""
         close = self.max_error <= limit.max_error and self.snr_db >= limit.snr_db
         return close and self.drift_db <= (limit.drift_db or MAX_DRIFT_DB)
 
@@ -43,26 +43,26 @@ DISAGREEMENT = Agreement(math.inf, -math.inf)
 
 
 def compare(expected: Tensor, actual: Tensor) -> Agreement:
-    """The worst row of tensors [rows, size]. Another shape, and anything not finite, is no agreement at all."""
+    """The worst row of tensors [rows, size]; DISAGREEMENT for another shape or non-finite values."""
     if expected.shape != actual.shape:
         return DISAGREEMENT
     error = expected - actual.to(expected.device)
     signal, noise = (x.square().sum(1, dtype=torch.float64) for x in (expected, error))
     snr_db = torch.where(noise == 0, math.inf, 10 * torch.log10(signal / noise))
-    # Together, since each copy to the host waits for the device.
+    # One transfer: each copy to the host synchronises.
     largest, worst = torch.stack([error.abs().amax().double(), snr_db.amin()]).tolist()
     return Agreement(largest, worst) if math.isfinite(largest) else DISAGREEMENT
 
 
 def compare_step(expected: tuple[Tensor, Tensor], actual: tuple[Tensor, Tensor]) -> Agreement:
-    """Of waveforms and next states."""
+    """Compares waveforms and next states."""
     waveform, state = (compare(*pair) for pair in zip(expected, actual, strict=True))
-    # The state is no sound: its error says something only relative to its size.
+    # The state is not audio: only its relative error is meaningful.
     return waveform.worst(Agreement(snr_db=state.snr_db))
 
 
 def compare_utterance(expected: Tensor, actual: Tensor) -> Agreement:
-    """Of waveforms [1, samples]: the whole, and whether the last part is worse than the first."""
+    """Compares waveforms [1, samples] as a whole, and the last part with the first."""
     whole = compare(expected, actual)
     if whole == DISAGREEMENT:
         return whole

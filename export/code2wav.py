@@ -1,5 +1,4 @@
-"""From a checkpoint to a verified model file of code2wav, its golden cases, and the manifest that says what it was made
-from."""
+"""Exports code2wav: a verified model file, its golden cases, and a manifest of what they were made from."""
 
 import time
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from qwen3_tts_engine.codec.golden import GOLDEN, Golden
 
 
 def is_current(checkpoint: Checkpoint, repository: Path, form: Form) -> bool:
-    """Whether the repository has this form of this checkpoint's codec already."""
+    """Whether the repository already has this form of this checkpoint's codec."""
     folder = version_folder(repository)
     try:
         manifest = CodecManifest.read(folder)
@@ -38,16 +37,16 @@ def is_current(checkpoint: Checkpoint, repository: Path, form: Form) -> bool:
 
 @dataclass(frozen=True)
 class Exported:
-    """How well the file agrees with the PyTorch step, and what else is worth telling."""
+    """Agreement of the file with the PyTorch step, and lines for the summary."""
 
     agreement: Agreement
     lines: list[str]
 
 
 def export(checkpoint: Checkpoint, repository: Path, form: Form, progress: Progress) -> Exported:
-    """Build, verify and only then put in place.
+    """Builds, verifies and only then installs the file.
 
-    Raises CheckpointError, and ExportError when the file does not agree: what was there before stays.
+    Raises CheckpointError, and ExportError if verification fails; the previous file then stays.
     """
     folder = version_folder(repository)
     with verified(folder / GOLDEN) as golden, verified(folder / form.filename) as path:
@@ -60,7 +59,7 @@ def export(checkpoint: Checkpoint, repository: Path, form: Form, progress: Progr
 
 
 def build(checkpoint: Checkpoint, path: Path, form: Form, progress: Progress) -> EngineFacts | None:
-    """Build only: nothing says that the file at `path` is right. Raises CheckpointError."""
+    """Builds the file at `path` without verifying it. Raises CheckpointError."""
     task = progress.add_task(f"build {form.filename}", total=None)
     engine = form.build(CodecStep.from_checkpoint(checkpoint, form.weights_dtype), path)
     progress.update(task, total=1, completed=1)

@@ -1,7 +1,7 @@
-"""From a Base checkpoint to verified model files of its speaker encoder and its codec's encoder.
+"""Exports a Base checkpoint's speaker encoder and codec encoder as verified models.
 
-A repository has these models only once they are exported: Triton does not load a model folder without a version, so
-the exporter lays out the whole folder, its configuration (`export/models`) included.
+A repository has these models only after export: Triton does not load a model folder without a version, so the exporter
+writes the whole folder, including its configuration (`export/models`).
 """
 
 import math
@@ -31,35 +31,35 @@ from qwen3_tts_engine.voices import encoders
 from qwen3_tts_engine.voices.encoders import input_shapes
 
 MODELS, CONFIG = Path(__file__).parent / "models", "config.pbtxt"
-# Frames of 80 ms: the common reference, and the longest one of the default settings.
+# Frames of 80 ms: a typical reference, and the longest one by default.
 COMMON_FRAMES, MOST_FRAMES = 38, EngineConfig(checkpoint="any").max_reference_frames
-# Frames of the references to verify; the last one of each is partial.
+# Frames of the references to verify; each ends with a partial one.
 CASES = (1, 2, 7, COMMON_FRAMES, 125, MOST_FRAMES)
 X_VECTOR_ERROR = 1e-4
-# Random sound has neighbours at equal distance now and then, and one that tips takes the rest of its frame along.
-OTHER_CODES = 0.005
+# Random audio has occasional equidistant codebook entries, and one flipped code changes the rest of its frame.
+CODE_ERROR_RATE = 0.005
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """One of the two models: how to build it, what it reads, and when it agrees with PyTorch."""
+    """One of the two models: how to build it, its inputs, and its verification against PyTorch."""
 
     name: str
     output: str
     load: Callable[[Checkpoint], nn.Module]
     digest: Callable[[Checkpoint], str]
     inputs: Callable[[int], Arrays]
-    """Inputs for a reference of so many frames."""
+    """Inputs for a reference of that many frames."""
     dynamic: Callable[[], dict[str, dict[int, Any]]]
     error: Callable[[Any, Any], float]
-    """Of an output of the shape that is expected."""
+    """Of (expected, actual) outputs of equal shape."""
     limit: float
     agreement: str
-    """How to say what the error is."""
+    """Format string of the error."""
 
 
 def is_current(encoder: Encoder, checkpoint: Checkpoint, folder: Path, runtime: Runtime) -> bool:
-    """Whether the model folder holds this checkpoint's encoder already."""
+    """Whether the model folder already holds this checkpoint's encoder."""
     version = folder / VERSION
     try:
         manifest = encoders.read_encoder(version, encoder.digest(checkpoint), checkpoint.folder)
@@ -71,9 +71,9 @@ def is_current(encoder: Encoder, checkpoint: Checkpoint, folder: Path, runtime: 
 def export_encoder(
     encoder: Encoder, checkpoint: Checkpoint, folder: Path, runtime: Runtime, progress: Progress
 ) -> list[str]:
-    """Build, verify and only then put in place; returns how well the file agrees with PyTorch, and what else it is.
+    """Builds, verifies and only then installs the file; returns summary lines, the agreement with PyTorch first.
 
-    Raises CheckpointError, and ExportError when the file does not agree: what was there before stays.
+    Raises CheckpointError, and ExportError if verification fails; the previous file then stays.
     """
     version = folder / VERSION
     module = encoder.load(checkpoint)
@@ -97,9 +97,9 @@ def graph(encoder: Encoder, module: nn.Module) -> Graph:
 
 
 def _verify(
-    encoder: Encoder, module: nn.Module, path: Path, candidate: Run, done: Callable[[], None]
+    encoder: Encoder, module: nn.Module, path: Path, candidate: Run, advance: Callable[[], None]
 ) -> tuple[float, int]:
-    """The largest error and the size of the output; raises ExportError."""
+    """Returns the largest error and the size of the output; raises ExportError."""
     worst, size = 0.0, 0
     for frames in CASES:
         inputs = encoder.inputs(frames)
@@ -108,15 +108,15 @@ def _verify(
         actual = candidate(inputs)[encoder.output]
         error = encoder.error(expected.numpy(), actual) if expected.shape == actual.shape else math.inf
         if not error <= encoder.limit:
-            wrong = encoder.agreement.format(error)
-            raise ExportError(f"{path}: differs from PyTorch for {frames} frames: {wrong}; deleted")
+            measured = encoder.agreement.format(error)
+            raise ExportError(f"{path}: differs from PyTorch for {frames} frames: {measured}; deleted")
         worst, size = max(worst, error), actual.shape[-1]
-        done()
+        advance()
     return worst, size
 
 
 def configured(encoder: Encoder, runtime: Runtime, name: str, size: int) -> str:
-    """config.pbtxt: what the model is, and behind it what runs it."""
+    """Text of config.pbtxt: the model's part, then the runtime's."""
     model, served = ((MODELS / f"{part}.pbtxt").read_text(encoding="utf-8") for part in (encoder.name, runtime.name))
     named = model.replace(f'name: "{encoder.name}"', f'name: "{name}"', 1)
     # ONNX Runtime's backend requires every size that is fixed in the file.
@@ -129,7 +129,7 @@ def _mel(frames: int) -> Arrays:
 
 
 def _audio(frames: int) -> Arrays:
-    """A gliding tone in noise, whose last frame is partial."""
+    """A frequency-swept tone in noise; the last frame is partial."""
     random = np.random.default_rng(frames)
     count = frames * SAMPLES_PER_FRAME - SAMPLES_PER_FRAME // 3
     time = np.arange(count) / 24000
@@ -158,6 +158,6 @@ CODEC_ENCODER = Encoder(
     inputs=_audio,
     dynamic=lambda: {encoders.AUDIO: {1: Dim("frames", min=1, max=encoders.MAX_FRAMES)}, encoders.NUM_SAMPLES: {}},
     error=lambda expected, actual: float((expected != actual).mean()),
-    limit=OTHER_CODES,
+    limit=CODE_ERROR_RATE,
     agreement="{:.2%} of the codes differ",
 )

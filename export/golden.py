@@ -18,7 +18,7 @@ FRAMES = 2 * sum(CHUNK_FRAMES)
 
 
 def make_golden(step: CodecStep, codec_digest: str, snr_db: float) -> Golden:
-    """Random codes from a zero state, with the limit that the codec's form promises."""
+    """Random codes from a zero state, with the SNR limit of the codec's form."""
     codes = np.random.default_rng(SEED).integers(0, CODEBOOK_SIZE, (UTTERANCES, FRAMES, NUM_CODEBOOKS), np.int32)
     samples, _ = to_pcm(_waveform(Reference(step), torch.from_numpy(codes)))
     return Golden(codes, samples, snr_db, codec_digest)

@@ -1,4 +1,4 @@
-"""What all exported models share: a file is put in place once it is verified, and a manifest says what it is."""
+"""Shared by all exported models: files are installed once verified, with a manifest."""
 
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -18,15 +18,15 @@ VERSION = "1"
 
 
 class ExportError(Exception):
-    """An exported model is not what it should be; the message names the file and how far it is off."""
+    """An exported model failed verification; the message names the file and its error."""
 
 
 @contextmanager
 def verified(path: Path) -> Iterator[Path]:
-    """Gives the path to build a file at and to verify it. Unless that raises, the file takes the place of `path`, whose
-    manifest goes; if it does, the file is deleted."""
+    """Yields a temporary path at which to build and verify a file. Then replaces `path` with it and deletes the old
+    manifest; if an exception is raised, deletes the new file instead."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # With the same ending, which a loader may go by.
+    # With the same suffix, by which loaders may tell the format.
     unverified = path.with_name(f"unverified-{path.name}")
     try:
         yield unverified
@@ -46,7 +46,7 @@ def is_served(folder: Path, manifest: Manifest, form: Form | Runtime, needed: Se
 
 
 def facts(form: Form | Runtime, engine: EngineFacts | None) -> dict[str, Any]:
-    """What every manifest says (manifest.Manifest)."""
+    """Fields of every manifest (manifest.Manifest)."""
     made_by = {"torch": torch.__version__, "onnx": onnx.__version__, "commit": _commit()}
     return {"form": form.name, "opset": form.opset, "engine": engine, **made_by}
 

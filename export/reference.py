@@ -1,4 +1,4 @@
-"""The codec step in PyTorch and FP32, and rows of inputs with its answers to them."""
+"""The PyTorch codec step in FP32 as a reference, and rows of inputs with its outputs."""
 
 import copy
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from torch import Tensor
 from export.modules.codec import CodecStep
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, max_history, split_frames
 
-# Rows that are decoded at once: all of a large batch would not fit in memory.
+# Rows decoded at once: all of a large batch would not fit in memory.
 SLICE = 8
-# Frames behind a row: cold, the window filling, just full, and long full.
+# Frames decoded before a row: cold, window filling, just full, and long full.
 AGES = (0, 1, 5, 40, 71, 80)
-# Every so manieth row has codes out of range.
+# Every MALFORMED-th row has codes out of range.
 MALFORMED = 7
 OUT_OF_RANGE = (-1, 5000)
 
 
 class Reference:
-    """The step in FP32 and nothing less, on a GPU where there is one."""
+    """The step in full FP32 (no TF32), on a GPU if there is one."""
 
     def __init__(self, step: CodecStep) -> None:
         self.config, self.state_size, self.max_history = step.config, step.state_size, max_history(step.config)
@@ -39,13 +39,13 @@ class Reference:
         return torch.zeros(rows, self.state_size, device=self.device)
 
     def history(self, rows: int, frames: int) -> Tensor:
-        """Of streams that are `frames` frames old."""
+        """Of streams after `frames` frames."""
         return torch.full((rows, 1), min(frames, self.max_history), dtype=torch.int32, device=self.device)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Inputs, and the reference's answers to them."""
+    """Inputs, and the reference's outputs for them."""
 
     codes: Tensor
     state: Tensor
@@ -58,11 +58,11 @@ class Rows:
         return self.codes, self.state, self.history
 
     @property
-    def answers(self) -> tuple[Tensor, Tensor]:
+    def outputs(self) -> tuple[Tensor, Tensor]:
         return self.waveform, self.state_out
 
     def pick(self, rows: Tensor) -> "Rows":
-        return Rows(*(tensor[rows] for tensor in (*self.inputs, *self.answers)))
+        return Rows(*(tensor[rows] for tensor in (*self.inputs, *self.outputs)))
 
 
 class RowPool:
@@ -74,7 +74,7 @@ class RowPool:
         self._rows = {frames: self._make(frames) for frames in CHUNK_FRAMES}
 
     def draw(self, rows: int, distinct: int) -> np.ndarray:
-        """Indices of `rows` rows, `distinct` different ones, in random order; one malformed row is among several."""
+        """Indices of `rows` rows, `distinct` different ones, in random order; one of several is malformed."""
         order = self._random.permutation(self._size)
         if distinct > 1:
             malformed, good = order[order % MALFORMED == 0], order[order % MALFORMED != 0]
@@ -98,15 +98,15 @@ class RowPool:
         return Rows(*inputs, *self._reference(*inputs))
 
     def _streams(self) -> tuple[Tensor, Tensor]:
-        """State and history of rows that are as old as AGES in turn."""
-        ages = self._age(SLICE)
+        """State and history of rows whose ages cycle through AGES."""
+        states = self._states_by_age(SLICE)
         picked = [(row % len(AGES), row % SLICE) for row in range(self._size)]
-        state = torch.stack([ages[age][stream] for age, stream in picked])
+        state = torch.stack([states[age][stream] for age, stream in picked])
         history = torch.cat([self._reference.history(1, AGES[age]) for age, _ in picked])
         return state, history
 
-    def _age(self, rows: int) -> list[Tensor]:
-        """The states of so many streams at each of AGES."""
+    def _states_by_age(self, rows: int) -> list[Tensor]:
+        """The states of `rows` streams at each of AGES."""
         states = [self._reference.cold(rows)]
         for younger, older in pairwise(AGES):
             state = states[-1]

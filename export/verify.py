@@ -1,4 +1,4 @@
-"""Holds an exported codec against the PyTorch step, in every shape that can be served, before anyone is."""
+"""Compares an exported codec with the PyTorch step, in every shape that can be served."""
 
 import math
 import time
@@ -18,18 +18,18 @@ from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, split_frames
 
 # (codes int32 [B, T, 16], state fp32 [B, S], history int32 [B, 1]) -> (waveform fp32 [B, 1920 T], next state [B, S]) on
-# any devices; the results are the caller's own.
+# any devices; the caller owns the results.
 Step = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 ALL_BATCHES = tuple(range(1, MAX_BATCH + 1))
-# Where all of them take too long: the smallest, and both sides of powers of two, at which kernels change.
+# If all take too long: the smallest, and both sides of powers of two, where kernels change.
 SOME_BATCHES = (1, 2, 3, 7, 8, 33, MAX_BATCH)
 AFFORDABLE_SECONDS = 10.0
-# Rows and frames of the call that is timed to find out.
+# Rows and frames of the call timed to decide that.
 TIMED = (8, 4)
 # Batches of a single row, repeated.
 UNIFORM = (2, 8, MAX_BATCH)
-# Repeated until an utterance is over.
+# Repeated until the end of the utterance.
 IRREGULAR_CHUNKS = (1, 1, 2, 4, 1, 8, 16, 2, 16, 1, 4, 8)
 REGULAR_CHUNKS = (CHUNK_FRAMES[-1],)
 # Frames: 10 s and 61 s.
@@ -51,16 +51,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far what was compared agrees; `name` is rows x frames, or an utterance."""
+    """Result of one comparison; `name` is rows x frames, or an utterance."""
 
     name: str
     agreement: Agreement
 
 
 class Verification:
-    """Compares a candidate with the reference: `batches` of every chunk length, and an utterance of so many frames.
+    """Compares a candidate with the reference: `batches` of every chunk length, and an utterance of that many frames.
 
-    Without `batches` these are all on a GPU; on a CPU some, where all take too long.
+    `batches` defaults to all on a GPU, and on a CPU to some if all take too long.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class Verification:
     def run(self) -> Iterator[Outcome]:
         """Yields the outcome of each comparison; there are `len(self)`.
 
-        Batches mix cold and warm rows and come in random order, so that no shape finds what its last run left. The last
-        comparison is a whole utterance: the candidate's irregular chunks and the reference's regular ones.
+        Batches mix cold and warm rows in random order, so that no shape can reuse the output of its last run. The last
+        comparison is a whole utterance: irregular chunks by the candidate, regular ones by the reference.
         """
         pool = RowPool(self.reference, max(*self.batches, TIMED[0]), self._random)
         for i in self._random.permutation(len(self.cases)):
@@ -95,17 +95,17 @@ class Verification:
 
     def __str__(self) -> str:
         first, last = self.batches[0], self.batches[-1]
-        every = f"{first} to {last}" if self.batches == tuple(range(first, last + 1)) else _listed(self.batches)
+        every = f"{first} to {last}" if self.batches == tuple(range(first, last + 1)) else _joined(self.batches)
         shapes = len(self.batches) * len(CHUNK_FRAMES)
         seconds = self.utterance * FRAME_SECONDS
-        return f"{shapes} shapes (batches {every} x {_listed(CHUNK_FRAMES)} frames) and an utterance of {seconds:.0f} s"
+        return f"{shapes} shapes (batches {every} x {_joined(CHUNK_FRAMES)} frames) and an utterance of {seconds:.0f} s"
 
     def _compare(self, case: Case, pool: RowPool) -> Agreement:
-        """Each row with the reference's, and equal rows with each other."""
+        """Compares each row with the reference's, and equal rows with each other."""
         indices = pool.draw(case.rows, case.distinct)
         batch = pool.batch(case.frames, indices)
         actual = self.candidate(*batch.inputs)
-        agreement = compare_step(batch.answers, actual)
+        agreement = compare_step(batch.outputs, actual)
         first, repeated = equal_rows(indices)
         if agreement.snr_db == -math.inf or not len(repeated):
             return agreement
@@ -113,7 +113,7 @@ class Verification:
         return agreement.worst(compare_step((waveform[first], state[first]), (waveform[repeated], state[repeated])))
 
     def _decode(self, step: Step, codes: Tensor, chunks: Sequence[int]) -> Tensor:
-        """The waveform [1, samples] of codes [1, frames, 16] from a cold start, in chunks of these lengths in turn."""
+        """The waveform [1, samples] of codes [1, frames, 16] from a cold start, cycling through these chunk lengths."""
         waveforms, start, state = [], 0, self.reference.cold(1)
         for longest in cycle(chunks):
             _, frames = next(split_frames(codes.shape[1] - start, longest))
@@ -138,19 +138,19 @@ class Verification:
 
 
 def affordable_batches(seconds_per_frame: float) -> tuple[int, ...]:
-    """All, unless that takes too long at so many seconds for a frame of a row."""
+    """All, unless that exceeds AFFORDABLE_SECONDS at this time per frame and row."""
     seconds = seconds_per_frame * sum(ALL_BATCHES) * sum(CHUNK_FRAMES)
     return ALL_BATCHES if seconds <= AFFORDABLE_SECONDS else SOME_BATCHES
 
 
 def cases(batches: Sequence[int]) -> list[Case]:
-    """Every chunk length at each of these batches, from four rows on with equal ones, and batches of one row alone."""
+    """Every chunk length at each batch size, with repeated rows from four rows on, and batches of one repeated row."""
     distinct = [(rows, rows - rows // 4) for rows in batches] + [(rows, 1) for rows in UNIFORM if rows in batches]
     return [Case(rows, frames, count) for frames in CHUNK_FRAMES for rows, count in distinct]
 
 
 def equal_rows(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where in a batch of these indices a row was before, and where it is again."""
+    """Positions in a batch of these indices: the first of an equal row, and each repetition."""
     _, first, inverse = np.unique(indices, return_index=True, return_inverse=True)
     repeated = np.flatnonzero(first[inverse] != np.arange(len(indices)))
     return first[inverse][repeated], repeated
@@ -161,7 +161,7 @@ def worst(outcomes: Sequence[Outcome]) -> Agreement:
 
 
 def failures(outcomes: Sequence[Outcome], limit: Agreement) -> str:
-    """The comparisons that miss a limit, the worst first; empty when none does."""
+    """The comparisons outside the limit, the worst first; empty if there are none."""
     failed = [outcome for outcome in outcomes if not outcome.agreement.within(limit)]
     failed.sort(key=lambda outcome: outcome.agreement.snr_db)
     named = [f"{outcome.name}: {outcome.agreement.snr_db:.1f} dB" for outcome in failed[:NAMED_FAILURES]]
@@ -169,5 +169,5 @@ def failures(outcomes: Sequence[Outcome], limit: Agreement) -> str:
     return ", ".join(named) + more
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _joined(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))

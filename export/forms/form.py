@@ -1,4 +1,4 @@
-"""What a form of code2wav is."""
+"""A form in which code2wav is exported."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from qwen3_tts_engine.checkpoint.manifest import EngineFacts, FormName
 
 @dataclass(frozen=True)
 class Form:
-    """One way to build, load and judge the codec step."""
+    """One way to build, load and verify the codec step."""
 
     name: FormName
     filename: str
@@ -26,16 +26,16 @@ class Form:
     build: Callable[[CodecStep, Path], EngineFacts | None]
     load: Callable[[Path], Step]
     weights_dtype: torch.dtype = torch.float32
-    """Of the step that `build` takes."""
+    """Dtype of the step passed to `build`."""
     encoders: Runtime = ONNX_RUNTIME
-    """What runs the encoders of a Base checkpoint beside it."""
+    """Runtime of a Base checkpoint's encoders."""
     batches: Sequence[int] | None = None
-    """To verify; None verifies all, or some where all take too long."""
+    """Batch sizes to verify; None for all, or some if all take too long."""
     utterance: int = SHORT_UTTERANCE
-    """Frames of the whole utterance to verify."""
+    """Length of the utterance to verify, in frames."""
     remedy: str = "Export another --form, or with the versions of scripts/constraints.txt."
-    """What to do about a file that does not agree."""
+    """Advice if verification fails."""
     plugin: bool = False
-    """Whether a plan's layer is the project's plugin."""
+    """Whether a plan uses the project's plugin."""
     timings: Callable[[Any, int], list[str]] | None = None
-    """Lines of the summary, from what `load` returned and the state's size."""
+    """Lines of the summary, from the loaded step and the state's size."""

@@ -1,4 +1,4 @@
-"""A PyTorch module as an ONNX graph, and what makes of such a graph the file that a server runs."""
+"""A PyTorch module as an ONNX graph, and the runtimes that turn it into a served file."""
 
 import logging
 import warnings
@@ -23,19 +23,19 @@ Run = Callable[[Arrays], Arrays]
 
 @dataclass(frozen=True)
 class Graph:
-    """A module with the names of its inputs and outputs, and the shapes that it is for."""
+    """A module with the names of its inputs and outputs, and its supported shapes."""
 
     module: nn.Module
     example: Arrays
-    """Inputs in order. The exporter takes a dimension of 1 for a constant, so the dynamic ones have more."""
+    """Inputs in order. The exporter treats a dimension of 1 as constant, so dynamic ones are larger."""
     outputs: list[str]
     dynamic: dict[str, dict[int, Any]]
     """By input and axis, a torch.export.Dim."""
     profiles: list[Profile]
-    """The shapes for an engine that is built for some."""
+    """For engines that are built for specific shapes."""
 
     def write(self, path: Path) -> None:
-        """The module as ONNX."""
+        """Writes the module as ONNX."""
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # operators of absent packages
         with warnings.catch_warnings(action="ignore"):
             program = torch.onnx.export(
@@ -55,7 +55,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What runs a graph on a server: how its file is made, and how it is run here to be verified."""
+    """A server's runtime for a graph: how to make its file, and how to load it for verification."""
 
     name: FormName
     filename: str
@@ -65,7 +65,7 @@ class Runtime:
 
 
 def _load(path: Path) -> Run:
-    """The file on the CPU."""
+    """Loads the file on the CPU."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
 

@@ -1,4 +1,4 @@
-"""code2wav as a graph: an ONNX file for ONNX Runtime, which a TensorRT plan is built from too."""
+"""code2wav as an ONNX graph, for ONNX Runtime and as the source of a TensorRT plan."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +29,7 @@ from qwen3_tts_engine.codec.contract import (
     input_shapes,
 )
 
-# What an engine is tuned for.
+# Batch size that engines are tuned for.
 COMMON_BATCH = 32
 NUMPY = {torch.float32: np.float32, torch.float16: np.float16}
 
@@ -47,7 +47,7 @@ class GraphStep:
 
 
 def graph_form(runtime: Runtime, **options: Any) -> Form:
-    """code2wav's form for a runtime; the options are those fields of Form that do not follow from it."""
+    """code2wav's form for a runtime; `options` are the remaining fields of Form."""
     return Form(
         name=runtime.name,
         filename=runtime.filename,
@@ -73,7 +73,7 @@ def graph(step: CodecStep) -> Graph:
 
 
 def plan_profiles(state_size: int) -> list[Profile]:
-    """One for each chunk length that is verified: a plan refuses all others."""
+    """One for each verified chunk length: a plan rejects all others."""
     batches = (1, COMMON_BATCH, MAX_BATCH)
     return [profile(*(input_shapes(rows, frames, state_size) for rows in batches)) for frames in CHUNK_FRAMES]
 
@@ -82,11 +82,11 @@ def _build(runtime: Runtime, step: CodecStep, path: Path) -> EngineFacts | None:
     return runtime.make(graph(step), path)
 
 
-def _open_state(path: Path) -> None:
-    """Leave the size of the state open in an ONNX file, as config.pbtxt does for codecs of every size.
+def _make_state_dynamic(path: Path) -> None:
+    """Makes the state's size dynamic in an ONNX file, as in config.pbtxt, which is for codecs of every size.
 
-    Triton's ONNX Runtime backend refuses -1 in a configuration where the file has a number, also one that follows from
-    its nodes: the last one is made to follow from the input instead. The metadata keeps the number.
+    Triton's ONNX Runtime backend rejects -1 in a configuration if the file has a number there, even one inferred from
+    its nodes: a Reshape derives the output's size from the input instead. The metadata keeps the number.
     """
     model = onnx.load(path)
     nodes, tensors = model.graph.node, (*model.graph.input, *model.graph.output)
@@ -105,7 +105,7 @@ def _open_state(path: Path) -> None:
 
 def _write(graph: Graph, path: Path) -> None:
     graph.write(path)
-    _open_state(path)
+    _make_state_dynamic(path)
 
 
 ONNX = graph_form(

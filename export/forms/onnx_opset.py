@@ -1,6 +1,6 @@
-"""An ONNX file that every TensorRT takes, from the one that the exporter writes.
+"""Rewrites the exporter's ONNX file for the parsers of all TensorRT versions.
 
-The parser of TensorRT 8.6 stops at opset 17, passes over the range of Shape, and has Clip for floating point only.
+The parser of TensorRT 8.6 stops at opset 17, ignores the range of Shape, and supports Clip for floating point only.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ OPSET = 17
 
 
 def to_opset_17(path: Path) -> None:
-    """Rewrite the file in place; raises onnx's ValidationError when the result is not ONNX."""
+    """Rewrites the file in place; raises onnx's ValidationError if the result is invalid."""
     model = onnx.load(path)
     nodes = [portable for node in model.graph.node for portable in _portable(node, model.graph)]
     del model.graph.node[:]
@@ -44,10 +44,10 @@ def _reduce_mean(node: NodeProto, graph: GraphProto) -> NodeProto:
 
 
 def _shape(node: NodeProto, graph: GraphProto) -> list[NodeProto]:
-    """Shape(start, end) as the whole shape and a choice of it."""
+    """Shape(start, end) as Shape and Gather."""
     found = {attribute.name: attribute.i for attribute in node.attribute}
     if "end" not in found:
-        assert not found.get("start"), f"{node.name}: a shape from the middle to the end"
+        assert not found.get("start"), f"{node.name}: Shape with a start but no end"
         _drop(node, "start")
         return [node]
     index, whole = f"{node.output[0]}_index", f"{node.output[0]}_whole"
@@ -59,7 +59,7 @@ def _shape(node: NodeProto, graph: GraphProto) -> list[NodeProto]:
 
 
 def _clip(node: NodeProto) -> list[NodeProto]:
-    """Clip(value, lowest, highest), where one limit may be missing."""
+    """Clip(value, lowest, highest) as Max and Min; one limit may be missing."""
     value, *limits = node.input
     steps = [step for step in zip(("Max", "Min"), limits, strict=False) if step[1]]
     nodes = []

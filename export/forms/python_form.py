@@ -47,7 +47,7 @@ def folded(step: CodecStep) -> dict[str, Tensor]:
 def _tensors(step: CodecStep) -> Named:
     transformer = step.transformer
     yield "codebooks", step.codebooks.table
-    # Nothing stands between these two.
+    # Adjacent linear maps, folded into one.
     entry, pre = transformer.input, step.pre_conv
     yield "pre.weight", torch.einsum("oi,ict->otc", entry.weight, pre.weight).flatten(1)
     yield "pre.bias", entry.weight @ pre.bias + _bias(entry)
@@ -142,13 +142,13 @@ def build(step: CodecStep, path: Path) -> None:
 
 
 def load(path: Path) -> Step:
-    """The file as it is served: kernels and graphs on a GPU, FP32 arithmetic where there is none."""
+    """The file as it is served: kernels and graphs on a GPU, FP32 arithmetic without one."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     return as_step(startup.make_runner(startup.load_weights(path, device), device))
 
 
 def as_step(runner: startup.Runner) -> Step:
-    """The runner as it is called for a request, with FP32 states whatever its own."""
+    """The runner as called for a request, but with FP32 states."""
     dtype = runner.step.weights.codebooks.dtype
 
     @torch.inference_mode()
@@ -156,7 +156,7 @@ def as_step(runner: startup.Runner) -> Step:
         lent = runner.lend(codes.cpu(), state.to(dtype), history.cpu())
         waveform, state_out = (tensor.to(torch.float32, copy=True) for tensor in lent)
         for tensor in lent:
-            tensor.fill_(math.nan)  # what the next run leaves unwritten must not pass for its answer
+            tensor.fill_(math.nan)  # so that stale values cannot pass for the next run's output
         return waveform, state_out
 
     return run

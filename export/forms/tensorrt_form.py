@@ -26,7 +26,7 @@ from export.verify import ALL_BATCHES, LONG_UTTERANCE
 from qwen3_tts_engine.checkpoint.manifest import EngineFacts
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, CODES, HISTORY, STATE, STATE_OUT, WAVEFORM, input_shapes
 
-# (batch, frames) of the summary.
+# (batch, frames) timed for the summary.
 TIMED = ((1, 1), (1, 4), (8, 4), (64, 4))
 REPEATS = 20
 REMEDY = "Build with another --tensorrt-level or another TensorRT, or export --form python."
@@ -34,7 +34,7 @@ REMEDY = "Build with another --tensorrt-level or another TensorRT, or export --f
 
 @dataclass(frozen=True)
 class PlanStep:
-    """A loaded plan as a step (verify.Step), with FP32 states whatever its own."""
+    """A loaded plan as a step (verify.Step), with FP32 states."""
 
     plan: SharedPlan
 
@@ -48,7 +48,7 @@ class PlanStep:
 
 
 def tensorrt_form(settings: TensorRtSettings) -> Form:
-    """With a plugin its step is the project's fused kernels, without one TensorRT's own."""
+    """With a plugin the step runs the project's fused kernels, otherwise TensorRT's own."""
     runtime = tensorrt(settings)
     form = graph_form(
         runtime,
@@ -64,13 +64,13 @@ def tensorrt_form(settings: TensorRtSettings) -> Form:
     form = replace(form, load=partial(load, settings))
     if settings.plugin is None:
         return form
-    made = partial(build_with_plugin, settings)
-    return replace(form, build=made, weights_dtype=torch.float32, plugin=True, opset=None)
+    build = partial(build_with_plugin, settings)
+    return replace(form, build=build, weights_dtype=torch.float32, plugin=True, opset=None)
 
 
 def build_with_plugin(settings: TensorRtSettings, step: CodecStep, path: Path) -> EngineFacts:
-    """From a step in FP32. Raises PlanError."""
-    # Triton, which compiles the kernels, is there only where it is needed.
+    """Builds from a step in FP32. Raises PlanError."""
+    # Imported here: Triton, which compiles the kernels, is installed only where it is needed.
     from code2wav_step.kernel_ops import KernelError
     from export.tensorrt.step_program import write_program
 
@@ -81,7 +81,7 @@ def build_with_plugin(settings: TensorRtSettings, step: CodecStep, path: Path) -
         try:
             write_program(weights, shapes, program)
         except KernelError as error:
-            raise PlanError(f"the plugin's kernels cannot serve this codec: {error}; unset {PLUGIN_LIBRARY}") from None
+            raise PlanError(f"the plugin does not support this codec: {error}; unset {PLUGIN_LIBRARY}") from None
         return build_from(settings, program, plan_profiles(step.state_size), path)
 
 
@@ -92,7 +92,7 @@ def load(settings: TensorRtSettings, path: Path) -> PlanStep:
 
 
 def timings(step: Any, state_size: int) -> list[str]:
-    """A line for each shape of TIMED: what the loaded plan takes of the GPU."""
+    """A line for each shape of TIMED: GPU time of the loaded plan."""
     lines = []
     for rows, frames in TIMED:
         microseconds = step.microseconds(input_shapes(rows, frames, state_size), REPEATS)

@@ -1,7 +1,7 @@
 """A graph, or a program of the codec step, as a TensorRT plan for Triton's TensorRT backend.
 
-TensorRT works in processes of its own (tensorrt_build, tensorrt_run): it may live in another Python than PyTorch, and
-when it crashes, the message names the plan.
+TensorRT runs in processes of its own (export.tensorrt.build and .run): it may be in another Python than PyTorch, and
+after a crash the message names the plan.
 """
 
 import json
@@ -18,7 +18,7 @@ from export.profiles import Profile
 from export.tensorrt.process import PlanError, PlanProcess, TensorRtSettings, command
 from qwen3_tts_engine.checkpoint.manifest import PLAN, EngineFacts
 
-# Before what TensorRT says of a plan that it does not run.
+# Prefix of TensorRT's errors for a plan that it cannot run.
 UNVERIFIED = "cannot be verified, so it is not kept: "
 
 
@@ -28,7 +28,7 @@ def tensorrt(settings: TensorRtSettings) -> Runtime:
 
 
 def build(settings: TensorRtSettings, graph: Graph, path: Path) -> EngineFacts:
-    """Build the graph's plan at `path`. Raises PlanError."""
+    """Builds the graph's plan at `path`. Raises PlanError."""
     with tempfile.TemporaryDirectory() as folder:
         onnx = Path(folder) / "graph.onnx"
         graph.write(onnx)
@@ -37,14 +37,14 @@ def build(settings: TensorRtSettings, graph: Graph, path: Path) -> EngineFacts:
 
 
 def build_from(settings: TensorRtSettings, source: Path, profiles: list[Profile], path: Path) -> EngineFacts:
-    """Build the plan of an ONNX file or of a program (tensorrt_build). Raises PlanError."""
+    """Builds the plan of an ONNX file or a program (export.tensorrt.build). Raises PlanError."""
     options = ["--profiles", json.dumps(profiles), "--level", str(settings.level), "--cache", str(settings.cache)]
-    result = _say(command(settings, "export.tensorrt.build", source, path, *options))
+    result = _run(command(settings, "export.tensorrt.build", source, path, *options))
     return EngineFacts.model_validate({**json.loads(result), "profiles": profiles})
 
 
-def _say(popen: dict[str, Any]) -> str:
-    """Run to the end, passing its messages on; returns its output."""
+def _run(popen: dict[str, Any]) -> str:
+    """Runs a process to its end, forwarding its messages; returns its output."""
     process = subprocess.Popen(**popen, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     messages, last = process.stderr, ""
     assert messages is not None

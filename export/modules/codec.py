@@ -12,15 +12,15 @@ from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
 from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes
 from qwen3_tts_engine.codec.contract import state_layout, state_size
 
-# As in the released class: the smallest use count that a codebook entry is divided by.
+# Lower bound of the usage count that divides a codebook entry, as in the released class.
 USAGE_FLOOR = 1e-5
 
 
 class CodecStep(nn.Module):
-    """Turns the next frames of each stream into sound. Needs no left context, and its chunks join without a seam.
+    """Decodes the next frames of each stream. Requires no left context; consecutive chunks join without a seam.
 
-    `state` is laid out as code2wav.state_layout says. The waveform is not limited to -1..1: TensorRT for RTX cannot
-    compile a clamp after the last convolution, so it happens where PCM is made.
+    codec.contract.state_layout defines `state`. The waveform is not clamped to -1..1: TensorRT for RTX cannot compile a
+    clamp after the last convolution, so the conversion to PCM clamps.
     """
 
     def __init__(self, config: CodecDecoderConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -42,7 +42,7 @@ class CodecStep(nn.Module):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> "CodecStep":
-        """Raises CheckpointError when a weight is missing or of another shape than the configuration says."""
+        """Raises CheckpointError if a weight is missing or its shape differs from the configuration."""
         config = checkpoint.speech_tokenizer.decoder_config
         path = checkpoint.path(f"{SPEECH_TOKENIZER}/{WEIGHTS}")
         return cls(config, load_tensors(path, codec_decoder_shapes(config)), dtype).eval()
@@ -54,7 +54,7 @@ class CodecStep(nn.Module):
     def forward(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         """codes int32 [B, T, 16], state [B, S], history int32 [B, 1] -> waveform fp32 [B, 1920 T], next state [B, S].
 
-        T is 1..32. `history` says how many frames of the state's window are valid; 0 with a zero state starts a stream.
+        T is 1..32. `history` is the number of valid frames in the state's window; 0 with a zero state starts a stream.
         """
         pieces = self._unpack(state)
         x, pieces["pre_conv"] = self.pre_conv(self.codebooks(codes).transpose(1, 2), pieces["pre_conv"])
@@ -95,7 +95,7 @@ class Codebooks(nn.Module):
         self.largest = config.codebook_size - 1
 
     def forward(self, codes: Tensor) -> Tensor:
-        # Limited, so that a malformed row cannot read out of bounds and take its neighbours down with it.
+        # Clamp invalid codes so that one bad row cannot read out of bounds and fail the batch.
         rows = codes.clamp(0, self.largest) + self.offsets
         return nn.functional.embedding(rows, self.table).sum(dim=2)
 

@@ -17,8 +17,8 @@ from qwen3_tts_engine.checkpoint.tensor_shapes import codec_encoder_shapes
 class CodecEncoder(nn.Module):
     """Encodes whole frames.
 
-    What lies behind `num_samples` counts as missing, and each strided convolution fills up what it misses in its own
-    way, as the released class does; so the codes of a last, partial frame come out the same.
+    Samples after `num_samples` are padding, which each strided convolution masks for itself, as in the released
+    class, so that the codes of a partial last frame are the same.
     """
 
     def __init__(self, config: CodecEncoderConfig, num_codebooks: int, tensors: Mapping[str, Tensor]) -> None:
@@ -39,7 +39,7 @@ class CodecEncoder(nn.Module):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> "CodecEncoder":
-        """Raises CheckpointError when a weight is missing or of another shape than the configuration says."""
+        """Raises CheckpointError if a weight is missing or its shape differs from the configuration."""
         codec = checkpoint.speech_tokenizer
         path = checkpoint.path(f"{SPEECH_TOKENIZER}/{WEIGHTS}")
         tensors = load_tensors(path, codec_encoder_shapes(codec.encoder_config))
@@ -49,12 +49,12 @@ class CodecEncoder(nn.Module):
         """audio [B, T, 1920], num_samples int32 [B, 1] -> codes int32 [B, T, codebooks]."""
         x, length = self.convolutions(audio.flatten(1)[:, None], num_samples)
         x = self._downsample(self._transform(x.transpose(1, 2)).transpose(1, 2), length)
-        # Both quantizers see the same vector: the acoustic one is no residual of the semantic one.
+        # Both quantizers see the same vector: the acoustic one does not encode the semantic one's residual.
         codes = torch.cat([quantizer(x.transpose(1, 2)) for quantizer in self.quantizers], dim=2)
         return codes.to(torch.int32)
 
     def _transform(self, x: Tensor) -> Tensor:
-        # The released class attends to the whole past; it never builds the window that its configuration names.
+        # The released class attends to the whole past; it ignores the window of its configuration.
         steps = torch.arange(x.shape[1], device=x.device)
         angles = steps[:, None].to(torch.float32) * self.frequencies
         angles = torch.cat([angles, angles], dim=1)[:, None]
@@ -64,14 +64,14 @@ class CodecEncoder(nn.Module):
         return x
 
     def _downsample(self, x: Tensor, length: Tensor) -> Tensor:
-        # Fills up with copies of the first and the last sample, unlike every other convolution.
+        # Replicate padding of the first and the last sample, unlike every other convolution.
         last = torch.minimum(torch.arange(x.shape[2], device=x.device), length - 1).to(torch.int64)
         x = x.gather(2, last[:, None].expand(-1, x.shape[1], -1))
         return functional.conv1d(torch.cat([x[:, :, :1], x[:, :, :1], x], dim=2), self.downsample, stride=2)
 
 
 class WaveEncoder(nn.Module):
-    """Convolutions from 24 kHz down to 25 Hz, numbered as the released class numbers its layers."""
+    """Convolutions from 24 kHz down to 25 Hz, numbered as in the released class."""
 
     def __init__(self, weights: Weights, config: CodecEncoderConfig) -> None:
         super().__init__()
@@ -88,18 +88,18 @@ class WaveEncoder(nn.Module):
         self.last = PastConv(weights.under(f"{number + 1}.conv"))
 
     def forward(self, x: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, 1, samples] of which length int32 [B, 1] count -> [B, channels, steps] and how many of those count."""
+        """[B, 1, samples] and valid length int32 [B, 1] -> [B, channels, steps] and its valid length."""
         x = self.first(x)
         for residual, strided, stride in zip(self.residuals, self.strided, self.strides, strict=True):
             x = functional.elu(residual(x))
-            missing = torch.arange(x.shape[2], device=x.device) >= length
-            x = strided(x.masked_fill(missing[:, None], 0.0))
+            padding = torch.arange(x.shape[2], device=x.device) >= length
+            x = strided(x.masked_fill(padding[:, None], 0.0))
             length = (length + (stride - 1)) // stride
         return self.last(functional.elu(x)), length
 
 
 class PastConv(nn.Module):
-    """A convolution behind zeros in place of the past that its first outputs miss."""
+    """A causal convolution with zero padding before the first sample."""
 
     def __init__(self, weights: Weights, stride: int = 1) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class EncoderLayer(nn.Module):
 
 
 class ResidualQuantizer(nn.Module):
-    """Each codebook names what the ones before it left over."""
+    """Each codebook encodes the residual of those before it."""
 
     def __init__(self, weights: Weights, count: int) -> None:
         super().__init__()

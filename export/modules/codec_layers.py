@@ -1,6 +1,6 @@
 """Layers of the codec step. Sequences are [batch, channels, time], hidden states [batch, time, channels].
 
-A layer that looks back takes `past`, the end of its input so far, and returns the next one beside its output.
+A causal layer takes `past`, the tail of its previous input, and returns its output and the next `past`.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ SNAKE_EPS = 1e-9
 
 @dataclass(frozen=True)
 class Weights:
-    """The released tensors under a prefix, handed out in the dtype of the step."""
+    """The released tensors under a prefix, in the dtype of the step."""
 
     tensors: Mapping[str, Tensor]
     dtype: torch.dtype
@@ -32,7 +32,7 @@ class Weights:
         return self.exact(name).to(self.dtype)
 
     def exact(self, name: str) -> Tensor:
-        """In FP32, for what must not be computed in less."""
+        """In FP32, for what lower precision would break."""
         return self.tensors[self.prefix + name].float()
 
 
@@ -60,7 +60,7 @@ class CausalConv(nn.Module):
 
 
 class Upsample(nn.Module):
-    """A transposed convolution as long as its stride: each sample becomes `factor` samples by itself."""
+    """A transposed convolution with kernel = stride: each sample becomes `factor` samples independently."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Upsample(nn.Module):
 
 
 class TransposedConv(nn.Module):
-    """A transposed convolution twice as long as its stride, as one product with the previous and the current sample."""
+    """A transposed convolution with kernel = 2 · stride, as one product with the previous and the current sample."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def interleave(x: Tensor, rate: int) -> Tensor:
 
 
 class SnakeBeta(nn.Module):
-    """x + sin²(αx) / β, always in FP32: in less, the sine's argument loses whole turns."""
+    """x + sin²(αx) / β, always in FP32: in less, the sine's argument is off by whole periods."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class SnakeBeta(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         exact = x.float()
         sine = torch.sin(exact * self.alpha)
-        # A product, since Pow is slow where it is not fused.
+        # A product: Pow is slow where it is not fused.
         return (exact + sine * sine * self.inverse_beta).to(x.dtype)
 
 

@@ -1,7 +1,7 @@
-"""The codec's sliding-window transformer over a window of past keys and values, position-free.
+"""The codec's sliding-window transformer over a window of past keys and values, without absolute positions.
 
-Keys are kept as projected. Each step numbers the slots of window and chunk from 0 and rotates by that number, so there
-is no position to count: rows of any age share a batch, and angles stay small.
+Keys are cached unrotated. Each step numbers the slots of window and chunk from 0 and rotates by that number, so that
+rows of any age share a batch and angles stay small.
 """
 
 from typing import NamedTuple
@@ -14,12 +14,12 @@ from export.modules.codec_layers import Linear, Weights
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
 from qwen3_tts_engine.codec.contract import MAX_FRAMES, max_history
 
-# As good as -inf for the softmax, but a number in FP16, so that no compiled form meets inf - inf.
+# Acts as -inf in the softmax but is finite in FP16, so that no compiled form computes inf - inf.
 MASKED_SCORE = -3e4
 
 
 class Slots(NamedTuple):
-    """What the layers share in one step of T frames over W past ones: rotation of W + T slots, and who sees whom."""
+    """Shared by all layers in a step of T frames over W past ones: rotation of W + T slots and attention mask."""
 
     cosine: Tensor  # [W + T, 1, head_dim]
     sine: Tensor
@@ -27,7 +27,7 @@ class Slots(NamedTuple):
 
 
 class SlotTables(nn.Module):
-    """Constants from which each step takes its `Slots`."""
+    """Constants from which each step slices its `Slots`."""
 
     def __init__(self, config: CodecDecoderConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ class SlotTables(nn.Module):
         self.sine = nn.Buffer(angles.sin().to(dtype))
         frames = slots[:MAX_FRAMES, None]
         self.band = nn.Buffer((slots >= frames) & (slots <= frames + self.window))
-        # How much history makes a slot of the window valid; slots of the chunk always are.
+        # The history from which on a slot of the window is valid; slots of the chunk always are.
         self.needed_history = nn.Buffer((self.window - slots).to(torch.int32))
 
     def forward(self, frames: int, history: Tensor) -> Slots:
         """`history` is int32 [batch, 1]."""
         slots = self.window + frames
-        # A frame always sees itself, whatever a caller says of the past.
+        # A frame always sees itself, whatever history the caller passes.
         valid = self.needed_history[:slots] <= history.clamp(min=0)
         visible = self.band[:frames, :slots] & valid[:, None]
         return Slots(self.cosine[:slots], self.sine[:slots], visible[:, None])

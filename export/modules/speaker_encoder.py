@@ -31,12 +31,12 @@ class SpeakerEncoder(nn.Module):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> "SpeakerEncoder":
-        """Raises CheckpointError when a weight is missing or of another shape than the configuration says."""
+        """Raises CheckpointError if a weight is missing or its shape differs from the configuration."""
         config = checkpoint.config.speaker_encoder_config
         return cls(config, load_tensors(checkpoint.path(WEIGHTS), speaker_encoder_shapes(config))).eval()
 
     def forward(self, mel: Tensor) -> Tensor:
-        """Log-mel [B, frames, mel bands] -> x-vectors [B, H]. At least 5 frames: the padding mirrors 4 of them."""
+        """Log-mel [B, frames, mel bands] -> x-vectors [B, H]. Requires at least 5 frames: the padding mirrors 4."""
         x = torch.relu(self.first(mel.transpose(1, 2)))
         outputs = []
         for block in self.blocks:
@@ -47,7 +47,7 @@ class SpeakerEncoder(nn.Module):
 
 
 class ReflectConv(nn.Module):
-    """A convolution that keeps the length, mirroring what is missing at both ends."""
+    """A length-preserving convolution with reflect padding."""
 
     def __init__(self, weights: Weights, dilation: int = 1) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class SqueezeExcitationRes2Net(nn.Module):
         return x + y * torch.sigmoid(self.excite(torch.relu(self.squeeze(mean))))
 
     def _res2net(self, x: Tensor) -> Tensor:
-        """The first part as it is, each other one convolved after the one before is added."""
+        """The first part unchanged; each other part convolved after adding the previous output."""
         first, *rest = x.chunk(self.scale, dim=1)
         outputs = [first]
         previous: Tensor | None = None
@@ -89,7 +89,7 @@ class SqueezeExcitationRes2Net(nn.Module):
 
 
 class AttentivePooling(nn.Module):
-    """Mean and deviation over time, weighted by attention that knows the plain ones."""
+    """Attention-weighted mean and standard deviation over time; the attention sees the unweighted ones."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__()
@@ -98,14 +98,14 @@ class AttentivePooling(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, channels, frames] -> [B, 2 * channels, 1]"""
-        plain = torch.cat([part.expand_as(x) for part in _statistics(x, torch.ones_like(x) / x.shape[2])], dim=1)
-        hidden = torch.tanh(torch.relu(self.hidden(torch.cat([x, plain], dim=1))))
+        unweighted = torch.cat([part.expand_as(x) for part in _statistics(x, torch.ones_like(x) / x.shape[2])], dim=1)
+        hidden = torch.tanh(torch.relu(self.hidden(torch.cat([x, unweighted], dim=1))))
         return torch.cat(_statistics(x, self.scores(hidden).softmax(dim=2)), dim=1)
 
 
-def _statistics(x: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation over time, each [B, channels, 1]."""
-    mean = (shares * x).sum(dim=2, keepdim=True)
+def _statistics(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted mean and standard deviation over time, each [B, channels, 1]."""
+    mean = (weights * x).sum(dim=2, keepdim=True)
     difference = x - mean
-    variance = (shares * difference * difference).sum(dim=2, keepdim=True)
+    variance = (weights * difference * difference).sum(dim=2, keepdim=True)
     return mean, variance.clamp(min=VARIANCE_FLOOR).sqrt()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# build.sh OUT [options of g++]: builds the plugin for the TensorRT whose headers g++ finds (-I), against its library.
+# build.sh OUT [g++ options]: builds the plugin against the TensorRT headers and library that g++ finds (-I, -L).
 set -euo pipefail
-out=${1:?where libcode2wav_plugin.so is to be written}
+out=${1:?output path of libcode2wav_plugin.so}
 shift
 folder=$(dirname "$(realpath "$0")")
 exec g++ -std=c++17 -O2 -Wall -Wextra -Wno-deprecated-declarations -fPIC -shared -fvisibility=hidden "$folder"/*.cpp \

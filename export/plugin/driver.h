@@ -1,11 +1,11 @@
-// The little of CUDA's driver API that launches kernels. The driver is there wherever TensorRT runs: nothing is linked.
+// The part of CUDA's driver API that launches kernels, loaded at run time: every machine with TensorRT has the driver.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
-// As CUDA names it, in the global namespace: in ours it would be another type wherever CUDA is not included.
+// CUDA's own type, so in the global namespace: in ours it would be a distinct type where CUDA is not included.
 struct CUstream_st;
 
 namespace code2wav {
@@ -30,10 +30,10 @@ struct Driver {
                        unsigned block_z, unsigned shared, CudaStream, void** arguments, void** extra);
 };
 
-// Raises std::runtime_error without a driver.
+// Throws std::runtime_error without a driver.
 const Driver& driver();
 
-// Raises std::runtime_error, which names what failed, for any other result than success.
+// Throws std::runtime_error, which names `what` failed, unless the result is success.
 void check(CudaResult result, const std::string& what);
 
 }  // namespace code2wav

@@ -1,4 +1,4 @@
-// What the plugin is in every TensorRT: codes, state and history in, waveform and next state out.
+// Common to the plugin in all TensorRT versions: codes, state and history in, waveform and next state out.
 #pragma once
 
 #include <NvInfer.h>
@@ -19,7 +19,7 @@ constexpr char kName[] = "Code2Wav", kVersion[] = "1";
 constexpr int32_t kOutputs = 2;
 // In the order of the inputs, then of the outputs.
 constexpr DataType kTypes[] = {DataType::kINT32, DataType::kHALF, DataType::kINT32, DataType::kFLOAT, DataType::kHALF};
-// A plugin is made from one field: the path of a program, or the program itself, as a plan holds it.
+// A plugin is created from one field: the path of a program, or the program itself, as serialized in a plan.
 constexpr char kPathField[] = "path", kFileField[] = "file";
 
 struct Fields {
@@ -45,7 +45,7 @@ inline std::vector<uint8_t> read_field(const PluginFieldCollection& fields) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// A new plugin from the program that `read` returns; nullptr when it is none.
+// A new plugin from the program that `read` returns; nullptr if that fails.
 template <typename Plugin, typename Read>
 Plugin* make(const Read& read) noexcept {
   Plugin* plugin = nullptr;

@@ -21,7 +21,7 @@ class Reader {
   }
 
   const uint8_t* take(uint64_t size) {
-    if (size > file_.size() - at_) throw std::runtime_error("code2wav: the step's program is cut short");
+    if (size > file_.size() - at_) throw std::runtime_error("code2wav: the step's program is truncated");
     const uint8_t* found = file_.data() + at_;
     at_ += size;
     return found;
@@ -37,7 +37,7 @@ Kernel read_kernel(Reader& reader) {
   auto size = reader.number<uint32_t>();
   kernel.name.assign(reinterpret_cast<const char*>(reader.take(size)), size);
   size = reader.number<uint32_t>();
-  // A copy is aligned, as the driver expects of an image.
+  // Copied for the alignment that the driver requires of an image.
   const uint8_t* cubin = reader.take(size);
   kernel.cubin.assign(cubin, cubin + size);
   kernel.threads = reader.number<uint32_t>();
@@ -62,7 +62,7 @@ Launch read_launch(Reader& reader) {
 Programs::Programs(std::vector<uint8_t> bytes) : file(std::move(bytes)) {
   Reader reader(file);
   if (std::memcmp(reader.take(sizeof(kMagic) - 1), kMagic, sizeof(kMagic) - 1) != 0)
-    throw std::runtime_error("code2wav: not a program of the step");
+    throw std::runtime_error("code2wav: not a step program");
   codebooks = reader.number<uint32_t>();
   samples_per_frame = reader.number<uint32_t>();
   state_size = reader.number<uint64_t>();

@@ -1,11 +1,11 @@
-// The step's launches for each shape, as export/tensorrt/step_program.py writes them.
+// The step's launches for each shape, written by export/tensorrt/step_program.py.
 //
 // Little-endian, in order:
-//   "C2WSTEP1", u32 codebooks, u32 samples of a frame, u64 elements of a state
+//   "C2WSTEP1", u32 codebooks, u32 samples per frame, u64 elements per state
 //   u64 size, the constants
 //   u32 count, kernels:  u32 size, name; u32 size, cubin; u32 threads; u32 bytes of shared memory
 //   u32 count, programs: u32 rows, u32 frames, u64 bytes of workspace, u32 count,
-//     launches: u32 kernel, u32 grid x, y, z, u32 count, arguments: u8 base, i64 offset (or the number)
+//     launches: u32 kernel, u32 grid x, y, z, u32 count, arguments: u8 base, i64 offset (or number)
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace code2wav {
 
-// What an argument is an offset into; NUMBER is one by itself.
+// The memory that an argument is an offset into; NUMBER marks an immediate value.
 enum Base : uint8_t { CODES, STATE, HISTORY, WAVEFORM, STATE_OUT, WORKSPACE, CONSTANTS, NUMBER };
 
 struct Argument {
@@ -43,12 +43,12 @@ struct Kernel {
 
 class Programs {
  public:
-  // Raises std::runtime_error when the file is cut short or is another one.
+  // Throws std::runtime_error if the file is truncated or has another format.
   explicit Programs(std::vector<uint8_t> file);
 
   // nullptr for a shape that was not recorded.
   const Program* find(int64_t rows, int64_t frames) const;
-  // Of any shape up to this one.
+  // The largest of any shape up to this one.
   uint64_t workspace(int64_t rows, int64_t frames) const;
 
   const std::vector<uint8_t> file;

@@ -9,8 +9,8 @@ namespace {
 std::mutex steps_mutex;
 std::vector<std::weak_ptr<Step>> steps;
 
-// More than a launch may have without being asked for.
-constexpr uint32_t kCommonShared = 48 * 1024;
+// Shared memory that a launch may use without opting in.
+constexpr uint32_t kDefaultShared = 48 * 1024;
 
 std::string shape(int64_t rows, int64_t frames) { return std::to_string(rows) + " x " + std::to_string(frames); }
 
@@ -23,7 +23,7 @@ void Step::load() {
       check(cuda.load(&modules_.emplace_back(), kernel.cubin.data()), kernel.name);
       CudaFunction& function = functions_.emplace_back();
       check(cuda.function(&function, modules_.back(), kernel.name.c_str()), kernel.name);
-      if (kernel.shared > kCommonShared)
+      if (kernel.shared > kDefaultShared)
         check(cuda.set_attribute(function, kMaxDynamicSharedMemory, static_cast<int>(kernel.shared)), kernel.name);
     }
     check(cuda.allocate(&constants_, programs.constants_size), "constants");
@@ -49,18 +49,18 @@ std::shared_ptr<Step> shared_step(std::vector<uint8_t> file) {
 void Step::run(int64_t rows, int64_t frames, const void* const* inputs, void* const* outputs, void* workspace,
                CudaStream stream) const {
   const Program* program = programs.find(rows, frames);
-  if (program == nullptr) throw std::runtime_error("code2wav: the plan was not made for " + shape(rows, frames));
-  const void* places[] = {inputs[0], inputs[1], inputs[2], outputs[0], outputs[1], workspace};
+  if (program == nullptr) throw std::runtime_error("code2wav: the plan was not built for " + shape(rows, frames));
+  const void* buffers[] = {inputs[0], inputs[1], inputs[2], outputs[0], outputs[1], workspace};
   uint64_t bases[NUMBER + 1] = {};
-  for (int base = CODES; base <= WORKSPACE; ++base) bases[base] = reinterpret_cast<uint64_t>(places[base]);
+  for (int base = CODES; base <= WORKSPACE; ++base) bases[base] = reinterpret_cast<uint64_t>(buffers[base]);
   bases[CONSTANTS] = constants_;
   for (const auto& found : program->launches) launch(found, bases, stream);
 }
 
 void Step::launch(const Launch& launch, const uint64_t* bases, CudaStream stream) const {
   const Kernel& kernel = programs.kernels[launch.kernel];
-  // Numbers stand at the beginning of their eight bytes. Triton's kernels end with two pointers to scratch memory, of
-  // which ours use none.
+  // Numbers occupy the low end of their eight bytes. Triton's kernels take two more pointers, to scratch memory, which
+  // ours do not use.
   std::vector<uint64_t> values(launch.arguments.size() + 2);
   std::vector<void*> pointers;
   for (size_t i = 0; i < values.size(); ++i) {

@@ -1,4 +1,4 @@
-// The step on the GPU. One is shared by all layers and execution contexts of a plan.
+// The step on the GPU, shared by all layers and execution contexts of a plan.
 #pragma once
 
 #include <memory>
@@ -16,11 +16,11 @@ class Step {
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
 
-  // Brings kernels and constants into the current CUDA context, once. Raises std::runtime_error.
+  // Loads kernels and constants into the current CUDA context, once. Throws std::runtime_error.
   void load();
 
-  // Launches one call: codes, state and history in, waveform and next state out. Raises std::runtime_error for a shape
-  // that was not recorded, and for what the driver refuses.
+  // Launches one call: codes, state and history in, waveform and next state out. Throws std::runtime_error for a shape
+  // that was not recorded, and for driver errors.
   void run(int64_t rows, int64_t frames, const void* const* inputs, void* const* outputs, void* workspace,
            CudaStream stream) const;
 
@@ -35,11 +35,11 @@ class Step {
   DeviceAddress constants_ = 0;
 };
 
-// The step of a program: an equal one that lives already, so that its constants are on the GPU once. A plan holds the
-// program for each optimization profile. Raises std::runtime_error.
+// The step of a program; reuses a live one of an equal program, so that its constants are on the GPU once. A plan holds
+// the program for each optimization profile. Throws std::runtime_error.
 std::shared_ptr<Step> shared_step(std::vector<uint8_t> file);
 
-// Runs `work` and returns 0, or reports what it raised and returns 1, as TensorRT's interfaces ask for it.
+// Runs `work` and returns 0; prints an exception and returns 1, as TensorRT's interfaces require.
 template <typename Work>
 int status(const Work& work) noexcept;
 

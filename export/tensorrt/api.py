@@ -1,4 +1,4 @@
-"""The one place that knows how TensorRT 8.6, 10, 11 and TensorRT for RTX differ; needs nothing but one of them."""
+"""Hides the differences of TensorRT 8.6, 10, 11 and TensorRT for RTX; requires nothing but one of them."""
 
 import ctypes
 import importlib
@@ -7,21 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# The package of an NGC container or of NVIDIA's index, and TensorRT for RTX as PyPI names it.
+# The package of NGC containers and NVIDIA's index, and TensorRT for RTX under its names on PyPI.
 MODULES = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
-# The environment variable that names a library of plugins to load (plugin/).
+# Environment variable: plugin library to load (export/plugin).
 PLUGIN_LIBRARY = "QWEN3_TTS_TENSORRT_PLUGIN"
-# Layers of 8.6 that would compute in FP16 what the graph says in FP32.
+# Layers that 8.6 would compute in FP16 although the graph has FP32.
 PINNED_LAYERS = ("ELEMENTWISE", "UNARY", "REDUCE", "NORMALIZATION", "SOFTMAX", "ACTIVATION")
 Report = Callable[[str], None]
 
 
 class TensorRtError(RuntimeError):
-    """TensorRT is missing, or refuses a graph or a plan; the message says what it said."""
+    """TensorRT is missing, or rejects a graph or a plan; the message has its error."""
 
 
 def import_tensorrt() -> Any:
-    """The first TensorRT that is installed, with its plugins; raises TensorRtError without one."""
+    """The first TensorRT installed, with plugins loaded; raises TensorRtError without one."""
     for name in MODULES:
         try:
             trt = importlib.import_module(name)
@@ -35,7 +35,7 @@ def import_tensorrt() -> Any:
 
 
 def load_plugins() -> None:
-    """Those of the library that PLUGIN_LIBRARY names register themselves; raises TensorRtError."""
+    """Loads the library named by PLUGIN_LIBRARY, which registers its plugins; raises TensorRtError."""
     if library := os.environ.get(PLUGIN_LIBRARY):
         try:
             ctypes.CDLL(library)
@@ -44,7 +44,7 @@ def load_plugins() -> None:
 
 
 def take_standard_output() -> BinaryIO:
-    """Standard output for our answers alone; what TensorRT writes there goes to standard error from now on."""
+    """Reserves standard output for replies and redirects what TensorRT prints there to standard error."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return output
@@ -56,7 +56,7 @@ def is_ahead_of_time(trt: Any) -> bool:
 
 
 def create_network(trt: Any, builder: Any) -> Any:
-    """A strongly typed network, which computes every tensor in the type that the graph gives it; 8.6 has none.
+    """A strongly typed network, which computes every tensor in its type in the graph; 8.6 has none.
 
     8.6 requires EXPLICIT_BATCH, 10 ignores it and 11 dropped it. 10 requires STRONGLY_TYPED, 11 ignores it.
     """
@@ -66,14 +66,14 @@ def create_network(trt: Any, builder: Any) -> Any:
 
 
 def is_strongly_typed(trt: Any) -> bool:
-    """Whether create_network makes a strongly typed network: on request in 10, always where FP16 is no flag (11)."""
+    """Whether create_network makes a strongly typed network: on request in 10, always without an FP16 flag (11)."""
     return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED") or not hasattr(trt.BuilderFlag, "FP16")
 
 
 def configure(trt: Any, builder: Any, network: Any, level: int, report: Report) -> Any:
     """Builder settings for one optimisation level, 0 (quick to build) to 5."""
     config = builder.create_builder_config()
-    # What a graph has in FP32 is to be as exact as that.
+    # FP32 in a graph means full FP32.
     config.clear_flag(trt.BuilderFlag.TF32)
     if not is_ahead_of_time(trt):
         config.builder_optimization_level = level
@@ -85,7 +85,7 @@ def configure(trt: Any, builder: Any, network: Any, level: int, report: Report) 
 
 
 def use_timing_cache(trt: Any, config: Any, path: Path) -> None:
-    """Start from the timings of earlier builds, if there are any."""
+    """Reuses the timings of earlier builds, if any."""
     if not is_ahead_of_time(trt):
         known = path.read_bytes() if path.is_file() else b""
         config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
@@ -98,7 +98,7 @@ def save_timing_cache(trt: Any, config: Any, path: Path) -> None:
 
 
 def progress_monitor(trt: Any, report: Report) -> Any:
-    """Reports each kind of phase when the first one starts; nothing stops a build."""
+    """Reports each phase name when it first starts; never cancels a build."""
     seen: set[str] = set()
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
@@ -120,12 +120,12 @@ def progress_monitor(trt: Any, report: Report) -> Any:
 
 
 def _keep_types(trt: Any, network: Any, config: Any) -> None:
-    """What comes nearest to a strongly typed network in 8.6."""
-    # The others call cuBLAS and cuDNN, which 8.6 does not bring along.
+    """The nearest to a strongly typed network in 8.6."""
+    # The others call cuBLAS and cuDNN, which 8.6 does not ship.
     sources = (trt.TacticSource.EDGE_MASK_CONVOLUTIONS, trt.TacticSource.JIT_CONVOLUTIONS)
     config.set_tactic_sources(sum(1 << int(source) for source in sources))
     if all(network.get_input(i).dtype != trt.float16 for i in range(network.num_inputs)):
-        return  # and so it computes in FP32 throughout
+        return  # computes in FP32 throughout
     config.set_flag(trt.BuilderFlag.FP16)
     config.set_flag(trt.BuilderFlag.PREFER_PRECISION_CONSTRAINTS)
     pinned = {getattr(trt.LayerType, name) for name in PINNED_LAYERS}

@@ -1,9 +1,9 @@
-"""python -m export.tensorrt.build SOURCE PLAN: build a plan, in any Python 3.10 or later that has a TensorRT.
+"""python -m export.tensorrt.build SOURCE PLAN: build a plan, in any Python 3.10 or later with TensorRT.
 
-SOURCE is an ONNX file, or with the ending .program one that step_program has written, which the plugin replays.
+SOURCE is an ONNX file, or a .program file written by step_program, which the plugin replays.
 
-Stands alone, since TensorRT may live in another Python than PyTorch. Progress goes to standard error; standard output
-is what the plan is, as JSON.
+Self-contained, since TensorRT may be in another Python than PyTorch. Progress goes to standard error, facts about the
+plan to standard output as JSON.
 """
 
 import argparse
@@ -30,10 +30,10 @@ from export.tensorrt.step import PROGRAM_SUFFIX, add_step
 
 
 def build(source: Path, plan: Path, profiles: list[Profile], level: int, cache: Path) -> dict[str, Any]:
-    """Build `plan` for any shape of the profiles; returns facts about it. Raises TensorRtError."""
+    """Builds `plan` for any shape of the profiles; returns facts about it. Raises TensorRtError."""
     trt, device = import_tensorrt(), find_device()
     if device is None and not is_ahead_of_time(trt):
-        raise TensorRtError(f"{trt.__name__} {trt.__version__} builds on a GPU; TensorRT for RTX builds without one")
+        raise TensorRtError(f"{trt.__name__} {trt.__version__} requires a GPU to build; TensorRT for RTX does not")
     logger = trt.Logger(trt.Logger.WARNING)
     builder = trt.Builder(logger)
     network = create_network(trt, builder)
@@ -71,13 +71,13 @@ def _parse(trt: Any, network: Any, logger: Any, onnx: Path) -> None:
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(onnx)):
         problems = "; ".join(str(parser.get_error(i)) for i in range(parser.num_errors))
-        raise TensorRtError(f"{trt.__name__} {trt.__version__} does not take {onnx}: {problems}")
+        raise TensorRtError(f"{trt.__name__} {trt.__version__} cannot parse {onnx}: {problems}")
 
 
 def _optimization_profile(builder: Any, profile: Profile) -> Any:
     result = builder.create_optimization_profile()
-    for name, (smallest, commonest, largest) in profile.items():
-        result.set_shape(name, smallest, commonest, largest)
+    for name, (minimum, optimum, maximum) in profile.items():
+        result.set_shape(name, minimum, optimum, maximum)
     return result
 
 
@@ -89,10 +89,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("source", type=Path)
     parser.add_argument("plan", type=Path)
-    shapes = '[{"input": [smallest, commonest, largest]}]'
+    shapes = '[{"input": [minimum, optimum, maximum]}]'
     parser.add_argument("--profiles", type=json.loads, required=True, help=shapes)
     parser.add_argument("--level", type=int, default=3, choices=range(6), help="optimisation level")
-    parser.add_argument("--cache", type=Path, required=True, help="folder of timings that shorten the next build")
+    parser.add_argument("--cache", type=Path, required=True, help="folder of the timing cache")
     arguments, output = parser.parse_args(), take_standard_output()
     try:
         facts = build(**vars(arguments))

@@ -1,4 +1,4 @@
-"""The little of CUDA's driver API that runs a plan, through ctypes: in any Python, without PyTorch or NumPy."""
+"""The part of CUDA's driver API that runs a plan, through ctypes; requires neither PyTorch nor NumPy."""
 
 import ctypes
 from collections.abc import Callable
@@ -11,7 +11,7 @@ IPC_LAZY_ENABLE_PEER_ACCESS = 1
 
 
 class CudaError(RuntimeError):
-    """A call of the driver failed, or there is no driver; the message names the call."""
+    """A driver call failed, or there is no driver; the message names the call."""
 
 
 class Driver:
@@ -31,7 +31,7 @@ class Driver:
 
 
 class Device:
-    """The first GPU, whose primary context (the one that TensorRT uses too) becomes the thread's current one."""
+    """The first GPU; makes its primary context, which TensorRT uses too, current in this thread."""
 
     def __init__(self) -> None:
         self.call = Driver()
@@ -62,13 +62,13 @@ def find_device() -> Device | None:
 
 
 class IpcHandle(ctypes.Structure):
-    """CUipcMemHandle: by which another process on this machine maps an allocation."""
+    """CUipcMemHandle, with which another process on this machine maps an allocation."""
 
     _fields_ = [("reserved", ctypes.c_ubyte * 64)]
 
 
 def map_buffer(device: Device, handle: bytes) -> int:
-    """The address of another process's buffer, by its handle."""
+    """Maps another process's buffer; returns its address."""
     pointer = c_uint64()
     given = IpcHandle.from_buffer_copy(handle)
     device.call("cuIpcOpenMemHandle_v2", byref(pointer), given, c_uint(IPC_LAZY_ENABLE_PEER_ACCESS))
@@ -106,14 +106,14 @@ class Stream:
     def __init__(self, device: Device) -> None:
         self._call = device.call
         handle = c_void_p()
-        self._call("cuStreamCreate", byref(handle), c_uint(1))  # does not wait for the default stream
+        self._call("cuStreamCreate", byref(handle), c_uint(1))  # CU_STREAM_NON_BLOCKING
         self.handle = handle.value or 0
 
     def synchronize(self) -> None:
         self._call("cuStreamSynchronize", c_void_p(self.handle))
 
     def microseconds(self, work: Callable[[], None], repeats: int) -> float:
-        """What one call of `work` takes on the device, by events around `repeats` calls."""
+        """Device time of one call of `work`, from events around `repeats` calls."""
         start, end = self._event(), self._event()
         self._record(start)
         for _ in range(repeats):

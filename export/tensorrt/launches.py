@@ -1,7 +1,7 @@
-"""The launches of the codec step's fused kernels, recorded shape by shape without running them.
+"""Records the launches of the codec step's fused kernels, shape by shape, without running them.
 
-A recorded argument is a number, nothing, or a place: a byte offset into the constants (weights and tables), an input,
-an output, or the workspace, in which each temporary tensor has room while it lives.
+A recorded argument is a number, None, or a place: a byte offset into the constants (weights and tables), an input, an
+output, or the workspace, where each temporary tensor is allocated for its lifetime.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,14 +17,14 @@ from code2wav_step.step import Step
 from code2wav_step.weights import StepWeights
 from qwen3_tts_engine.codec.contract import input_shapes
 
-# Where any tensor begins, in bytes: kernels are compiled for pointers that are multiples of 16.
+# Of the start of any tensor, in bytes; kernels are compiled for pointers that are multiples of 16.
 ALIGNMENT = 256
 POINTER_ALIGNMENT = 16
 META = torch.device("meta")
 
 
 class Base(IntEnum):
-    """What a place is an offset into."""
+    """The memory that a place is an offset into."""
 
     CODES = 0
     STATE = 1
@@ -51,7 +51,7 @@ Argument = Place | int | float | None
 class Launch:
     """One kernel launch; `kernel` is Triton's function, `options` are its compile-time arguments and warps.
 
-    Arguments are of the type Argument; while they are recorded, tensors in place of places.
+    Arguments are of the type Argument; during recording, tensors stand in for places.
     """
 
     kernel: Any
@@ -72,14 +72,14 @@ class Recording:
 
 @dataclass
 class Constants:
-    """Weights and tables, one behind the other, as they are met."""
+    """Weights and tables, concatenated in order of first use."""
 
     parts: list[Tensor] = field(default_factory=list)
     size: int = 0
     _offsets: dict[int, int] = field(default_factory=dict)
 
     def offset(self, tensor: Tensor) -> int:
-        """Where a tensor's storage begins, in bytes."""
+        """Offset of a tensor's storage, in bytes."""
         storage = tensor.untyped_storage()
         if (key := storage.data_ptr()) not in self._offsets:
             self._offsets[key] = self.size
@@ -88,14 +88,14 @@ class Constants:
         return self._offsets[key]
 
     def blocks(self) -> Iterator[bytes]:
-        """The bytes of all constants, `size` together."""
+        """The bytes of all constants, `size` in total."""
         for part in self.parts:
             yield part.numpy().tobytes().ljust(_aligned(part.numel()), b"\0")
 
 
 @dataclass
 class Temporary:
-    """A tensor of the workspace: bytes, and the first and the last launch that use it."""
+    """A tensor in the workspace: bytes, and the first and the last launch that use it."""
 
     size: int
     first: int
@@ -106,7 +106,7 @@ class Temporary:
 
 
 class RecordingOps(KernelOps):
-    """Takes inputs on the meta device and keeps the launches; constants are tensors on the CPU."""
+    """Records launches for inputs on the meta device; constants are tensors on the CPU."""
 
     def __init__(self, weights: StepWeights) -> None:
         super().__init__(weights.config, torch.device("cpu"))
@@ -118,7 +118,7 @@ class RecordingOps(KernelOps):
 
 
 def record(weights: StepWeights, constants: Constants, rows: int, frames: int) -> Recording:
-    """`weights` in FP16 on the CPU."""
+    """`weights` are FP16 on the CPU."""
     ops = RecordingOps(weights)
     dtypes = (torch.int32, weights.codebooks.dtype, torch.int32)
     shapes = input_shapes(rows, frames, weights.config.state_size).values()
@@ -156,7 +156,7 @@ def _temporaries(launches: Sequence[Launch], named: set[int]) -> dict[int, Tempo
 
 
 def plan(temporaries: dict[int, Temporary]) -> tuple[dict[int, int], int]:
-    """An offset for each temporary, so that none overlaps another one that lives with it, and the size of all."""
+    """Offsets at which temporaries with overlapping lifetimes do not overlap, and the total size."""
     offsets: dict[int, int] = {}
     end = 0
     for key, temporary in sorted(temporaries.items(), key=lambda item: -item[1].size):
@@ -172,7 +172,7 @@ def plan(temporaries: dict[int, Temporary]) -> tuple[dict[int, int], int]:
 
 
 def _key(tensor: Tensor) -> int:
-    """Of a tensor's storage, while the recording keeps it alive."""
+    """Identifies a tensor's storage while the recording keeps it alive."""
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -1,4 +1,4 @@
-"""A TensorRT plan that runs in a process of its own (tensorrt_run)."""
+"""A TensorRT plan that runs in a process of its own (export.tensorrt.run)."""
 
 import json
 import os
@@ -17,18 +17,18 @@ from export.profiles import Profile, Shapes
 from export.tensorrt.api import PLUGIN_LIBRARY
 
 ROOT = Path(__file__).parents[2]
-# The environment variable that names the Python which has TensorRT, where it is not this one.
+# Environment variable: the Python with TensorRT, if it is not this one.
 TENSORRT_PYTHON = "QWEN3_TTS_TENSORRT_PYTHON"
 Arrays = dict[str, NDArray[Any]]
 
 
 class PlanError(RuntimeError):
-    """TensorRT did not build or run a plan; its own messages come before this one."""
+    """TensorRT failed to build or run a plan; its own messages precede this one."""
 
 
 @dataclass(frozen=True)
 class TensorRtSettings:
-    """Which TensorRT builds, how long it may search, and the compiled plugin (plugin/) where the step is to be one."""
+    """The Python with TensorRT, optimisation level, timing cache, and the compiled plugin (export/plugin) if used."""
 
     python: Path = Path(sys.executable)
     level: int = 3
@@ -41,9 +41,9 @@ DEFAULTS = TensorRtSettings()
 
 @dataclass(frozen=True)
 class SharedTensors:
-    """A piece of device memory by its CUDA IPC handle, its size in bytes, and where in it each tensor begins.
+    """Device memory by its CUDA IPC handle, its size in bytes, and the offset of each tensor.
 
-    `profiles` are the shapes that the plan takes.
+    `profiles` are the shapes that the plan supports.
     """
 
     handle: bytes
@@ -53,45 +53,45 @@ class SharedTensors:
 
 
 class PlanProcess:
-    """The plan (graph.Run, or on shared memory); inputs become what it takes. Everything raises PlanError."""
+    """The plan (graph.Run, or on shared memory); casts inputs to its types. Every method raises PlanError."""
 
     def __init__(self, settings: TensorRtSettings, path: Path, failure: str = "") -> None:
-        """`failure` stands before what TensorRT says of an error."""
+        """`failure` prefixes TensorRT's error messages."""
         self.path = path
         self._failure = failure
         popen = command(settings, "export.tensorrt.run", path)
         self._process = subprocess.Popen(**popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         weakref.finalize(self, self._process.kill)
-        loaded, _ = self._answer()
+        loaded, _ = self._receive()
         self.dtypes = {name: np.dtype(dtype) for name, dtype in loaded["dtypes"].items()}
         self.dims: Shapes = loaded["dims"]
-        """As the plan was built: -1 where any size fits."""
+        """As the plan was built: -1 for dynamic sizes."""
 
     def __call__(self, inputs: Arrays) -> Arrays:
         data = [array.astype(self.dtypes[name]).tobytes() for name, array in inputs.items()]
         shapes = {name: list(array.shape) for name, array in inputs.items()}
-        answer, outputs = self._ask({"shapes": shapes, "sizes": [len(part) for part in data]}, data)
+        reply, outputs = self._request({"shapes": shapes, "sizes": [len(part) for part in data]}, data)
         return {
             name: np.frombuffer(part, self.dtypes[name]).reshape(shape)
-            for (name, shape), part in zip(answer["shapes"].items(), outputs, strict=True)
+            for (name, shape), part in zip(reply["shapes"].items(), outputs, strict=True)
         }
 
     def microseconds(self, shapes: Shapes, repeats: int) -> float:
-        """What one call takes on the GPU, by CUDA events around calls that follow each other."""
-        answer, _ = self._ask({"time": shapes, "repeats": repeats})
-        return float(answer["microseconds"])
+        """GPU time of one call, from CUDA events around back-to-back calls."""
+        reply, _ = self._request({"time": shapes, "repeats": repeats})
+        return float(reply["microseconds"])
 
     def share(self) -> SharedTensors:
-        """From now on inputs and outputs lie in device memory that this process can map, and `run` is how it runs."""
-        answer, _ = self._ask({"share": True})
-        return SharedTensors(bytes.fromhex(answer.pop("handle")), **answer)
+        """Moves inputs and outputs to device memory that this process can map; `run` then replaces __call__."""
+        reply, _ = self._request({"share": True})
+        return SharedTensors(bytes.fromhex(reply.pop("handle")), **reply)
 
     def run(self, shapes: Shapes) -> Shapes:
-        """Run on the shared inputs, which have these shapes; returns those of the outputs, which are there."""
-        outputs: Shapes = self._ask({"run": shapes})[0]["shapes"]
+        """Runs on the shared inputs, which have these shapes; returns the shapes of the shared outputs."""
+        outputs: Shapes = self._request({"run": shapes})[0]["shapes"]
         return outputs
 
-    def _ask(self, request: dict[str, Any], data: Sequence[bytes] = ()) -> tuple[dict[str, Any], list[bytes]]:
+    def _request(self, request: dict[str, Any], data: Sequence[bytes] = ()) -> tuple[dict[str, Any], list[bytes]]:
         requests = self._process.stdin
         assert requests is not None
         try:
@@ -99,23 +99,23 @@ class PlanProcess:
                 requests.write(part)
             requests.flush()
         except BrokenPipeError:
-            pass  # the missing answer says why
-        return self._answer()
+            pass  # _receive() raises for the missing reply
+        return self._receive()
 
-    def _answer(self) -> tuple[dict[str, Any], list[bytes]]:
+    def _receive(self) -> tuple[dict[str, Any], list[bytes]]:
         replies = self._process.stdout
         assert replies is not None
         line = replies.readline()
         if not line:
             raise PlanError(f"{self.path}: TensorRT ended with exit code {self._process.wait()}")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise PlanError(f"{self.path}: {self._failure}{answer['error']}")
-        return answer, [replies.read(size) for size in answer.get("sizes", [])]
+        reply = json.loads(line)
+        if "error" in reply:
+            raise PlanError(f"{self.path}: {self._failure}{reply['error']}")
+        return reply, [replies.read(size) for size in reply.get("sizes", [])]
 
 
 def command(settings: TensorRtSettings, module: str, *arguments: Any) -> dict[str, Any]:
-    """Arguments of Popen for a module of ours in the Python that has TensorRT."""
+    """Arguments of Popen for one of our modules in the Python with TensorRT."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     plugin = {PLUGIN_LIBRARY: str(settings.plugin)} if settings.plugin else {}
     return {

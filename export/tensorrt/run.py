@@ -1,18 +1,18 @@
-"""python -m export.tensorrt.run PLAN: run a plan for another process, in any Python 3.10 or later that has TensorRT.
+"""python -m export.tensorrt.run PLAN: run a plan for another process, in any Python 3.10 or later with TensorRT.
 
-A request on standard input is a line of JSON, and so is the answer on standard output; either may be followed by bytes:
+Requests on standard input and replies on standard output are lines of JSON, either may be followed by bytes:
 
     {"shapes": {input: shape}, "sizes": [bytes]} and the inputs' bytes
                                           {"shapes": {output: shape}, "sizes": [bytes]} and the outputs' bytes
     {"time": {input: shape}, "repeats": N}
                                           {"microseconds": M}
     {"share": true}                       {"handle": hex, "size": bytes, "offsets": {tensor: bytes},
-                                           "profiles": [{input: [smallest, commonest, largest shape]}]}
+                                           "profiles": [{input: [minimum, optimum, maximum shape]}]}
     {"run": {input: shape}}               {"shapes": {output: shape}}
 
-The last is on the shared memory, where the client writes inputs and reads outputs. Any answer may be
-{"error": message}. A first one, {"dtypes": {tensor: NumPy's name}, "dims": {tensor: shape}} or an error, says whether
-the plan is loaded.
+The last one uses the shared memory, where the client writes inputs and reads outputs. Any reply may be
+{"error": message}. The first reply, {"dtypes": {tensor: NumPy's name}, "dims": {tensor: shape}} or an error, reports
+whether the plan is loaded.
 """
 
 import json
@@ -28,17 +28,17 @@ from export.tensorrt.cuda import Buffer, CudaError, Device, Stream
 from export.tensorrt.engine import Engine
 
 WARM_UP = 3
-# Where tensors may begin.
+# Of tensors in the shared memory, in bytes.
 ALIGNMENT = 256
 
 
 class Runner(Protocol):
-    """What answers requests; raises TensorRtError and CudaError."""
+    """Executes requests; raises TensorRtError and CudaError."""
 
     dtypes: dict[str, str]
-    """NumPy's names, of all inputs and outputs."""
+    """NumPy's names of all inputs and outputs."""
     dims: Shapes
-    """Of all inputs and outputs, -1 where any size fits."""
+    """Of all inputs and outputs, -1 for dynamic sizes."""
 
     def run(self, inputs: dict[str, bytes], shapes: Shapes) -> dict[str, bytes]: ...
 
@@ -79,7 +79,7 @@ class Plan:
         return self._stream.microseconds(launch, repeats)
 
     def share(self) -> dict[str, Any]:
-        """One buffer with room for every tensor at its largest, described as the answer says it."""
+        """Allocates one buffer for every tensor at its largest; returns the reply."""
         offsets, size = {}, 0
         for name, bytes_ in self._largest_sizes().items():
             offsets[name] = size
@@ -95,7 +95,7 @@ class Plan:
         return outputs
 
     def _bind(self, shapes: Shapes) -> Callable[[], None]:
-        """Give every tensor memory of its own; the result launches the plan on it."""
+        """Allocates a buffer for every tensor; returns a function that launches the plan on them."""
         sizes = self._sizes(shapes)
         return self._launch_at({name: self._buffer(name, size).address for name, size in sizes.items()}, shapes)
 
@@ -111,12 +111,12 @@ class Plan:
         return launch
 
     def _sizes(self, shapes: Shapes) -> dict[str, int]:
-        """Bytes of every tensor when the inputs have these shapes."""
+        """Bytes of every tensor for inputs of these shapes."""
         every = {**shapes, **self.output_shapes(shapes)}
         return {name: math.prod(shape) * self._engine.item_size(name) for name, shape in every.items()}
 
     def _largest_sizes(self) -> dict[str, int]:
-        """Bytes of every tensor at its largest of all profiles."""
+        """Bytes of every tensor at its largest over all profiles."""
         profiles = self._engine.profiles
         sizes = [self._sizes({name: shapes[-1] for name, shapes in profile.items()}) for profile in profiles]
         return {name: max(each[name] for each in sizes) for name in sizes[0]}
@@ -131,19 +131,19 @@ class Plan:
 
 
 def serve(plan: Runner, requests: BinaryIO, replies: BinaryIO) -> None:
-    """Say what the plan takes and gives, then answer requests until their stream ends."""
+    """Sends the plan's types and shapes, then replies to requests until end of file."""
     _write(replies, {"dtypes": plan.dtypes, "dims": plan.dims}, [])
     while line := requests.readline():
         request = json.loads(line)
         data = [requests.read(size) for size in request.get("sizes", [])]
         try:
-            answer, payload = _answer(plan, request, data)
+            reply, payload = _execute(plan, request, data)
         except (TensorRtError, CudaError) as error:
-            answer, payload = {"error": str(error)}, []
-        _write(replies, answer, payload)
+            reply, payload = {"error": str(error)}, []
+        _write(replies, reply, payload)
 
 
-def _answer(plan: Runner, request: dict[str, Any], data: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+def _execute(plan: Runner, request: dict[str, Any], data: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
     if "time" in request:
         return {"microseconds": plan.microseconds(request["time"], request["repeats"])}, []
     if "share" in request:
@@ -157,8 +157,8 @@ def _answer(plan: Runner, request: dict[str, Any], data: list[bytes]) -> tuple[d
     return {"shapes": {name: found[name] for name in outputs}, "sizes": [len(part) for part in payload]}, payload
 
 
-def _write(replies: BinaryIO, answer: dict[str, Any], payload: list[bytes]) -> None:
-    replies.write(json.dumps(answer).encode() + b"\n")
+def _write(replies: BinaryIO, reply: dict[str, Any], payload: list[bytes]) -> None:
+    replies.write(json.dumps(reply).encode() + b"\n")
     for part in payload:
         replies.write(part)
     replies.flush()

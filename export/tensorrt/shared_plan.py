@@ -1,4 +1,4 @@
-"""A plan in another process on device memory that this process maps, as PyTorch's tensors."""
+"""A plan in another process, on device memory that this process maps as PyTorch tensors."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from export.tensorrt.cuda import Device, map_buffer
 from export.tensorrt.process import PlanProcess, SharedTensors, TensorRtSettings
 
 Tensors = dict[str, Tensor]
-# Of a float it is NaN, of a code or a history one out of range.
+# NaN as a float, out of range as a code or a history.
 POISON = 0xFF
 
 
 class SharedPlan:
-    """`run` is the plan on the memory where `views` says that its tensors lie."""
+    """`run` executes the plan on the memory that `views` exposes."""
 
     def __init__(self, settings: TensorRtSettings, path: Path, device: torch.device, failure: str = "") -> None:
         """As PlanProcess."""
@@ -28,7 +28,7 @@ class SharedPlan:
         self._memory = mapped(self._shared, device)
 
     def __call__(self, inputs: Tensors) -> Tensors:
-        """Outputs of inputs that lie anywhere, the caller's own. What the plan leaves unwritten in them is NaN."""
+        """Runs on inputs on any device; the caller owns the outputs, which are NaN where the plan wrote nothing."""
         shapes = {name: list(tensor.shape) for name, tensor in inputs.items()}
         self._poison()
         for name, view in self.views(shapes).items():
@@ -38,11 +38,11 @@ class SharedPlan:
         return {name: view.clone() for name, view in self.views(self.run(shapes)).items()}
 
     def takes(self, shapes: Shapes) -> bool:
-        """Whether the plan was built for these shapes of its inputs, for which there is room then."""
+        """Whether the plan was built for these input shapes; the shared memory then has room for them."""
         return find(self._shared.profiles, shapes) is not None
 
     def views(self, shapes: Mapping[str, Sequence[int]]) -> Tensors:
-        """Where tensors of these shapes lie."""
+        """The shared memory as tensors of these shapes."""
         views = {}
         for name, shape in shapes.items():
             start, dtype = self._shared.offsets[name], self.dtypes[name]
@@ -53,8 +53,8 @@ class SharedPlan:
         self._memory.fill_(POISON)
 
 
-class Foreign:
-    """Device memory as PyTorch takes it without copying."""
+class DeviceMemory:
+    """Exposes device memory to PyTorch without a copy."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
@@ -62,4 +62,4 @@ class Foreign:
 
 def mapped(shared: SharedTensors, device: torch.device) -> Tensor:
     """uint8 [size]"""
-    return torch.as_tensor(Foreign(map_buffer(Device(), shared.handle), shared.size), device=device)
+    return torch.as_tensor(DeviceMemory(map_buffer(Device(), shared.handle), shared.size), device=device)

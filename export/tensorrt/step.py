@@ -1,6 +1,6 @@
-"""The step as a network of one layer: the plugin (plugin/) with a program of the step (step_program).
+"""The step as a network of one layer: the plugin (export/plugin) with a step program (step_program).
 
-Runs in any Python that has a TensorRT, as tensorrt_build does.
+Runs in any Python with TensorRT, as export.tensorrt.build does.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from export.profiles import Profile
 from export.tensorrt.api import PLUGIN_LIBRARY, TensorRtError, is_strongly_typed
 
 NAME, VERSION = "Code2Wav", "1"
-# Of the field that names a program (plugin/layer.h).
+# The plugin field with a program's path (export/plugin/layer.h).
 PATH = "path"
 INPUTS = {"codes": "int32", "state": "float16", "history": "int32"}
 OUTPUTS = {"waveform": "float32", "state_out": "float16"}
@@ -19,7 +19,7 @@ PROGRAM_SUFFIX = ".program"
 
 
 def add_step(trt: Any, network: Any, program: Path, profiles: list[Profile]) -> None:
-    """Raises TensorRtError when the plugin is not loaded or does not take the program."""
+    """Raises TensorRtError if the plugin is not loaded or rejects the program."""
     inputs = [network.add_input(name, getattr(trt, dtype), dims(profiles, name)) for name, dtype in INPUTS.items()]
     plugin = _plugin(trt, program)
     layer = network.add_plugin_v3(inputs, [], plugin) if _has_v3(trt) else network.add_plugin_v2(inputs, plugin)
@@ -32,7 +32,7 @@ def add_step(trt: Any, network: Any, program: Path, profiles: list[Profile]) -> 
 
 
 def dims(profiles: list[Profile], name: str) -> tuple[int, ...]:
-    """Of an input, ANY where its shapes differ."""
+    """Of an input, ANY where the profiles differ."""
     sizes = zip(*(shape for profile in profiles for shape in profile[name]), strict=True)
     return tuple(found.pop() if len(found) == 1 else ANY for found in map(set, sizes))
 
@@ -42,12 +42,12 @@ def _plugin(trt: Any, program: Path) -> Any:
     find = registry.get_creator if _has_v3(trt) else registry.get_plugin_creator
     creator = find(NAME, VERSION, "")
     if creator is None:
-        raise TensorRtError(f"the plugin {NAME} is not loaded: {PLUGIN_LIBRARY} names its library")
+        raise TensorRtError(f"the plugin {NAME} is not loaded: set {PLUGIN_LIBRARY} to its library")
     field = trt.PluginField(PATH, str(program).encode(), trt.PluginFieldType.CHAR)
     phase = (trt.TensorRTPhase.BUILD,) if _has_v3(trt) else ()
     plugin = creator.create_plugin(NAME, trt.PluginFieldCollection([field]), *phase)
     if plugin is None:
-        raise TensorRtError(f"the plugin {NAME} does not take {program}; its message is above")
+        raise TensorRtError(f"the plugin {NAME} rejects {program}; its message is above")
     return plugin
 
 

@@ -1,6 +1,6 @@
 """The step as a program for the TensorRT plugin: kernels compiled for this GPU, and each shape's launches.
 
-plugin/program.h describes the file.
+export/plugin/program.h defines the file format.
 """
 
 import os
@@ -19,13 +19,13 @@ from export.tensorrt.launches import Argument, Constants, Launch, Place, Recordi
 
 MAGIC = b"C2WSTEP1"
 WARP = 32
-# In place of launches.Base, before an argument that is a number.
+# In place of a launches.Base: the argument is a number.
 NUMBER = 7
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled kernel: `threads` of a block, `shared` bytes of memory for each."""
+    """A compiled kernel: threads and bytes of shared memory per block."""
 
     name: str
     cubin: bytes
@@ -35,7 +35,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A launch's kernel, and which of the launch's arguments it takes; the others are compiled in."""
+    """A launch's kernel and the indices of its run-time arguments; the others are compiled in."""
 
     kernel: Kernel
     parameters: tuple[int, ...]
@@ -45,7 +45,7 @@ Compile = Callable[[Sequence[Launch]], list[Compiled]]
 
 
 def compile_all(launches: Sequence[Launch]) -> list[Compiled]:
-    """For the current GPU, equal ones once."""
+    """Compiles for the current GPU, equal kernels once."""
     with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor):
         for launch in launches:
             _warm_up(launch)
@@ -57,7 +57,7 @@ def write_program(
 ) -> None:
     """For these (rows, frames); `weights` are FP16 on the CPU.
 
-    Raises kernel_ops.KernelError when the kernels cannot serve this codec.
+    Raises kernel_ops.KernelError if the kernels do not support this codec.
     """
     constants = Constants()
     recordings = [record(weights, constants, *shape) for shape in shapes]
@@ -73,7 +73,7 @@ def write_program(
 
 
 def _warm_up(launch: Launch) -> Any:
-    # A dtype stands for an aligned pointer to it.
+    # A dtype stands for an aligned pointer of that type.
     arguments = [argument.dtype if isinstance(argument, Place) else argument for argument in launch.arguments]
     return launch.kernel.warmup(*arguments, grid=launch.grid, **launch.options)
 
@@ -82,8 +82,8 @@ def _compiled(kernel: Any) -> Compiled:
     metadata = kernel.metadata
     assert metadata.num_ctas == 1
     assert not metadata.global_scratch_size
-    taken = tuple(i for i, kind in enumerate(kernel.src.signature.values()) if kind != "constexpr")
-    return Compiled(Kernel(metadata.name, kernel.asm["cubin"], metadata.num_warps * WARP, metadata.shared), taken)
+    parameters = tuple(i for i, kind in enumerate(kernel.src.signature.values()) if kind != "constexpr")
+    return Compiled(Kernel(metadata.name, kernel.asm["cubin"], metadata.num_warps * WARP, metadata.shared), parameters)
 
 
 def _write_header(file: BinaryIO, config: StepConfig, constants: Constants) -> None:
@@ -115,6 +115,6 @@ def _argument(argument: Argument) -> bytes:
     if isinstance(argument, Place):
         return struct.pack("<Bq", argument.base, argument.offset)
     assert argument is not None
-    if isinstance(argument, float):  # at the beginning of its eight bytes
+    if isinstance(argument, float):  # in the low four of eight bytes
         return struct.pack("<Bfi", NUMBER, argument, 0)
     return struct.pack("<Bq", NUMBER, argument)

@@ -54,7 +54,7 @@ class OnnxPlan:
         if self._spoil == "crash":
             sys.exit(3)
         if find(self._profiles, shapes) is None:
-            raise TensorRtError(f"the plan does not take {describe(shapes)}")
+            raise TensorRtError(f"the plan does not support {describe(shapes)}")
         feeds = {name: np.frombuffer(data, self.dtypes[name]).reshape(shapes[name]) for name, data in inputs.items()}
         outputs = dict(zip(self._outputs, self._session.run(self._outputs, feeds), strict=True))
         if self._spoil == "wrong":

@@ -49,7 +49,7 @@ def test_shapes_that_were_not_recorded_are_refused(settings: TensorRtSettings, p
     step = tensorrt_form(settings).load(plan)
     assert isinstance(step, PlanStep)
     three: Shapes = input_shapes(2, 3, small_step().state_size)
-    with pytest.raises(PlanError, match="the plan does not take"):
+    with pytest.raises(PlanError, match="the plan does not support"):
         step.plan.run(three)
 
 

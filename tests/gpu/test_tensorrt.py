@@ -72,7 +72,7 @@ def test_plan_fits_this_machine(exported: Exported, repository: Path, checkpoint
 
 def test_plan_that_is_none_is_refused(settings: TensorRtSettings, tmp_path: Path) -> None:
     (tmp_path / "model.plan").write_bytes(b"no plan" * 100)
-    with pytest.raises(PlanError, match="does not load it"):
+    with pytest.raises(PlanError, match="cannot load it"):
         PlanProcess(settings, tmp_path / "model.plan")
 
 
@@ -105,7 +105,7 @@ def test_stand_in_gives_what_the_verified_plan_gives(
         torch.testing.assert_close(outputs["state_out"].float(), state_out, atol=1e-2, rtol=1e-7)
     for frames in (3, MAX_FRAMES):
         unverified = tensors | {"codes": torch.zeros(MAX_BATCH, frames, 16, dtype=torch.int32)}
-        with pytest.raises(stand_in.InvalidInputError, match=rf"the plan does not take codes \[64, {frames}, 16\]"):
+        with pytest.raises(stand_in.InvalidInputError, match=rf"the plan does not support codes \[64, {frames}, 16\]"):
             plan.run(unverified)
 
 
@@ -139,5 +139,5 @@ def test_stand_in_gives_what_the_verified_encoder_plan_gives(
         found = plan.run({name: torch.from_numpy(array) for name, array in inputs.items()})
         np.testing.assert_allclose(found[encoder.output].cpu().numpy(), verified(inputs)[encoder.output], atol=1e-5)
     too_long = {name: torch.from_numpy(array) for name, array in encoder.inputs(MOST_FRAMES + 1).items()}
-    with pytest.raises(stand_in.InvalidInputError, match="the plan does not take"):
+    with pytest.raises(stand_in.InvalidInputError, match="the plan does not support"):
         plan.run(too_long)

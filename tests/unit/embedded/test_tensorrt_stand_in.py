@@ -245,7 +245,7 @@ def test_plan_in_another_python_works_on_memory_that_both_map(
     refused = {name: torch.from_numpy(array) for name, array in inputs.items()}
     for frames in (3, 8):
         refused["codes"] = torch.zeros(2, frames, 16, dtype=torch.int32)
-        with pytest.raises(other.InvalidInputError, match=rf"the plan does not take codes \[2, {frames}, 16\], state"):
+        with pytest.raises(other.InvalidInputError, match=rf"does not support codes \[2, {frames}, 16\], state"):
             plan.run(refused)
 
 

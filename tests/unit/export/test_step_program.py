@@ -183,7 +183,7 @@ def test_equal_programs_share_their_constants(plugin: CompiledPlugin, program: b
 
 
 def test_shape_that_was_not_recorded_is_refused(plugin: CompiledPlugin, step: int) -> None:
-    assert plugin.run(step, 4, 3, NOWHERE) == (1, "code2wav: the plan was not made for 4 x 3\n")
+    assert plugin.run(step, 4, 3, NOWHERE) == (1, "code2wav: the plan was not built for 4 x 3\n")
 
 
 @pytest.mark.parametrize("spoiled", [lambda p: b"X" + p[1:], lambda p: p[: len(p) // 2], lambda p: b""])

@@ -50,7 +50,7 @@ def test_graph_that_tensorrt_does_not_know_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "export.tensorrt.build", *files]
     failed = subprocess.run([*command, *options], capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert failed.returncode == 1
-    assert f"does not take {tmp_path / 'model.onnx'}" in failed.stderr.splitlines()[-1]
+    assert f"cannot parse {tmp_path / 'model.onnx'}" in failed.stderr.splitlines()[-1]
     assert not failed.stdout
 
 
@@ -67,7 +67,7 @@ def test_tensorrt_that_needs_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(Graph, "write", lambda graph, path: path.touch())
     monkeypatch.setattr(tensorrt_plan, "to_opset_17", lambda path: None)
-    with pytest.raises(PlanError, match=r"tensorrt 10\.14\.1\.48 builds on a GPU; TensorRT for RTX builds without one"):
+    with pytest.raises(PlanError, match=r"tensorrt 10\.14\.1\.48 requires a GPU to build; TensorRT for RTX does not"):
         build(TensorRtSettings(cache=tmp_path), graph(half_step("tiny")), tmp_path / "model.plan")
 
 

@@ -149,7 +149,7 @@ def test_shape_outside_the_profile_is_refused_and_the_next_one_served(
     plan = form.load(tmp_path / "code2wav" / "1" / "model.plan")
     state, history = torch.zeros(1, CodecManifest.read(tmp_path / "code2wav" / "1").state_size), torch.zeros(1, 1)
     for frames in (3, MAX_FRAMES):
-        with pytest.raises(PlanError, match=rf"the plan does not take codes \[1, {frames}, 16\], state"):
+        with pytest.raises(PlanError, match=rf"the plan does not support codes \[1, {frames}, 16\], state"):
             plan(torch.zeros(1, frames, 16), state, history)
     waveform, _ = plan(torch.zeros(1, 2, 16), state, history)
     assert waveform.shape == (1, 3840)

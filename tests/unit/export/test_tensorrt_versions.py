@@ -101,7 +101,7 @@ def test_every_version_runs(version: str, tmp_path: Path) -> None:
     assert plan.run({"x": data}, {"x": [3, 4]}) == {"y": data}
     assert plan.microseconds({"x": [3, 4]}, 2) == 1.0
     for rows in (5, 9):
-        with pytest.raises(TensorRtError, match=rf"the plan does not take x \[{rows}, 4\]"):
+        with pytest.raises(TensorRtError, match=rf"the plan does not support x \[{rows}, 4\]"):
             plan.output_shapes({"x": [rows, 4]})
 
 
@@ -147,10 +147,10 @@ def test_every_version_makes_the_step_a_plugin(version: str, tmp_path: Path) -> 
 def test_plugin_that_is_missing_or_takes_no_program_is_named(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(TensorRtError, match=r"the plugin Code2Wav does not take .*spoiled\.program"):
+    with pytest.raises(TensorRtError, match=r"the plugin Code2Wav rejects .*spoiled\.program"):
         build_step(tmp_path, "spoiled.program")
     monkeypatch.setattr(sys.modules["tensorrt"].IPluginRegistry, "_plugins", ())
-    with pytest.raises(TensorRtError, match="Code2Wav is not loaded: QWEN3_TTS_TENSORRT_PLUGIN names its library"):
+    with pytest.raises(TensorRtError, match="Code2Wav is not loaded: set QWEN3_TTS_TENSORRT_PLUGIN to its library"):
         build_step(tmp_path)
 
 
@@ -166,7 +166,7 @@ def test_plan_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.
     install("10.14", monkeypatch)
     build(tmp_path)
     install("11.1", monkeypatch)
-    with pytest.raises(TensorRtError, match=r"x\.plan: TensorRT 11\.1 on NVIDIA H200 does not load it"):
+    with pytest.raises(TensorRtError, match=r"x\.plan: TensorRT 11\.1 on NVIDIA H200 cannot load it"):
         tensorrt_run.Plan(tmp_path / "x.plan")
 
 

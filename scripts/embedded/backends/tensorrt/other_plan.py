@@ -22,7 +22,7 @@ class OtherPlan(Plan):  # type: ignore[misc]
     def _launch(self, inputs: Tensors) -> Tensors:
         shapes = {name: list(tensor.shape) for name, tensor in inputs.items()}
         if not self._shared.takes(shapes):
-            raise InvalidInputError(f"the plan does not take {describe(shapes)}")
+            raise InvalidInputError(f"the plan does not support {describe(shapes)}")
         for name, view in self._shared.views(shapes).items():
             view.copy_(inputs[name])
         # The other process knows nothing of this one's stream, which brings the inputs.
