@@ -153,9 +153,9 @@ def as_step(runner: startup.Runner) -> Step:
 
     @torch.inference_mode()
     def run(codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        lent = runner.lend(codes.cpu(), state.to(dtype), history.cpu())
-        waveform, state_out = (tensor.to(torch.float32, copy=True) for tensor in lent)
-        for tensor in lent:
+        borrowed = runner.lend(codes.cpu(), state.to(dtype), history.cpu())
+        waveform, state_out = (tensor.to(torch.float32, copy=True) for tensor in borrowed)
+        for tensor in borrowed:
             tensor.fill_(math.nan)  # so that stale values cannot pass for the next run's output
         return waveform, state_out
 

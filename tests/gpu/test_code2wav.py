@@ -122,7 +122,7 @@ def test_codec_that_the_kernels_cannot_take_is_served_by_pytorch(
     python_form.build(reference, path)
     with caplog.at_level(logging.WARNING):
         runner = startup.make_runner(startup.load_weights(path, device), device)
-    assert "PyTorch operations do the work" in caplog.text
+    assert "using PyTorch operations" in caplog.text
     assert isinstance(runner, GraphRunner)
     assert isinstance(runner.step.ops, TorchOps)
     codes, state, history = inputs(runner.step.config, 2, 3)

@@ -1,4 +1,4 @@
-"""Triton's entry to the codec step: adapts tensors and errors, nothing else."""
+"""Triton's entry point to the codec step: adapts tensors and errors only."""
 
 import gc
 import json
@@ -20,21 +20,21 @@ log = logging.getLogger("code2wav_step")
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        """Load and capture everything; whatever is wrong fails the load with a message that names it."""
+        """Loads the weights and captures the graphs; an error fails the load with a message that names it."""
         _log_through_triton()
         device = _assigned_device(args)
         folder = Path(args["model_repository"]) / args["model_version"]
         weights = startup.load_weights(folder / startup.MODEL_FILE, device)
         self._reader = RequestReader(weights.config)
         self._shared = SharedStates(device, weights.config.state_size)
-        # Its own, so that waiting for an answer waits for nothing else.
+        # A stream of its own, so that synchronising waits for nothing else.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.cuda.stream(self._stream):
             self._runner = startup.make_runner(weights, device)
-        # What is loaded lives as long as the model: no collection is to look at it under traffic.
+        # Loaded objects live as long as the model: keep the collector from scanning them under traffic.
         gc.collect()
         gc.freeze()
-        # Behind all that fails a load, which is Triton's to answer.
+        # After everything that can fail the load, which Triton reports itself.
         self._guard = guard.start(args["model_name"])
 
     def finalize(self) -> None:
@@ -42,37 +42,35 @@ class TritonPythonModel:
             self._guard.close()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        # One after the other: a caller with several streams sends them as one request.
+        # Sequentially: a caller with several streams sends them as one request.
         with torch.cuda.stream(self._stream):
-            answers = [self._answer(request, is_only=len(requests) == 1) for request in requests]
+            responses = [self._respond(request, is_only=len(requests) == 1) for request in requests]
             if self._stream:
-                # The caller may be another process, which knows nothing of this stream.
+                # The caller may be another process, which cannot wait on this stream.
                 self._stream.synchronize()
-        return answers
+        return responses
 
-    def _answer(self, request: Any, *, is_only: bool) -> Any:
+    def _respond(self, request: Any, *, is_only: bool) -> Any:
         error = pb_utils.TritonError
         try:
             tensors = _tensors(request)
-            make = self._advance if PLACES in tensors else self._step
-            answer = make(request, tensors, is_only=is_only)
+            run = self._advance if PLACES in tensors else self._step
+            outputs = run(request, tensors, is_only=is_only)
             # A request that names no outputs asks for those of both kinds.
-            wanted = [name for name in request.requested_output_names() if name in answer]
-            if not wanted:
-                raise InvalidInputError(
-                    f"{', '.join(answer)} can be made from {', '.join(sorted(tensors))}, nothing else"
-                )
+            requested = [name for name in request.requested_output_names() if name in outputs]
+            if not requested:
+                raise InvalidInputError(f"only {', '.join(outputs)} can be computed from {', '.join(sorted(tensors))}")
         except InvalidInputError as problem:
             return pb_utils.InferenceResponse(error=error(f"INVALID_ARG: {problem}", error.INVALID_ARG))
         except Exception as problem:
             log.exception("a step failed")
             return pb_utils.InferenceResponse(error=error(str(problem), error.INTERNAL))
-        return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack(name, answer[name]) for name in wanted])
+        return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack(name, outputs[name]) for name in requested])
 
-    # Triton copies the outputs before it brings further requests: what a request on its own gets need not outlive it.
+    # Triton copies the outputs before the next execute(): those of a lone request need not outlive it.
 
     def _step(self, request: Any, tensors: dict[str, torch.Tensor], *, is_only: bool) -> dict[str, torch.Tensor]:
-        """The pure function: states come and go with the request."""
+        """The pure function: states are tensors of the request."""
         run = self._runner.lend if is_only else self._runner
         return dict(zip((WAVEFORM, STATE_OUT), run(*self._reader.read(tensors)), strict=True))
 

@@ -299,7 +299,7 @@ def test_states_that_cannot_be_shared_are_refused(model: Any, config: StepConfig
             [[2, 0]],
             ["waveform"],
             {"states": states[1]},
-            "INVALID_ARG: pcm can be made from codes, places, nothing else",
+            "INVALID_ARG: only pcm can be computed from codes, places",
         ),
         ([[2, 0]], ["pcm"], {}, "INVALID_ARG: states: missing"),
     ):
@@ -335,9 +335,9 @@ def test_a_caller_without_the_secret_names_no_states(model: Any, config: StepCon
             {},
             [],
         ):
-            refused(model, (states[0], json.dumps(stranger)), "INVALID_ARG: states: not an address that a talker gave")
-    refused(model, (states[0], "nowhere"), "INVALID_ARG: states: not an address that a talker gave")
-    refused(model, (states[0], "[" * 100_000), "INVALID_ARG: states: not an address that a talker gave")
+            refused(model, (states[0], json.dumps(stranger)), "INVALID_ARG: states: not an address issued by a talker")
+    refused(model, (states[0], "nowhere"), "INVALID_ARG: states: not an address issued by a talker")
+    refused(model, (states[0], "[" * 100_000), "INVALID_ARG: states: not an address issued by a talker")
     assert model._shared.addresses == known
     [response] = model.execute([shared(states, [[2, 0]], torch.zeros(1, 1, 16, dtype=torch.int32), 0)])
     assert response.error is None

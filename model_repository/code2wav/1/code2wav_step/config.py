@@ -1,4 +1,4 @@
-"""What the step must know besides its weights: it travels in the metadata of model.safetensors."""
+"""Configuration of the step, stored in the metadata of model.safetensors."""
 
 import json
 import math
@@ -44,7 +44,7 @@ class StepConfig:
 
     @classmethod
     def from_metadata(cls, metadata: dict[str, str] | None) -> "StepConfig":
-        """Raises ValueError when this is not the metadata of an exported step."""
+        """Raises ValueError if this is not the metadata of an exported step."""
         try:
             fields: dict[str, Any] = json.loads((metadata or {})[METADATA])
             fields["layout"] = tuple((name, tuple(shape)) for name, shape in fields["layout"])
@@ -75,7 +75,7 @@ class StepConfig:
 
     @property
     def positions(self) -> dict[str, int]:
-        """Positions a frame adds to the input of each convolution that looks back."""
+        """Positions that a frame adds to the input of each causal convolution."""
         positions, count = {"pre_conv": 1}, 1
         for i, ratio in enumerate(self.upsampling_ratios):
             count *= ratio

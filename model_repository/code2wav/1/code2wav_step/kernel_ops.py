@@ -18,7 +18,7 @@ from code2wav_step.weights import LAYER_NORM_EPS, Depthwise, Product, Unit
 
 # The smallest dimension of a matrix product in a kernel.
 MIN_DIMENSION = 32
-# Units of so many channels are one kernel: their second matrix fits beside the first result.
+# Units with this many channels run as one kernel: their second matrix fits beside the first result.
 FUSED_CHANNELS = (96, 192)
 HISTORY_CHANNELS = 128
 MAX_PAST = 64
@@ -27,11 +27,11 @@ LAST_ROWS = 64
 
 
 class KernelError(RuntimeError):
-    """The kernels cannot serve this codec; the message says why."""
+    """The kernels do not support this codec; the message says why."""
 
 
 class KernelOps:
-    """Plans are made when a shape is first seen, so every shape must run once before it is captured."""
+    """Plans are made on the first run of a shape, so every shape must run once before its capture."""
 
     def __init__(self, config: StepConfig, device: torch.device) -> None:
         channels = [shape[0] for name, shape in config.layout if name not in (KEYS, VALUES)]
@@ -46,7 +46,7 @@ class KernelOps:
         self._plans: dict[tuple[int, int], Tensor] = {}
 
     def build(self, run: Callable[[], object]) -> None:
-        """Build the kernels that `run` would launch, all at once."""
+        """Compiles the kernels that `run` would launch, in parallel."""
         with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor):
             self._building = True
             try:

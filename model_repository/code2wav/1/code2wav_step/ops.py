@@ -1,4 +1,4 @@
-"""The operations that the step is written in. Sequences are [batch, positions, channels], channels adjacent."""
+"""The operations of the step. Sequences are [batch, positions, channels], channels contiguous."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -12,19 +12,19 @@ Sequences = dict[str, Tensor]
 
 class Ops(Protocol):
     def build(self, run: Callable[[], object]) -> None:
-        """Get ready for what `run` does, which is not done."""
+        """Compiles the operations of `run` without executing them."""
         ...
 
     def open(self, state: Tensor, frames: int) -> Sequences:
-        """The input of each convolution that looks back, by its piece of the state: the past, and room for the new."""
+        """The input of each causal convolution, by its piece of the state: the past, and room for the new."""
         ...
 
     def close(self, sequences: Sequences, state_out: Tensor) -> None:
-        """Write the end of each sequence to its piece of the next state."""
+        """Writes the end of each sequence to its piece of the next state."""
         ...
 
     def embed(self, codes: Tensor, table: Tensor, out: Tensor) -> None:
-        """The sum of a row of the table for each of a frame's codes int32 [batch, frames, quantizers]."""
+        """The sum of the table's rows for a frame's codes int32 [batch, frames, quantizers]."""
         ...
 
     def product(
@@ -36,15 +36,15 @@ class Ops(Protocol):
         out: Tensor | None = None,
         active: Tensor | None = None,
     ) -> Tensor:
-        """The layer's result, residual added, and its SnakeBeta in `active`.
+        """The layer's result plus the residual in `out`, its SnakeBeta in `active`.
 
-        Outputs may hold several positions for one of the result: they are [batch, n · positions, outputs / n]. Without
-        either, `out` is made. Returns `out`, or `active` when only that is given.
+        Both may hold n positions for one of the result: they are [batch, n · positions, outputs / n]. Without either,
+        `out` is allocated. Returns `out`, or `active` if only that is given.
         """
         ...
 
     def attend(self, qkv: Tensor, layer: int, state: Tensor, history: Tensor, state_out: Tensor) -> Tensor:
-        """Attention of the new frames [batch, frames, 3 · heads · head_dim] over window and chunk; moves the window."""
+        """Attention of new frames [batch, frames, 3 · heads · head_dim] over window and chunk, shifting the window."""
         ...
 
     def depthwise(self, x: Tensor, layer: Depthwise) -> Tensor:

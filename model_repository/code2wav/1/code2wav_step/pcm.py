@@ -1,10 +1,10 @@
-"""The waveform as the talker's listeners get it."""
+"""Conversion of the waveform to PCM."""
 
 import torch
 from torch import Tensor
 
 PCM_SCALE = 32767
-# The first sample of a row that holds no audio because it overflowed: no sample of one that does is so low.
+# First sample of a row that overflowed and has no audio; valid samples are above it.
 OVERFLOW = -32768
 
 

@@ -1,4 +1,4 @@
-"""What a request may hold."""
+"""Validation of requests."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,11 +14,11 @@ STATE_DTYPE = torch.float16
 
 
 class InvalidInputError(ValueError):
-    """A request does not fit the model; the message names the input, what came and what fits."""
+    """A request does not fit the model; the message names the input, the given and the expected."""
 
 
 class Request(NamedTuple):
-    """codes int32 [B, T, 16] and history int32 [B, 1] on the host, state fp16 [B, S] wherever it came."""
+    """codes int32 [B, T, 16] and history int32 [B, 1] on the host, state fp16 [B, S] on any device."""
 
     codes: Tensor
     state: Tensor
@@ -26,8 +26,8 @@ class Request(NamedTuple):
 
 
 class SharedRequest(NamedTuple):
-    """codes as in Request, the states [.., S] of a talker and places int32 [B, 3] on the host: the row of each stream's
-    state, the row that the next one goes to, and the history."""
+    """codes as in Request, a talker's states [.., S], and places int32 [B, 3] on the host: the row of each stream's
+    state, the row for its next state, and the history."""
 
     codes: Tensor
     states: Tensor
@@ -81,7 +81,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _in_range(name: str, tensor: Tensor, high: int) -> None:
-    array = tensor.numpy()  # a tenth of what PyTorch takes for so few
+    array = tensor.numpy()  # ten times as fast as PyTorch for so few
     _within(name, int(array.min()), int(array.max()), high)
 
 

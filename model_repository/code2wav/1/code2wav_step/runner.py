@@ -1,4 +1,4 @@
-"""Runs the step on any batch and chunk length: replays of captured CUDA graphs, or the plain step on a CPU."""
+"""Runs the step on any batch and chunk length: replays captured CUDA graphs, or calls the step on a CPU."""
 
 import bisect
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +12,15 @@ from code2wav_step.pcm import to_int16
 from code2wav_step.step import Step
 
 FRAME_BUCKETS = (1, 2, 4, 8, 16, 32)
-# Rows times frames of one graph: bounds its memory; more keep no multiprocessor busier.
+# Rows times frames of one graph: bounds its memory; more would not use the GPU better.
 MAX_ROW_FRAMES = 512
-# A call takes half a millisecond and 15 microseconds for each of these (measured on one H200): graphs lie closer than
-# powers of two as far as that saves as much as this many.
+# A call takes 0.5 ms plus 15 µs for each of these (measured on one H200): graphs are spaced closer than powers of two
+# where that saves at least this many.
 GRAIN_ROW_FRAMES = 16
 
 
 def _row_buckets(frames: int) -> tuple[int, ...]:
-    """Rows of the graphs for chunks of `frames`: powers of two, and three between two of them."""
+    """Rows of the graphs for chunks of `frames`: powers of two, and three sizes between two."""
     powers = [1 << i for i in range(MAX_BATCH.bit_length())]
     quarters = {low + max(1, low // 4) * i for low in powers for i in range(4)}
     fits = (rows for rows in sorted(quarters) if rows <= min(MAX_BATCH, MAX_ROW_FRAMES // frames))
@@ -36,7 +36,7 @@ Run = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class PlainRunner:
-    """The step as it is, in its own dtype."""
+    """The step without graphs, in its own dtype."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -56,7 +56,7 @@ class PlainRunner:
 
 
 class Buffers:
-    """What all graphs read and write: inputs and samples in page-locked memory, the rest on the device."""
+    """Static buffers of all graphs: inputs and samples in page-locked memory, the rest on the device."""
 
     def __init__(self, config: StepConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.quantizers, self.samples = config.num_quantizers, config.samples_per_frame
@@ -78,17 +78,17 @@ class Buffers:
         self.history[:rows].copy_(self.host_history[:rows], non_blocking=True)
 
     def fill(self, codes: Tensor, history: Tensor) -> None:
-        """NumPy does it in a tenth of PyTorch's time."""
+        """Uses NumPy, ten times as fast as PyTorch here."""
         rows, frames = codes.shape[:2]
         self._shaped(self.host_codes, rows, frames).numpy()[:] = codes.numpy()
         self.host_history.numpy()[:rows] = history.numpy()
 
-    def places(self, rows: Tensor) -> Tensor:
-        """int64 [2, B] on the device, of int32 [B, 2]."""
+    def upload_rows(self, rows: Tensor) -> Tensor:
+        """int32 [B, 2] as int64 [2, B] on the device."""
         self.host_rows.numpy()[:, : len(rows)] = rows.numpy().T
         return self.rows.copy_(self.host_rows, non_blocking=True)[:, : len(rows)]
 
-    def heard(self, rows: int, frames: int) -> Tensor:
+    def pcm_view(self, rows: int, frames: int) -> Tensor:
         count = frames * self.samples
         return self.pcm[: rows * count].view(rows, count)
 
@@ -103,10 +103,10 @@ class Graph:
         def run() -> tuple[Tensor, Tensor]:
             buffers.upload(*shape)
             waveform, state_out = step(*buffers.inputs(*shape))
-            buffers.heard(*shape).copy_(to_int16(waveform), non_blocking=True)
+            buffers.pcm_view(*shape).copy_(to_int16(waveform), non_blocking=True)
             return waveform, state_out
 
-        run()  # builds kernels, which cannot be done while capturing
+        run()  # compiles kernels, which is impossible during capture
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
@@ -115,8 +115,8 @@ class Graph:
         self._buffers = buffers
 
     def replay(self, codes: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        """waveform and next state of the states in the buffers; they, and the samples, hold until any graph's next
-        replay, before which this one must have ended."""
+        """waveform and next state of the states in the buffers. They and the samples are valid until the next replay
+        of any graph, before which this one must have ended."""
         rows = len(codes)
         self._buffers.fill(codes, history)
         self._graph.replay()
@@ -125,7 +125,7 @@ class Graph:
 
 
 class GraphRunner:
-    """Nothing is captured later than by `capture`. Not for two threads."""
+    """Captures graphs in `capture` only. Not thread-safe."""
 
     def __init__(self, step: Step, device: torch.device) -> None:
         self.step, self._config = step, step.config
@@ -136,55 +136,55 @@ class GraphRunner:
     def capture(self, shapes: Sequence[Shape], progress: Progress = lambda done, total: None) -> None:
         self.step.ops.build(lambda: [self.step(*self._buffers.inputs(*shape)) for shape in shapes])
         pool = None
-        # The largest first: the memory of its intermediate results serves the smaller ones.
+        # The largest first: smaller ones reuse the memory of its intermediate results.
         for done, shape in enumerate(sorted(shapes, key=lambda shape: -shape[0] * shape[1]), start=1):
             self._graphs[shape] = Graph(self.step, self._buffers, shape, pool)
             pool = self._graphs[shape].pool
             progress(done, len(shapes))
-        torch.cuda.empty_cache()  # what the runs before capturing left
+        torch.cuda.empty_cache()  # left by the runs before capture
 
     @torch.inference_mode()
     def __call__(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        """As Step, for any batch and 1 to 32 frames; codes and history on the host, the results the caller's own.
+        """As Step, for any batch and 1 to 32 frames; codes and history on the host. The caller owns the results.
 
-        Does not wait for the device.
+        Does not wait for the results.
         """
-        if graph := self._whole(codes):
+        if graph := self._whole_graph(codes):
             waveform, state_out = self._replay(graph, codes, state, history)
             return waveform.clone(), state_out.clone()
         return self._in_parts(codes, state, history)
 
     @torch.inference_mode()
     def lend(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        """As a call; the results hold until the next one."""
-        graph = self._whole(codes)
+        """As a call; the results are valid until the next one."""
+        graph = self._whole_graph(codes)
         return self._replay(graph, codes, state, history) if graph else self._in_parts(codes, state, history)
 
     @torch.inference_mode()
     def advance(self, codes: Tensor, states: Tensor, places: Tensor) -> Tensor:
-        """The samples (pcm.to_int16) of streams whose states stay in `states` [.., S]; they hold until the next call.
+        """The samples (pcm.to_int16) of streams whose states stay in `states` [.., S]; valid until the next call.
 
-        places [B, 3]: where each stream's state is, where the next one goes, and its history; on the host, as codes.
+        places [B, 3]: row of each stream's state, row for the next one, and its history; on the host, as codes.
         """
-        graph = self._whole(codes)
+        graph = self._whole_graph(codes)
         if graph is None:
             return _advance(self._in_parts, codes, states, places)
         self._replayed.synchronize()
-        before, after = self._buffers.places(places[:, :2])
+        before, after = self._buffers.upload_rows(places[:, :2])
         torch.index_select(states, 0, before, out=self._buffers.state[: len(codes)])
         _, state_out = graph.replay(codes, places[:, 2:])
         states.index_copy_(0, after, state_out)
         self._replayed.record()
-        return self._buffers.heard(*codes.shape[:2])
+        return self._buffers.pcm_view(*codes.shape[:2])
 
-    def _whole(self, codes: Tensor) -> Graph | None:
-        """The graph that takes the batch as it is."""
+    def _whole_graph(self, codes: Tensor) -> Graph | None:
+        """The graph for the whole batch, if any."""
         rows, frames = codes.shape[:2]
         fits = frames in FRAME_BUCKETS and rows * frames <= MAX_ROW_FRAMES
         return self._graphs[_bucket(rows, frames), frames] if fits else None
 
     def _replay(self, graph: Graph, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        # What the last replay reads is on the host and is about to be overwritten.
+        # The last replay may still read host buffers that are overwritten next.
         self._replayed.synchronize()
         self._buffers.state[: len(state)].copy_(state, non_blocking=True)
         outputs = graph.replay(codes, history)
@@ -204,9 +204,9 @@ class GraphRunner:
             for first, last, bucket in groups(rows, stop - start):
                 group = slice(first, last)
                 graph = self._graphs[bucket, stop - start]
-                heard, following = self._replay(graph, part[group], states[group], valid[group])
-                waveform[group, samples] = heard
-                state_out[group] = following
+                group_waveform, next_states = self._replay(graph, part[group], states[group], valid[group])
+                waveform[group, samples] = group_waveform
+                state_out[group] = next_states
         return waveform, state_out
 
 
@@ -219,7 +219,7 @@ def _advance(run: Run, codes: Tensor, states: Tensor, places: Tensor) -> Tensor:
 
 
 def spans(frames: int) -> Iterator[tuple[int, int]]:
-    """A chunk as runs of the captured lengths, longest first: (start, stop)."""
+    """Splits a chunk into captured lengths, longest first: (start, stop)."""
     start = 0
     while start < frames:
         length = FRAME_BUCKETS[bisect.bisect_right(FRAME_BUCKETS, frames - start) - 1]
@@ -228,11 +228,11 @@ def spans(frames: int) -> Iterator[tuple[int, int]]:
 
 
 def groups(rows: int, frames: int) -> Iterator[tuple[int, int, int]]:
-    """A batch as runs of captured sizes: (first row, behind the last, rows of the graph)."""
-    most = ROW_BUCKETS[frames][-1]
-    for first in range(0, rows, most):
-        last = min(first + most, rows)
-        yield first, last, _bucket(last - first, frames)
+    """Splits a batch into captured sizes: (first row, end, rows of the graph)."""
+    largest = ROW_BUCKETS[frames][-1]
+    for start in range(0, rows, largest):
+        stop = min(start + largest, rows)
+        yield start, stop, _bucket(stop - start, frames)
 
 
 def _bucket(rows: int, frames: int) -> int:

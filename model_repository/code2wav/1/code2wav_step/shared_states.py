@@ -1,4 +1,4 @@
-"""States that stay where the talker keeps them, mapped from its process (qwen3_tts_engine/codec/shared_memory.py)."""
+"""Codec states in the talker's memory, mapped from its process (qwen3_tts_engine/codec/shared_memory.py)."""
 
 import json
 import os
@@ -15,12 +15,12 @@ MEMORY_NAME, NOTE_NAME = "qwen3_tts_states", "qwen3_tts_note"
 
 
 class SharedStates:
-    """The states of every talker that called."""
+    """The mapped states of every calling talker."""
 
     def __init__(self, device: torch.device, state_size: int) -> None:
         self._device = device
         self._state_size = state_size
-        # By owner: the address that it gave, and what lies there.
+        # Owner to its address and the states mapped there.
         self._mapped: dict[str, tuple[str, Tensor]] = {}
 
     @property
@@ -28,7 +28,7 @@ class SharedStates:
         return {address for address, _ in self._mapped.values()}
 
     def find(self, address: str) -> Tensor:
-        """fp16 [rows, S]; what was mapped of the same owner before is let go. Raises InvalidInputError."""
+        """fp16 [rows, S]; replaces the previous mapping of the same owner. Raises InvalidInputError."""
         for known, states in self._mapped.values():
             if known == address:
                 return states
@@ -56,7 +56,7 @@ class SharedStates:
 
 
 def _read_note(address: str) -> dict[str, Any]:
-    """What the talker's note says; raises InvalidInputError unless `address` has the note's secret."""
+    """Reads the talker's note; raises InvalidInputError unless `address` has its secret."""
     try:
         given = json.loads(address)
         note = json.loads(_memory(given["note"], NOTE_NAME).read_bytes())
@@ -64,21 +64,21 @@ def _read_note(address: str) -> dict[str, Any]:
             return dict(note)
     except Exception:
         pass  # the reason would reveal which processes and files exist
-    raise InvalidInputError(f"{STATES}: not an address that a talker gave")
+    raise InvalidInputError(f"{STATES}: not an address issued by a talker")
 
 
 def _memory(place: list[Any], name: str) -> Path:
-    """The path of a process's file in memory; nothing else is opened."""
+    """The path of a process's memfd; rejects any other file."""
     process, file = map(int, place)
     path = Path(f"/proc/{process}/fd/{file}")
     if not os.readlink(path).startswith(f"/memfd:{name} "):
-        raise ValueError(f"{path} is no {name}")
+        raise ValueError(f"{path} is not {name}")
     return path
 
 
 def _from_gpu(handle: list[Any], rows: int, size: int) -> Tensor:
     parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in handle]
-    torch.cuda.init()  # PyTorch crashes where memory is mapped before
+    torch.cuda.init()  # PyTorch crashes if memory is mapped before this
     storage = torch.UntypedStorage._new_shared_cuda(*parts)
     flat = torch.empty(0, dtype=STATE_DTYPE, device=storage.device).set_(storage)
     return flat[: rows * size].view(rows, size)

@@ -1,4 +1,4 @@
-"""From a model file to a step that is ready to run."""
+"""Loads a model file and prepares its step to run."""
 
 import logging
 import os
@@ -24,14 +24,14 @@ Runner = GraphRunner | PlainRunner
 
 
 def load_weights(path: Path, device: torch.device) -> StepWeights:
-    """For FP16 on a GPU, for FP32 arithmetic on the same weights on a CPU. Raises ValueError naming the file."""
+    """FP16 on a GPU; the same weights as FP32 on a CPU. Raises ValueError naming the file."""
     if not path.is_file():
-        raise ValueError(f"{path}: missing; `python -m export --form python` makes it from a checkpoint")
+        raise ValueError(f"{path}: missing; `python -m export --form python` writes it from a checkpoint")
     return step_weights.load(path, device, torch.float16 if device.type == "cuda" else torch.float32)
 
 
 def make_runner(weights: StepWeights, device: torch.device) -> Runner:
-    """On a GPU with the fused kernels, or in PyTorch's operations where they cannot be built and are not required."""
+    """On a GPU uses the fused kernels, or PyTorch operations if kernels cannot be built and are not required."""
     if device.type == "cpu":
         return PlainRunner(Step(weights, TorchOps(weights.config, device)))
     try:
@@ -41,7 +41,7 @@ def make_runner(weights: StepWeights, device: torch.device) -> Runner:
     except Exception as error:
         if os.environ.get(KERNELS) == "required":
             raise
-        log.warning("the kernels could not be built; PyTorch operations do the work, slower: %s", error)
+        log.warning("the kernels could not be built; using PyTorch operations, slower: %s", error)
         return capture(weights, TorchOps(weights.config, device), device)
 
 
@@ -53,7 +53,7 @@ def capture(weights: StepWeights, ops: Ops, device: torch.device, shapes: Sequen
 
 
 def _kernel_ops(config: StepConfig, device: torch.device) -> Ops:
-    # Triton is there only where it is needed.
+    # Imported here: Triton is not installed everywhere.
     from code2wav_step.kernel_ops import KernelOps
 
     return KernelOps(config, device)

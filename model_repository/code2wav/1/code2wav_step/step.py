@@ -1,4 +1,4 @@
-"""The codec as one exact stateful step: new frames and one stream's state in, sound and the next state out."""
+"""The codec as one exact stateful step: new frames and one stream's state in, audio and the next state out."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from code2wav_step.weights import StepWeights, TransformerLayer
 
 
 class Step:
-    """What export.modules.codec.CodecStep computes, on folded weights and in the operations of `ops`."""
+    """Computes export.modules.codec.CodecStep from folded weights with the operations of `ops`."""
 
     def __init__(self, weights: StepWeights, ops: Ops) -> None:
         self.weights, self.config, self.ops = weights, weights.config, ops
@@ -41,7 +41,7 @@ class Step:
         return ops.product(ops.product(x, layer.gate_up), layer.down, residual=x)
 
     def _upsample(self, x: Tensor, sequences: Sequences) -> None:
-        """Into the input of the waveform decoder."""
+        """Writes the input of the waveform decoder."""
         ops, last = self.ops, len(self.weights.upsamples) - 1
         for i, layer in enumerate(self.weights.upsamples):
             name = f"upsample.{i}"
@@ -51,7 +51,7 @@ class Step:
             x = ops.product(y, layer.narrow, residual=residual, out=out)
 
     def _decode(self, sequences: Sequences) -> None:
-        """Into the input of the last convolution. Each product also does the SnakeBeta that comes after it."""
+        """Writes the input of the last convolution. Each product includes the SnakeBeta that follows it."""
         ops, blocks = self.ops, self.weights.blocks
         ops.product(sequences["decoder.0"], self.weights.first, active=self._new(sequences, "decoder.1.transposed"))
         for i, block in enumerate(blocks, start=1):
@@ -65,5 +65,5 @@ class Step:
                 ops.unit(sequences[name], unit, x, out, self._new(sequences, target))
 
     def _new(self, sequences: Sequences, name: str) -> Tensor:
-        """What this step adds to a sequence."""
+        """The new positions of a sequence."""
         return sequences[name][:, self._pasts[name] :]

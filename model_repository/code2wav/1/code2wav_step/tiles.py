@@ -12,7 +12,7 @@ class Tile(NamedTuple):
     depth: int
     warps: int
     stages: int
-    registers: int | None = None  # of a thread at most; fewer let more programs share a multiprocessor
+    registers: int | None = None  # limit per thread; fewer let more programs share a multiprocessor
 
     @property
     def launch(self) -> dict[str, int | None]:
@@ -22,7 +22,7 @@ class Tile(NamedTuple):
         return -(-rows // self.rows) * -(-columns // self.columns)
 
 
-# Measured on an H200. The best first, where there is work for all multiprocessors.
+# Measured on an H200. The best first, given work for all multiprocessors.
 PRODUCT_TILES = (
     Tile(128, 128, 64, 8, 3),
     Tile(64, 128, 64, 4, 4),
@@ -31,17 +31,17 @@ PRODUCT_TILES = (
     Tile(64, 32, 128, 4, 4),
     Tile(32, 32, 128, 4, 4),
 )
-# From here on the first one pays for its longer start.
+# From this width on the first one pays off its longer start-up.
 LONG_WIDTH = 768
 SKINNY_TILE = Tile(16, 32, 256, 4, 3)
 SKINNY_ROWS = 64
 UNIT_TILES = (Tile(128, 0, 64, 8, 3), Tile(64, 0, 64, 4, 3), Tile(32, 0, 64, 4, 3))
-# Of a unit with few channels; then two programs share a multiprocessor.
+# Registers of a unit with few channels; two programs then share a multiprocessor.
 FEW_CHANNELS, FEW_REGISTERS = 96, 128
 
 
 def product_tile(rows: int, columns: int, channels: int, width: int) -> Tile:
-    """For so many rows and columns of the result; `width` is what is summed over. The depth divides the channels."""
+    """For a result of `rows` x `columns`, summed over `width`. The depth divides the channels."""
     if rows <= SKINNY_ROWS:
         return _fitting(SKINNY_TILE, channels)
     tiles = [tile for tile in PRODUCT_TILES if columns % min(tile.columns, columns) == 0 or tile.columns <= 64]
@@ -56,7 +56,7 @@ def _fitting(tile: Tile, channels: int) -> Tile:
 
 
 def unit_tile(rows: int, channels: int) -> Tile:
-    """A program makes all channels of its rows."""
+    """A program computes all channels of its rows."""
     tiles = [tile._replace(columns=channels) for tile in UNIT_TILES]
     tile = next((tile for tile in tiles if tile.programs(rows, channels) >= ENOUGH_PROGRAMS), tiles[-1])
     if channels <= FEW_CHANNELS and tile.rows > UNIT_TILES[-1].rows:
@@ -64,6 +64,6 @@ def unit_tile(rows: int, channels: int) -> Tile:
     return _fitting(tile, channels)
 
 
-def divisor(channels: int, most: int) -> int:
-    """The largest power of two up to `most` that divides the channels."""
-    return min(channels & -channels, most)
+def divisor(channels: int, limit: int) -> int:
+    """The largest power of two up to `limit` that divides the channels."""
+    return min(channels & -channels, limit)

@@ -1,4 +1,4 @@
-"""The operations of the step in PyTorch: on any device, and what the kernels are held against."""
+"""The operations of the step in PyTorch: for any device, and the reference for the kernels."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from code2wav_step.config import KEYS, MAX_FRAMES, VALUES, StepConfig
 from code2wav_step.ops import Sequences
 from code2wav_step.weights import LAYER_NORM_EPS, Depthwise, Product, Unit
 
-# As good as -inf for the softmax, and finite in FP16.
+# Acts as -inf in the softmax, and is finite in FP16.
 MASKED_SCORE = -3e4
 
 
@@ -45,7 +45,7 @@ class TorchOps:
     def embed(self, codes: Tensor, table: Tensor, out: Tensor) -> None:
         config = self._config
         offsets = torch.arange(config.num_quantizers, dtype=torch.int32, device=codes.device) * config.codebook_size
-        # Limited, so that a malformed row cannot read out of bounds and take its neighbours down with it.
+        # Clamp invalid codes so that one bad row cannot read out of bounds and fail the batch.
         rows = codes.clamp(0, config.codebook_size - 1) + offsets
         out.copy_(functional.embedding(rows, table).float().sum(dim=2))
 
@@ -88,7 +88,7 @@ class TorchOps:
         cosine, sine = self.cosine[:slots, None], self.sine[:slots, None]
         query = _rotate(query, cosine[-frames:], sine[-frames:])
         scores = query.transpose(1, 2) @ _rotate(keys, cosine, sine).permute(0, 2, 3, 1)
-        # A frame always sees itself, whatever a caller says of the past.
+        # A frame always sees itself, whatever history the caller passes.
         valid = self._needed_history[:slots] <= history.clamp(min=0)
         visible = self._band[:frames, :slots] & valid[:, None]
         scores = (scores.float() * config.head_dim**-0.5).masked_fill(~visible[:, None], MASKED_SCORE)
@@ -126,7 +126,7 @@ def rotation(config: StepConfig, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def snake(x: Tensor, alpha: Tensor, inverse_beta: Tensor) -> Tensor:
-    """x + sin²(αx) / β, in FP32: in less, the sine's argument loses whole turns."""
+    """x + sin²(αx) / β, in FP32: in less, the sine's argument is off by whole periods."""
     exact = x.float()
     sine = torch.sin(exact * alpha)
     return (exact + sine * sine * inverse_beta).to(x.dtype)
@@ -142,7 +142,7 @@ def _bare_product(x: Tensor, layer: Product) -> Tensor:
 
 
 def _windows(x: Tensor, layer: Product) -> Tensor:
-    """The rows that each result is made from, [batch, positions, taps · channels]."""
+    """The input rows of each result, [batch, positions, taps · channels]."""
     if layer.taps == 1:
         return x
     batch, length, channels = x.shape

@@ -1,8 +1,8 @@
 """The folded weights of the step, as model.safetensors holds them.
 
-What is linear in a row is one product: normalisation weights, layer scales and consecutive linear layers are folded
-into the matrices by the exporter. Weights are [outputs, taps · channels], so that a row of the input and those that
-follow it in memory are the other factor. Matrices are FP16, vectors FP32.
+The exporter folds normalisation weights, layer scales and consecutive linear layers into one matrix. Weights are
+[outputs, taps · channels], so that they multiply a row of the input and those that follow it in memory. Matrices are
+FP16, vectors FP32.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ Activation = Literal["none", "gelu", "gated"]
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product over `taps` rows, `dilation` apart, and what is done to its result.
+    """A matrix product over `taps` rows, `dilation` apart, and its epilogue.
 
-    With `norm_eps` the input row counts divided by its root mean square. "gated" holds gate rows, then as many up rows.
-    `alpha` and `inverse_beta` are those of the SnakeBeta that the next layer begins with.
+    With `norm_eps` the input row is divided by its root mean square. "gated" has gate rows, then as many up rows.
+    `alpha` and `inverse_beta` belong to the SnakeBeta at the start of the next layer.
     """
 
     weight: Tensor
@@ -46,7 +46,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Depthwise:
-    """A depthwise convolution [taps, channels] whose rows are then brought to mean 0 and variance 1."""
+    """A depthwise convolution [taps, channels] whose rows are then normalised to mean 0, variance 1."""
 
     weight: Tensor
     bias: Tensor
@@ -62,7 +62,7 @@ class TransformerLayer:
 
 @dataclass(frozen=True)
 class Upsample:
-    """`widen` is a part of ConvNeXt, `product` makes one position several."""
+    """`product` turns one position into several; the rest is a ConvNeXt."""
 
     product: Product
     depthwise: Depthwise
@@ -95,7 +95,7 @@ class StepWeights:
 
 
 def load(path: Path, device: torch.device, dtype: torch.dtype) -> StepWeights:
-    """Matrices in `dtype`. Raises ValueError naming the file when it is no exported step, or lacks a tensor."""
+    """Matrices in `dtype`. Raises ValueError naming the file if it is not an exported step or lacks a tensor."""
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             config = StepConfig.from_metadata(file.metadata())
@@ -108,7 +108,7 @@ def load(path: Path, device: torch.device, dtype: torch.dtype) -> StepWeights:
 
 
 def assemble(config: StepConfig, tensors: dict[str, Tensor], dtype: torch.dtype) -> StepWeights:
-    """Raises KeyError for a tensor that is not there."""
+    """Raises KeyError for a missing tensor."""
 
     def product(
         name: str, taps: int = 1, dilation: int = 1, eps: float | None = None, activation: Activation = "none"

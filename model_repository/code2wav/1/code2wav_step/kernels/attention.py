@@ -1,4 +1,4 @@
-"""Attention of a chunk's frames over the window in the state and themselves."""
+"""Attention of a chunk's frames over the state's window and the chunk."""
 
 import triton
 import triton.language as tl
@@ -16,7 +16,7 @@ def attention_kernel(
     WINDOW: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 
 ):  # fmt: skip
-    """ops.Ops.attend, a head of a batch entry a program: slots are the window's frames, then the chunk's."""
+    """ops.Ops.attend, one program per head and batch entry: slots are the window's frames, then the chunk's."""
     head, entry = tl.program_id(0), tl.program_id(1)
     WIDTH: tl.constexpr = 2 * HALF * HEADS
     slot, frame = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_T)
@@ -38,25 +38,25 @@ def attention_kernel(
 
     dtype: tl.constexpr = out.dtype.element_ty
     angle = tl.arange(0, HALF)[None, :]
-    known = (past | fresh)[:, None]
-    cos = tl.load(cosine + slot[:, None] * HALF + angle, mask=known, other=0.0)
-    sin = tl.load(sine + slot[:, None] * HALF + angle, mask=known, other=0.0)
+    is_slot = (past | fresh)[:, None]
+    cos = tl.load(cosine + slot[:, None] * HALF + angle, mask=is_slot, other=0.0)
+    sin = tl.load(sine + slot[:, None] * HALF + angle, mask=is_slot, other=0.0)
     key_first = (first * cos - second * sin).to(dtype)
     key_second = (second * cos + first * sin).to(dtype)
-    asked = (frame < frames)[:, None]
-    cos = tl.load(cosine + (WINDOW + frame)[:, None] * HALF + angle, mask=asked, other=0.0)
-    sin = tl.load(sine + (WINDOW + frame)[:, None] * HALF + angle, mask=asked, other=0.0)
+    is_query = (frame < frames)[:, None]
+    cos = tl.load(cosine + (WINDOW + frame)[:, None] * HALF + angle, mask=is_query, other=0.0)
+    sin = tl.load(sine + (WINDOW + frame)[:, None] * HALF + angle, mask=is_query, other=0.0)
     query_row = (frame * 3 * WIDTH)[:, None]
-    first = tl.load(qkv + query_row + half, mask=asked, other=0.0)
-    second = tl.load(qkv + query_row + half + HALF, mask=asked, other=0.0)
+    first = tl.load(qkv + query_row + half, mask=is_query, other=0.0)
+    second = tl.load(qkv + query_row + half + HALF, mask=is_query, other=0.0)
     scores = tl.dot((first * cos - second * sin).to(dtype), tl.trans(key_first))
     scores = tl.dot((second * cos + first * sin).to(dtype), tl.trans(key_second), scores) * scale
 
-    # A frame always sees itself, whatever a caller says of the past.
+    # A frame always sees itself, whatever history the caller passes.
     valid = (past | fresh) & (WINDOW - slot <= tl.maximum(tl.load(history + entry), 0))
     band = (slot[None, :] >= frame[:, None]) & (slot[None, :] <= frame[:, None] + WINDOW)
     scores = tl.where(valid[None, :] & band, scores, -1e30)
     weights = tl.exp(scores - tl.max(scores, axis=1)[:, None])
     weights = weights / tl.sum(weights, axis=1)[:, None]
     y = tl.dot(weights.to(dtype), values)
-    tl.store(out + (entry * frames + frame)[:, None] * WIDTH + whole[None, :], y.to(dtype), mask=asked)
+    tl.store(out + (entry * frames + frame)[:, None] * WIDTH + whole[None, :], y.to(dtype), mask=is_query)

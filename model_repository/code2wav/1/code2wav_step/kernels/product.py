@@ -1,4 +1,4 @@
-"""A matrix product over shifted rows, which is a causal convolution, with everything that follows it row by row."""
+"""A matrix product over shifted rows (a causal convolution), fused with the row-wise operations that follow."""
 
 import triton
 import triton.language as tl
@@ -16,15 +16,15 @@ def product_kernel(
 ):  # fmt: skip
     """ops.Ops.product; a row is a position of a batch entry, strides are those of batch entries.
 
-    `width` is taps · channels, no constant so that the loop stays one: unrolled it outgrows the instruction cache.
+    `width` is taps · channels, not a constant, so that the loop is not unrolled and fits the instruction cache.
     """
     tiles = tl.cdiv(OUTPUTS, BLOCK_N)
-    # Neighbours share rows of x, the weights stay in the cache anyway.
+    # Neighbouring programs share rows of x; the weights stay in the cache anyway.
     tile_m, tile_n = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = (row < rows)[:, None] & (column < OUTPUTS)[None, :]
-    # Rows and columns behind the end repeat the last one, so that no load needs a mask.
+    # Rows and columns past the end repeat the last one, so that no load needs a mask.
     entry, position = tl.minimum(row, rows - 1) // positions, tl.minimum(row, rows - 1) % positions
     k = tl.arange(0, BLOCK_K)
     x_rows = x + (entry * x_stride + position * CHANNELS)[:, None] + k[None, :]
@@ -32,8 +32,8 @@ def product_kernel(
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     upper = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     squares = tl.zeros([BLOCK_M], tl.float32)
-    # Matrix units that read shared memory by themselves do so while the pipeline goes on, and it does not wait for them
-    # with rows that registers read too (Triton 3.6 keeps a buffer too few): those are then read twice.
+    # WGMMA reads shared memory asynchronously, and the pipeline does not wait for it if registers read the same rows
+    # (Triton 3.6 keeps one buffer too few): those rows are then loaded twice.
     TWICE: tl.constexpr = NORM and BLOCK_M >= 64
     if TWICE:
         for start in range(0, width, BLOCK_K):

@@ -1,4 +1,4 @@
-"""What the step does without a matrix product: embedding sum, depthwise convolution, last convolution, histories."""
+"""Kernels without a matrix product: embedding sum, depthwise convolution, last convolution, histories."""
 
 import triton
 import triton.language as tl
@@ -9,7 +9,7 @@ def embed_kernel(
     codes, table, out, frames, out_stride, QUANTIZERS: tl.constexpr, CODES: tl.constexpr, CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """ops.Ops.embed, one frame a program; codes out of range are limited, not looked up."""
+    """ops.Ops.embed, one program per frame; codes out of range are clamped."""
     frame, channel = tl.program_id(0), tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for quantizer in tl.static_range(QUANTIZERS):
@@ -25,7 +25,7 @@ def depthwise_kernel(
     x, weight, bias, out, positions, x_stride, eps, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
 
 ):  # fmt: skip
-    """ops.Ops.depthwise, one position a program."""
+    """ops.Ops.depthwise, one program per position."""
     row, channel = tl.program_id(0), tl.arange(0, BLOCK)
     inside = channel < CHANNELS
     at = x + row // positions * x_stride + row % positions * CHANNELS + channel
@@ -56,11 +56,11 @@ def last_kernel(
 
 @triton.jit
 def history_kernel(state, arena, plan, state_size, CLOSE: tl.constexpr, CHANNELS: tl.constexpr):
-    """Histories [channels, past] of the state to the front of sequences [past + new, channels], or their ends back.
+    """Copies histories [channels, past] of the state to the front of sequences [past + new, channels], or back.
 
-    A line of `plan` is up to CHANNELS channels of a piece: where they begin in the state, how long the past is, where
-    they begin in the arena that holds all sequences, the strides of the sequence's batch entries and positions, how
-    many positions are new, and how many channels they are. The past is 64 at most.
+    A line of `plan` is up to CHANNELS channels of a piece: offset in the state, length of the past (64 at most),
+    offset in the arena of all sequences, strides of the sequence's batch entries and positions, number of new
+    positions, number of channels. Copying back takes the end of each sequence.
     """
     line, entry = plan + tl.program_id(0) * 7, tl.program_id(1).to(tl.int64)
     past, row_stride = tl.load(line + 1), tl.load(line + 4)

@@ -8,7 +8,7 @@ import triton.language as tl
 def snake(x, alpha, inverse_beta, FAST: tl.constexpr):
     """x + sin²(αx) / β of FP32 values; FAST uses the hardware sine, which requires a small angle."""
     angle = x * alpha
-    # sin² repeats itself every π; the first part of π has few enough digits for an exact product.
+    # sin² has period π; the first part of π has few enough digits for an exact product.
     turns = tl.floor(angle * 0.3183098861837907 + 0.5)
     angle = angle - turns * 3.140625 - turns * 0.0009676535897932
     if FAST:

@@ -1,4 +1,4 @@
-"""A whole residual unit of few channels: convolution, SnakeBeta, pointwise product, residual, SnakeBeta."""
+"""A fused residual unit for few channels: convolution, SnakeBeta, pointwise product, residual, SnakeBeta."""
 
 import triton
 import triton.language as tl
@@ -13,9 +13,9 @@ def unit_kernel(
     CHANNELS: tl.constexpr, DILATION: tl.constexpr, FAST: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """ops.Ops.unit. Blocks are powers of two and channels three times one: each row is done as two thirds and a third.
+    """ops.Ops.unit. Blocks are powers of two and channels three times one: each row is split into 2/3 and 1/3.
 
-    `width` is as in product_kernel; `residual` and `out` have no gaps between batch entries.
+    `width` is as in product_kernel; `residual` and `out` are contiguous.
     """
     LARGE: tl.constexpr = CHANNELS // 3 * 2
     SMALL: tl.constexpr = CHANNELS // 3
@@ -35,7 +35,7 @@ def unit_kernel(
             tile = tl.load(x_rows + k[None, :] + (start + start // CHANNELS * ((DILATION - 1) * CHANNELS)))
             y_large = tl.dot(tile, tl.load(large_weights + start), y_large)
             y_small = tl.dot(tile, tl.load(small_weights + start), y_small)
-    else:  # a whole tap at once
+    else:  # a whole tap per step
         for start in range(0, width, CHANNELS):
             taps = x_rows + start * DILATION
             large_tile, small_tile = tl.load(taps + large[None, :]), tl.load(taps + small[None, :])
