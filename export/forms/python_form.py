@@ -10,21 +10,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from code2wav_step import startup
-from code2wav_step.config import StepConfig
+from code2wav_step.config import Contract, StepConfig
 from export.agreement import Agreement
 from export.forms.form import Form
 from export.modules.codec import CodecStep
 from export.modules.codec_layers import CausalConv, ConvNeXt, DecoderBlock, Linear, ResidualUnit, SnakeBeta, Upsample
 from export.modules.codec_transformer import Layer, RmsNorm
 from export.verify import Step
-from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
-from qwen3_tts_engine.codec.contract import max_history, state_layout
+from qwen3_tts_engine.checkpoint.configs import CONV_KERNEL, PRE_CONV_KERNEL, RESIDUAL_DILATIONS, CodecDecoderConfig
+from qwen3_tts_engine.codec.contract import max_history, state_layout, terms
 
 Named = Iterator[tuple[str, Tensor]]
 
 
 def step_config(config: CodecDecoderConfig) -> StepConfig:
     return StepConfig(
+        contract=Contract(**terms()),  # type: ignore[arg-type]
         codebook_size=config.codebook_size,
         num_quantizers=config.num_quantizers,
         num_layers=config.num_hidden_layers,
@@ -33,6 +34,9 @@ def step_config(config: CodecDecoderConfig) -> StepConfig:
         window=max_history(config),
         rope_theta=config.rope_theta,
         rms_norm_eps=config.rms_norm_eps,
+        conv_kernel=CONV_KERNEL,
+        pre_conv_kernel=PRE_CONV_KERNEL,
+        residual_dilations=RESIDUAL_DILATIONS,
         upsampling_ratios=config.upsampling_ratios,
         upsample_rates=config.upsample_rates,
         layout=tuple((piece.name, piece.shape) for piece in state_layout(config)),
@@ -147,7 +151,7 @@ def load(path: Path) -> Step:
     return as_step(startup.make_runner(startup.load_weights(path, device), device))
 
 
-def as_step(runner: startup.Runner) -> Step:
+def as_step(runner: startup.StepRunner) -> Step:
     """The runner as called for a request, but with FP32 states."""
     dtype = runner.step.weights.codebooks.dtype
 

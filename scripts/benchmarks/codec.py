@@ -22,8 +22,9 @@ from rich.console import Console
 from torch import Tensor
 
 from code2wav_step import startup
+from code2wav_step.buckets import BatchShape, Buckets
 from code2wav_step.kernel_ops import KernelOps
-from code2wav_step.runner import FRAME_BUCKETS, GraphRunner, Shape
+from code2wav_step.runner import GraphStepRunner
 from code2wav_step.torch_ops import TorchOps
 from export.forms import python_form
 from export.modules.codec import CodecStep
@@ -33,7 +34,7 @@ from qwen3_tts_engine.audio import SAMPLE_RATE, SAMPLES_PER_FRAME
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
 from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes
-from qwen3_tts_engine.codec.contract import MAX_FRAMES, max_history
+from qwen3_tts_engine.codec.contract import MAX_BATCH, MAX_FRAMES, max_history
 from scripts.benchmarks.common import show
 from scripts.synthetic.configs import CODEC_DECODER
 from scripts.synthetic.weights import initial
@@ -57,7 +58,8 @@ def main(
     device = torch.device("cuda:0")
     reference = _reference(checkpoint, device)
     sizes = [_shape(text) for text in shapes.split(",")]
-    captured = {*sizes, *((LONG_ROWS, frames) for frames in FRAME_BUCKETS)}
+    every = Buckets(MAX_BATCH, MAX_FRAMES).shapes
+    captured = {*sizes, *((rows, frames) for rows, frames in every if rows == LONG_ROWS)}
     runner = _runner(reference, device, kernels, sorted(captured))
     streams = Streams(reference)
     rows = [measure(runner, streams, batch, frames, repeats) for batch, frames in sizes]
@@ -92,7 +94,7 @@ def random_codes(config: CodecDecoderConfig, batch: int, frames: int) -> Tensor:
     return torch.randint(0, config.codebook_size, shape, dtype=torch.int32, device="cuda")
 
 
-def measure(runner: GraphRunner, streams: Streams, batch: int, frames: int, repeats: int) -> dict[str, Any]:
+def measure(runner: GraphStepRunner, streams: Streams, batch: int, frames: int, repeats: int) -> dict[str, Any]:
     """Median time of a call, copies of states to and from the graph's buffers included, and the error of its result."""
     codes, state, history = streams.inputs(batch, frames)
     inputs = (codes.cpu(), state, history.cpu())  # as a request brings them
@@ -120,7 +122,7 @@ def measure(runner: GraphRunner, streams: Streams, batch: int, frames: int, repe
 
 
 @torch.inference_mode()
-def long_error(runner: GraphRunner, reference: CodecStep) -> dict[str, Any]:
+def long_error(runner: GraphStepRunner, reference: CodecStep) -> dict[str, Any]:
     """SNR of a minute decoded in irregular chunks against the reference's regular ones; of its ends apart."""
     window = max_history(reference.config)
     codes = random_codes(reference.config, LONG_ROWS, SECONDS * SAMPLE_RATE // SAMPLES_PER_FRAME)
@@ -152,7 +154,7 @@ def snr_db(expected: Tensor, actual: Tensor) -> float:
     return float(10 * torch.log10(signal / noise))
 
 
-def _shape(text: str) -> Shape:
+def _shape(text: str) -> BatchShape:
     rows, frames = map(int, text.split("x"))
     return rows, frames
 
@@ -165,7 +167,7 @@ def _reference(checkpoint: str | None, device: torch.device) -> CodecStep:
     return CodecStep(config, tensors, torch.float32).eval().to(device)
 
 
-def _runner(reference: CodecStep, device: torch.device, kernels: bool, shapes: list[Shape]) -> GraphRunner:
+def _runner(reference: CodecStep, device: torch.device, kernels: bool, shapes: list[BatchShape]) -> GraphStepRunner:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / startup.MODEL_FILE

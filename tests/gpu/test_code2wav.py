@@ -12,7 +12,7 @@ from code2wav_step import startup
 from code2wav_step.config import StepConfig
 from code2wav_step.pcm import to_int16
 from code2wav_step.requests import STATE_DTYPE
-from code2wav_step.runner import GraphRunner
+from code2wav_step.runner import GraphStepRunner
 from code2wav_step.torch_ops import TorchOps
 from export.agreement import Agreement
 from export.forms import python_form
@@ -39,11 +39,11 @@ def reference() -> CodecStep:
 
 
 @pytest.fixture(scope="module")
-def runner(reference: CodecStep, tmp_path_factory: pytest.TempPathFactory) -> GraphRunner:
+def runner(reference: CodecStep, tmp_path_factory: pytest.TempPathFactory) -> GraphStepRunner:
     path = tmp_path_factory.mktemp("code2wav") / startup.MODEL_FILE
     python_form.build(reference, path)
     runner = startup.make_runner(startup.load_weights(path, DEVICE), DEVICE)
-    assert isinstance(runner, GraphRunner)
+    assert isinstance(runner, GraphStepRunner)
     assert not isinstance(runner.step.ops, TorchOps)
     return runner
 
@@ -64,7 +64,7 @@ def test_kernel_is_the_operation(name: str, device: torch.device) -> None:
         assert snr_db(a, b) > 50
 
 
-def test_served_step_is_the_exporters(runner: GraphRunner, reference: CodecStep) -> None:
+def test_served_step_is_the_exporters(runner: GraphStepRunner, reference: CodecStep) -> None:
     verification = Verification(reference, python_form.as_step(runner))
     assert verification.batches == ALL_BATCHES
     assert failures(list(verification.run()), LIMIT) == ""
@@ -78,7 +78,7 @@ def inputs(config: StepConfig, rows: int, frames: int) -> tuple[Tensor, Tensor, 
 
 @pytest.mark.parametrize(("rows", "frames"), [(64, 4), (64, 32), (33, 1), (5, 7), (7, 16), (28, 16), (19, 8)])
 def test_rows_do_not_depend_on_their_neighbours_or_on_the_graph(
-    runner: GraphRunner, device: torch.device, rows: int, frames: int
+    runner: GraphStepRunner, device: torch.device, rows: int, frames: int
 ) -> None:
     """Other tiles sum in another order, so not to the bit; but a neighbour's row would be far off."""
     given = inputs(runner.step.config, rows, frames)
@@ -90,7 +90,7 @@ def test_rows_do_not_depend_on_their_neighbours_or_on_the_graph(
 
 
 @pytest.mark.parametrize(("rows", "frames"), [(1, 1), (8, 4), (16, 8), (64, 1), (64, 4), (64, 8)])
-def test_same_inputs_give_the_same_bits(runner: GraphRunner, device: torch.device, rows: int, frames: int) -> None:
+def test_same_inputs_give_the_same_bits(runner: GraphStepRunner, device: torch.device, rows: int, frames: int) -> None:
     """A result that moves is a race."""
     given = inputs(runner.step.config, rows, frames)
     first = runner(*given)
@@ -100,7 +100,7 @@ def test_same_inputs_give_the_same_bits(runner: GraphRunner, device: torch.devic
 
 @pytest.mark.parametrize(("rows", "frames"), [(1, 1), (3, 2), (64, 4), (5, 7), (64, 16), (11, 32)])
 def test_states_that_stay_where_they_are_give_the_same(
-    runner: GraphRunner, device: torch.device, rows: int, frames: int
+    runner: GraphStepRunner, device: torch.device, rows: int, frames: int
 ) -> None:
     codes, state, history = inputs(runner.step.config, rows, frames)
     waveform, state_out = runner(codes, state, history)
@@ -109,7 +109,7 @@ def test_states_that_stay_where_they_are_give_the_same(
     places = torch.stack([before, after, history[:, 0]], dim=1).to(torch.int32)
     pcm = runner.advance(codes, states, places)
     torch.cuda.synchronize()
-    assert torch.equal(pcm, to_int16(waveform).cpu())
+    assert torch.equal(pcm, to_int16(waveform, runner.step.config.contract).cpu())
     assert torch.equal(states[:rows].flip(0), state_out)
     assert torch.equal(states[rows:], state)
 
@@ -123,7 +123,7 @@ def test_codec_that_the_kernels_cannot_take_is_served_by_pytorch(
     with caplog.at_level(logging.WARNING):
         runner = startup.make_runner(startup.load_weights(path, device), device)
     assert "using PyTorch operations" in caplog.text
-    assert isinstance(runner, GraphRunner)
+    assert isinstance(runner, GraphStepRunner)
     assert isinstance(runner.step.ops, TorchOps)
     codes, state, history = inputs(runner.step.config, 2, 3)
     expected, _ = reference(codes, state.float().cpu(), history)

@@ -11,10 +11,12 @@ from tests.subprocesses import same_imports
 MAP = """
 import sys
 import torch
+from code2wav_step.config import Contract
 from code2wav_step.shared_states import SharedStates
+from qwen3_tts_engine.codec.contract import terms
 
 device = torch.device(sys.argv[2])
-states = SharedStates(device, 1000).find(sys.argv[1])
+states = SharedStates(device, 1000, Contract(**terms())).find(sys.argv[1])
 assert states.shape == (3, 1000)
 assert states[0].eq(5).all()
 states[2] = 7.0

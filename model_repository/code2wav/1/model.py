@@ -10,11 +10,9 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 from code2wav_step import guard, startup
-from code2wav_step.requests import CODES, HISTORY, PLACES, STATE, STATES, InvalidInputError, RequestReader
+from code2wav_step.requests import InvalidInputError, RequestReader
 from code2wav_step.shared_states import SharedStates
 
-WAVEFORM, STATE_OUT = "waveform", "state_out"
-PCM = "pcm"
 log = logging.getLogger("code2wav_step")
 
 
@@ -25,8 +23,9 @@ class TritonPythonModel:
         device = _assigned_device(args)
         folder = Path(args["model_repository"]) / args["model_version"]
         weights = startup.load_weights(folder / startup.MODEL_FILE, device)
+        self._contract = weights.config.contract
         self._reader = RequestReader(weights.config)
-        self._shared = SharedStates(device, weights.config.state_size)
+        self._shared = SharedStates(device, weights.config.state_size, self._contract)
         # A stream of its own, so that synchronising waits for nothing else.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.cuda.stream(self._stream):
@@ -53,8 +52,8 @@ class TritonPythonModel:
     def _respond(self, request: Any, *, is_only: bool) -> Any:
         error = pb_utils.TritonError
         try:
-            tensors = _tensors(request)
-            run = self._advance if PLACES in tensors else self._step
+            tensors = self._tensors(request)
+            run = self._advance if self._contract.places in tensors else self._step
             outputs = run(request, tensors, is_only=is_only)
             # A request that names no outputs asks for those of both kinds.
             requested = [name for name in request.requested_output_names() if name in outputs]
@@ -72,24 +71,28 @@ class TritonPythonModel:
     def _step(self, request: Any, tensors: dict[str, torch.Tensor], *, is_only: bool) -> dict[str, torch.Tensor]:
         """The pure function: states are tensors of the request."""
         run = self._runner.lend if is_only else self._runner
-        return dict(zip((WAVEFORM, STATE_OUT), run(*self._reader.read(tensors)), strict=True))
+        return dict(
+            zip((self._contract.waveform, self._contract.state_out), run(*self._reader.read(tensors)), strict=True)
+        )
 
     def _advance(self, request: Any, tensors: dict[str, torch.Tensor], *, is_only: bool) -> dict[str, torch.Tensor]:
         """The same on states that stay in the talker's memory."""
-        address = json.loads(request.parameters() or "{}").get(STATES)
+        names = self._contract
+        address = json.loads(request.parameters() or "{}").get(names.states)
         if not isinstance(address, str):
-            raise InvalidInputError(f"{STATES}: missing; {PLACES} are rows of the states that this parameter names")
+            problem = f"missing; {names.places} are rows of the states that this parameter names"
+            raise InvalidInputError(f"{names.states}: {problem}")
         pcm = self._runner.advance(*self._reader.read_shared(tensors, self._shared.find(address)))
         if not is_only:
             if self._stream:
                 self._stream.synchronize()
             pcm = pcm.clone()
-        return {PCM: pcm}
+        return {names.pcm: pcm}
 
-
-def _tensors(request: Any) -> dict[str, torch.Tensor]:
-    found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in (CODES, STATE, HISTORY, PLACES)}
-    return {name: torch.from_dlpack(tensor.to_dlpack()) for name, tensor in found.items() if tensor is not None}
+    def _tensors(self, request: Any) -> dict[str, torch.Tensor]:
+        names = (self._contract.codes, self._contract.state, self._contract.history, self._contract.places)
+        found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in names}
+        return {name: torch.from_dlpack(tensor.to_dlpack()) for name, tensor in found.items() if tensor is not None}
 
 
 def _assigned_device(args: dict[str, str]) -> torch.device:

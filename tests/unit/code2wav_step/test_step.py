@@ -2,9 +2,11 @@
 
 import importlib.util
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,15 +14,16 @@ from typing import Any
 import pytest
 import torch
 from rich.progress import Progress
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from code2wav_step import startup
 from code2wav_step import weights as step_weights
-from code2wav_step.config import MAX_BATCH, MAX_FRAMES, StepConfig
+from code2wav_step.buckets import GRAIN_ROW_FRAMES, MAX_ROW_FRAMES, Buckets
+from code2wav_step.config import Contract, StepConfig
 from code2wav_step.pcm import to_int16
 from code2wav_step.requests import InvalidInputError, RequestReader
-from code2wav_step.runner import GRAIN_ROW_FRAMES, MAX_ROW_FRAMES, SHAPES, PlainRunner, groups, spans
+from code2wav_step.runner import EagerStepRunner
 from code2wav_step.shared_states import SharedStates
 from code2wav_step.step import Step
 from code2wav_step.torch_ops import TorchOps
@@ -34,6 +37,7 @@ from qwen3_tts_engine import audio
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest
 from qwen3_tts_engine.codec import contract
+from qwen3_tts_engine.codec.contract import MAX_BATCH, MAX_FRAMES
 from qwen3_tts_engine.codec.shared_memory import leave_note, shared_zeros
 from qwen3_tts_engine.codec.states import to_pcm
 
@@ -62,7 +66,7 @@ def config(repository: Path) -> StepConfig:
 def test_same_sound_and_state_as_the_exporters_step(reference: CodecStep) -> None:
     config = python_form.step_config(reference.config)
     weights = step_weights.assemble(config, python_form.folded(reference), torch.float32)
-    step = python_form.as_step(PlainRunner(Step(weights, TorchOps(config, CPU))))
+    step = python_form.as_step(EagerStepRunner(Step(weights, TorchOps(config, CPU))))
     limit = Agreement(max_error=2e-5, snr_db=90.0)
     assert failures(list(Verification(reference, step, (1, 2, 7)).run()), limit) == ""
     exact = Reference(reference)
@@ -82,25 +86,29 @@ def test_export_writes_half_precision_and_a_manifest(repository: Path, reference
     assert weights.first.alpha.dtype == torch.float32
 
 
-def test_limits_are_those_of_the_contract(config: StepConfig) -> None:
-    assert (MAX_FRAMES, MAX_BATCH) == (contract.MAX_FRAMES, contract.MAX_BATCH)
+def test_step_configuration_covers_the_layout(config: StepConfig) -> None:
     assert config.samples_per_frame == audio.SAMPLES_PER_FRAME
-    lookers_back = {name for name, _ in config.layout} - {"keys", "values"}
-    assert config.positions.keys() == lookers_back
+    convolutions = {name for name, _ in config.layout} - {"keys", "values"}
+    assert config.positions.keys() == convolutions
+
+
+def test_exported_file_carries_the_whole_contract(config: StepConfig) -> None:
+    assert asdict(config.contract) == contract.terms()
 
 
 @pytest.mark.parametrize("frames", range(1, MAX_FRAMES + 1))
 def test_any_shape_is_covered_by_captured_ones(frames: int) -> None:
-    lengths = [stop - start for start, stop in spans(frames)]
+    buckets = Buckets(MAX_BATCH, MAX_FRAMES)
+    lengths = [stop - start for start, stop in buckets.spans(frames)]
     assert sum(lengths) == frames
     assert all(length & (length - 1) == 0 for length in lengths)
     for length in lengths:
         for rows in range(1, MAX_BATCH + 1):
-            parts = list(groups(rows, length))
+            parts = list(buckets.groups(rows, length))
             assert [first for first, _, _ in parts] == [0, *(last for _, last, _ in parts[:-1])]
             assert parts[-1][1] == rows
             assert all(last - first <= bucket and bucket * length <= MAX_ROW_FRAMES for first, last, bucket in parts)
-            assert all((bucket, length) in SHAPES for _, _, bucket in parts)
+            assert all((bucket, length) in buckets.shapes for _, _, bucket in parts)
             padding = sum(bucket - (last - first) for first, last, bucket in parts) * length
             assert padding < max(GRAIN_ROW_FRAMES, rows * length / 4)
 
@@ -110,7 +118,7 @@ def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model\.safetensors: missing; `python -m export --form python`"):
         startup.load_weights(path, CPU)
     save_file({"x": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match=r"model\.safetensors: not an exported code2wav step"):
+    with pytest.raises(ValueError, match=r"model\.safetensors: not an exported code2wav step of this version: .*; run `python -m export` again"):
         startup.load_weights(path, CPU)
 
 
@@ -190,8 +198,12 @@ def find_input(request: FakeRequest, name: str) -> FakeTensor | None:
     return FakeTensor(tensor=request.tensors[name]) if name in request.tensors else None
 
 
+LoadModel = Callable[[Path], Any]
+
+
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch, repository: Path) -> Any:
+def load_model(monkeypatch: pytest.MonkeyPatch) -> LoadModel:
+    """Loads the model of a folder as Triton does."""
     fake: Any = ModuleType("triton_python_backend_utils")
     fake.TritonError, fake.Tensor, fake.get_input_tensor_by_name = FakeError, FakeTensor, find_input
     fake.InferenceResponse = lambda tensors=(), error=None: SimpleNamespace(tensors=list(tensors), error=error)
@@ -204,10 +216,54 @@ def model(monkeypatch: pytest.MonkeyPatch, repository: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module.guard, "start", lambda model_name: None)
-    model = module.TritonPythonModel()
-    arguments = {"model_repository": str(repository), "model_version": "1", "model_instance_kind": "CPU"}
-    model.initialize(arguments | {"model_name": "code2wav"})
-    return model
+
+    def load(folder: Path) -> Any:
+        model = module.TritonPythonModel()
+        arguments = {"model_repository": str(folder), "model_version": "1", "model_instance_kind": "CPU"}
+        model.initialize(arguments | {"model_name": "code2wav"})
+        return model
+
+    return load
+
+
+@pytest.fixture
+def model(load_model: LoadModel, repository: Path) -> Any:
+    return load_model(repository)
+
+
+def test_step_follows_the_contract_of_its_file(
+    load_model: LoadModel, repository: Path, config: StepConfig, tmp_path: Path
+) -> None:
+    other = Contract(
+        **{name: f"other_{value}" for name, value in contract.terms().items() if isinstance(value, str)},
+        max_frames=4, max_batch=2, pcm_scale=100, overflow=-101,
+    )  # fmt: skip
+    (tmp_path / "1").mkdir()
+    file = tmp_path / "1" / startup.MODEL_FILE
+    save_file(load_file(repository / "1" / startup.MODEL_FILE), file, replace(config, contract=other).to_metadata())
+    model = load_model(tmp_path)
+    request = {f"other_{name}": tensor for name, tensor in tensors(config, rows=2, frames=4).items()}
+    [response] = model.execute([FakeRequest(request, ["other_waveform", "other_state_out"])])
+    assert [output.name for output in response.tensors] == ["other_waveform", "other_state_out"]
+    for spoilt, message in (
+        (tensors(config, rows=3, frames=1), "other_codes: rows: 3 given, 1 to 2 expected"),
+        (tensors(config, rows=1, frames=5), "other_codes: frames: 5 given, 1 to 4 expected"),
+        (tensors(config), None),
+    ):
+        request = {f"other_{name}": tensor for name, tensor in spoilt.items()}
+        [response] = model.execute([FakeRequest(request, ["other_waveform"])])
+        assert (response.error and str(response.error)) == (message and f"INVALID_ARG: {message}")
+    [response] = model.execute([FakeRequest(tensors(config))])
+    assert str(response.error).startswith("INVALID_ARG: other_codes: missing")
+    assert to_int16(torch.tensor([[9.0, -0.5], [torch.nan, 0.0]]), other).tolist() == [[100, -50], [-101, 0]]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3, -0.3, 1.0, -1.0, 9.0, -9.0, 0.5 / 32767, torch.inf, torch.nan])
+def test_both_sides_convert_to_pcm_alike(value: float, config: StepConfig) -> None:
+    waveform = torch.tensor([[value, 0.25]])
+    expected, failed = to_pcm(waveform)
+    assert to_int16(waveform, config.contract).tolist() == expected.tolist()
+    assert bool(failed) == (expected[0, 0] == contract.OVERFLOW) == (not math.isfinite(value))
 
 
 def test_bad_request_of_an_execution_harms_no_other(model: Any, config: StepConfig) -> None:
@@ -268,10 +324,6 @@ def test_a_row_whose_state_is_not_finite_is_told_and_harms_no_other(model: Any, 
     [response] = model.execute([shared(states, [[0, 0], [2, 1]], codes, 0)])
     assert (response.tensors[0].tensor[:, 0] == contract.OVERFLOW).tolist() == [True, False]
     assert torch.isfinite(states[0][1]).all()
-
-
-def test_the_loudest_sample_is_not_taken_for_an_overflow() -> None:
-    assert to_int16(torch.tensor([[-9.0, 9.0], [torch.nan, 0.0]])).tolist() == [[-32767, 32767], [contract.OVERFLOW, 0]]
 
 
 def test_states_that_cannot_be_shared_are_refused(model: Any, config: StepConfig) -> None:
@@ -344,7 +396,7 @@ def test_a_caller_without_the_secret_names_no_states(model: Any, config: StepCon
 
 
 def test_a_talker_that_comes_back_replaces_what_was_mapped_for_it(config: StepConfig) -> None:
-    mapped = SharedStates(CPU, config.state_size)
+    mapped = SharedStates(CPU, config.state_size, config.contract)
     first, second, other = (
         shared_zeros(owner, (2, config.state_size), torch.float16, CPU) for owner in ("talker", "talker", "other")
     )

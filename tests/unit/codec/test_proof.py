@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from code2wav_step.runner import SHAPES
+from code2wav_step.buckets import Buckets
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.codec.calls import plan_calls
-from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, OVERFLOW
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, MAX_FRAMES, OVERFLOW
 from qwen3_tts_engine.codec.golden import GOLDEN, Golden
 from qwen3_tts_engine.codec.proof import CodecProof, CodecProofError
 from qwen3_tts_engine.codec.states import CodecStates, overflowed
@@ -123,7 +123,7 @@ def test_calls_are_those_of_the_chunker(slots: int, lengths: list[int]) -> None:
 
 def test_calls_cover_every_captured_shape() -> None:
     called = {(call.rows, call.frames) for call in plan_calls(LENGTHS, 64)}
-    assert {(rows, frames) for rows, frames in SHAPES if frames in LENGTHS} <= called
+    assert {(rows, frames) for rows, frames in Buckets(MAX_BATCH, MAX_FRAMES).shapes if frames in LENGTHS} <= called
     assert {(rows, frames) for rows in range(1, 9) for frames in LENGTHS} <= called
 
 

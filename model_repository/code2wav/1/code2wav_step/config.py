@@ -5,10 +5,6 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-MAX_FRAMES = 32
-MAX_BATCH = 64
-CONV_KERNEL = 7
-RESIDUAL_DILATIONS = (1, 3, 9)
 METADATA = "code2wav"
 KEYS, VALUES = "keys", "values"
 
@@ -27,9 +23,30 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Contract:
+    """Tensor names, limits and PCM format, which the exporter copies from qwen3_tts_engine/codec/contract.py."""
+
+    codes: str
+    state: str
+    history: str
+    waveform: str
+    state_out: str
+    states: str
+    places: str
+    pcm: str
+    states_memory: str
+    note_memory: str
+    max_frames: int
+    max_batch: int
+    pcm_scale: int
+    overflow: int
+
+
+@dataclass(frozen=True)
 class StepConfig:
     """Dimensions of the codec decoder; `layout` names the pieces of the state and their shapes, in order."""
 
+    contract: Contract
     codebook_size: int
     num_quantizers: int
     num_layers: int
@@ -38,6 +55,9 @@ class StepConfig:
     window: int  # past frames that the transformer sees
     rope_theta: float
     rms_norm_eps: float
+    conv_kernel: int
+    pre_conv_kernel: int
+    residual_dilations: tuple[int, ...]
     upsampling_ratios: tuple[int, ...]
     upsample_rates: tuple[int, ...]
     layout: tuple[tuple[str, tuple[int, ...]], ...]
@@ -48,11 +68,12 @@ class StepConfig:
         try:
             fields: dict[str, Any] = json.loads((metadata or {})[METADATA])
             fields["layout"] = tuple((name, tuple(shape)) for name, shape in fields["layout"])
-            for name in ("upsampling_ratios", "upsample_rates"):
+            fields["contract"] = Contract(**fields["contract"])
+            for name in ("residual_dilations", "upsampling_ratios", "upsample_rates"):
                 fields[name] = tuple(fields[name])
             return cls(**fields)
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not an exported code2wav step: {error!r}") from None
+            raise ValueError(f"not an exported code2wav step of this version: {error!r}; run `python -m export` again") from None
 
     def to_metadata(self) -> dict[str, str]:
         return {METADATA: json.dumps(asdict(self))}
@@ -64,6 +85,11 @@ class StepConfig:
             pieces[name] = Piece(name, shape, offset)
             offset += pieces[name].size
         return pieces
+
+    @property
+    def slots(self) -> int:
+        """Positions that one call attends to: the window, then the new frames."""
+        return self.window + self.contract.max_frames
 
     @property
     def state_size(self) -> int:
@@ -84,5 +110,5 @@ class StepConfig:
         for block, rate in enumerate(self.upsample_rates, start=1):
             positions[f"decoder.{block}.transposed"] = count
             count *= rate
-            positions |= {f"decoder.{block}.residual.{i}": count for i in range(len(RESIDUAL_DILATIONS))}
+            positions |= {f"decoder.{block}.residual.{i}": count for i in range(len(self.residual_dilations))}
         return positions | {"decoder.final": count}

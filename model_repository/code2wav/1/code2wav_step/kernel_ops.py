@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from code2wav_step.config import KEYS, MAX_FRAMES, VALUES, StepConfig
+from code2wav_step.config import KEYS, VALUES, StepConfig
 from code2wav_step.kernels import attention, product, rowwise, unit
 from code2wav_step.ops import Sequences
 from code2wav_step.tiles import product_tile, unit_tile
@@ -117,7 +117,7 @@ class KernelOps:
             attention.attention_kernel, (config.num_heads, batch),
             qkv, state, state_out, history, self._cosine, self._sine, out, *offsets, frames, state.shape[1],
             config.head_dim**-0.5, WINDOW=config.window, HEADS=config.num_heads, HALF=config.head_dim // 2,
-            BLOCK_T=max(16, triton.next_power_of_2(frames)), BLOCK_S=triton.next_power_of_2(config.window + MAX_FRAMES),
+            BLOCK_T=max(16, triton.next_power_of_2(frames)), BLOCK_S=triton.next_power_of_2(config.slots),
             num_warps=ROW_WARPS,
         )  # fmt: skip
         return out

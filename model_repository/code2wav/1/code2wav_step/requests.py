@@ -6,10 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from code2wav_step.config import MAX_BATCH, MAX_FRAMES, StepConfig
+from code2wav_step.config import StepConfig
 
-CODES, STATE, HISTORY = "codes", "state", "history"
-PLACES, STATES = "places", "states"
 STATE_DTYPE = torch.float16
 
 
@@ -40,27 +38,27 @@ class RequestReader:
 
     def read(self, tensors: dict[str, Tensor]) -> Request:
         """Raises InvalidInputError."""
-        codes = self._codes(tensors)
-        state = _tensor(tensors, STATE, STATE_DTYPE, (len(codes), self.config.state_size))
-        history = _tensor(tensors, HISTORY, torch.int32, (len(codes), 1)).cpu()
-        _in_range(HISTORY, history, self.config.window)
+        names, codes = self.config.contract, self._codes(tensors)
+        state = _tensor(tensors, names.state, STATE_DTYPE, (len(codes), self.config.state_size))
+        history = _tensor(tensors, names.history, torch.int32, (len(codes), 1)).cpu()
+        _in_range(names.history, history, self.config.window)
         return Request(codes, state, history)
 
     def read_shared(self, tensors: dict[str, Tensor], states: Tensor) -> SharedRequest:
         """Raises InvalidInputError."""
-        codes = self._codes(tensors)
-        places = _tensor(tensors, PLACES, torch.int32, (len(codes), 3)).cpu()
-        _in_range(f"{PLACES}: rows", places[:, :2], len(states) - 1)
-        _in_range(f"{PLACES}: {HISTORY}", places[:, 2], self.config.window)
+        names, codes = self.config.contract, self._codes(tensors)
+        places = _tensor(tensors, names.places, torch.int32, (len(codes), 3)).cpu()
+        _in_range(f"{names.places}: rows", places[:, :2], len(states) - 1)
+        _in_range(f"{names.places}: {names.history}", places[:, 2], self.config.window)
         return SharedRequest(codes, states, places)
 
     def _codes(self, tensors: dict[str, Tensor]) -> Tensor:
-        config = self.config
-        codes = _tensor(tensors, CODES, torch.int32, (-1, -1, config.num_quantizers)).cpu()
+        config, contract = self.config, self.config.contract
+        codes = _tensor(tensors, contract.codes, torch.int32, (-1, -1, config.num_quantizers)).cpu()
         rows, frames = codes.shape[:2]
-        _within(f"{CODES}: frames", frames, frames, MAX_FRAMES, low=1)
-        _within(f"{CODES}: rows", rows, rows, MAX_BATCH, low=1)
-        _in_range(CODES, codes, config.codebook_size - 1)
+        _within(f"{contract.codes}: frames", frames, frames, contract.max_frames, low=1)
+        _within(f"{contract.codes}: rows", rows, rows, contract.max_batch, low=1)
+        _in_range(contract.codes, codes, config.codebook_size - 1)
         return codes
 
 

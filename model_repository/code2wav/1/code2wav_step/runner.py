@@ -1,41 +1,22 @@
 """Runs the step on any batch and chunk length: replays captured CUDA graphs, or calls the step on a CPU."""
 
-import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from code2wav_step.config import MAX_BATCH, MAX_FRAMES, StepConfig
+from code2wav_step.buckets import MAX_ROW_FRAMES, BatchShape, Buckets
+from code2wav_step.config import Contract, StepConfig
 from code2wav_step.pcm import to_int16
 from code2wav_step.step import Step
 
-FRAME_BUCKETS = (1, 2, 4, 8, 16, 32)
-# Rows times frames of one graph: bounds its memory; more would not use the GPU better.
-MAX_ROW_FRAMES = 512
-# A call takes 0.5 ms plus 15 µs for each of these (measured on one H200): graphs are spaced closer than powers of two
-# where that saves at least this many.
-GRAIN_ROW_FRAMES = 16
-
-
-def _row_buckets(frames: int) -> tuple[int, ...]:
-    """Rows of the graphs for chunks of `frames`: powers of two, and three sizes between two."""
-    powers = [1 << i for i in range(MAX_BATCH.bit_length())]
-    quarters = {low + max(1, low // 4) * i for low in powers for i in range(4)}
-    fits = (rows for rows in sorted(quarters) if rows <= min(MAX_BATCH, MAX_ROW_FRAMES // frames))
-    return tuple(rows for rows in fits if rows in powers or rows * frames % GRAIN_ROW_FRAMES == 0)
-
-
-Shape = tuple[int, int]  # rows, frames
-ROW_BUCKETS = {frames: _row_buckets(frames) for frames in FRAME_BUCKETS}
-SHAPES = tuple((rows, frames) for frames, buckets in ROW_BUCKETS.items() for rows in buckets)
 Progress = Callable[[int, int], None]
 # As Step.
 Run = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class PlainRunner:
+class EagerStepRunner:
     """The step without graphs, in its own dtype."""
 
     def __init__(self, step: Step) -> None:
@@ -51,8 +32,8 @@ class PlainRunner:
     lend = __call__
 
     def advance(self, codes: Tensor, states: Tensor, places: Tensor) -> Tensor:
-        """As GraphRunner.advance."""
-        return _advance(self, codes, states, places)
+        """As GraphStepRunner.advance."""
+        return _advance(self, self.step.config.contract, codes, states, places)
 
 
 class Buffers:
@@ -60,13 +41,15 @@ class Buffers:
 
     def __init__(self, config: StepConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.quantizers, self.samples = config.num_quantizers, config.samples_per_frame
-        codes, samples = MAX_BATCH * MAX_FRAMES * self.quantizers, MAX_ROW_FRAMES * self.samples
+        max_batch = config.contract.max_batch
+        codes = max_batch * config.contract.max_frames * self.quantizers
+        samples = MAX_ROW_FRAMES * self.samples
         self.host_codes = torch.zeros(codes, dtype=torch.int32, pin_memory=True)
-        self.host_history = torch.zeros(MAX_BATCH, 1, dtype=torch.int32, pin_memory=True)
-        self.host_rows = torch.zeros(2, MAX_BATCH, dtype=torch.int64, pin_memory=True)
+        self.host_history = torch.zeros(max_batch, 1, dtype=torch.int32, pin_memory=True)
+        self.host_rows = torch.zeros(2, max_batch, dtype=torch.int64, pin_memory=True)
         self.codes, self.history = self.host_codes.to(device), self.host_history.to(device)
         self.rows = self.host_rows.to(device)
-        self.state = torch.zeros(MAX_BATCH, config.state_size, dtype=dtype, device=device)
+        self.state = torch.zeros(max_batch, config.state_size, dtype=dtype, device=device)
         self.pcm = torch.empty(samples, dtype=torch.int16, pin_memory=True)
 
     def inputs(self, rows: int, frames: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,14 +79,14 @@ class Buffers:
         return codes[: rows * frames * self.quantizers].view(rows, frames, self.quantizers)
 
 
-class Graph:
+class StepGraph:
     """The captured step for a batch and a chunk length, from codes to samples on the host."""
 
-    def __init__(self, step: Step, buffers: Buffers, shape: Shape, pool: Any) -> None:
+    def __init__(self, step: Step, buffers: Buffers, shape: BatchShape, pool: Any) -> None:
         def run() -> tuple[Tensor, Tensor]:
             buffers.upload(*shape)
             waveform, state_out = step(*buffers.inputs(*shape))
-            buffers.pcm_view(*shape).copy_(to_int16(waveform), non_blocking=True)
+            buffers.pcm_view(*shape).copy_(to_int16(waveform, step.config.contract), non_blocking=True)
             return waveform, state_out
 
         run()  # compiles kernels, which is impossible during capture
@@ -124,21 +107,26 @@ class Graph:
         return waveform[:rows], state_out[:rows]
 
 
-class GraphRunner:
+class GraphStepRunner:
     """Captures graphs in `capture` only. Not thread-safe."""
 
     def __init__(self, step: Step, device: torch.device) -> None:
         self.step, self._config = step, step.config
+        self._buckets = Buckets(step.config.contract.max_batch, step.config.contract.max_frames)
         self._buffers = Buffers(step.config, step.weights.codebooks.dtype, device)
-        self._graphs: dict[Shape, Graph] = {}
+        self._graphs: dict[BatchShape, StepGraph] = {}
         self._replayed = torch.cuda.Event()
 
-    def capture(self, shapes: Sequence[Shape], progress: Progress = lambda done, total: None) -> None:
+    def capture(
+        self, shapes: Sequence[BatchShape] | None = None, progress: Progress = lambda done, total: None
+    ) -> None:
+        """Captures `shapes`; calls that need others fail. None captures all."""
+        shapes = self._buckets.shapes if shapes is None else shapes
         self.step.ops.build(lambda: [self.step(*self._buffers.inputs(*shape)) for shape in shapes])
         pool = None
         # The largest first: smaller ones reuse the memory of its intermediate results.
         for done, shape in enumerate(sorted(shapes, key=lambda shape: -shape[0] * shape[1]), start=1):
-            self._graphs[shape] = Graph(self.step, self._buffers, shape, pool)
+            self._graphs[shape] = StepGraph(self.step, self._buffers, shape, pool)
             pool = self._graphs[shape].pool
             progress(done, len(shapes))
         torch.cuda.empty_cache()  # left by the runs before capture
@@ -168,7 +156,7 @@ class GraphRunner:
         """
         graph = self._whole_graph(codes)
         if graph is None:
-            return _advance(self._in_parts, codes, states, places)
+            return _advance(self._in_parts, self._config.contract, codes, states, places)
         self._replayed.synchronize()
         before, after = self._buffers.upload_rows(places[:, :2])
         torch.index_select(states, 0, before, out=self._buffers.state[: len(codes)])
@@ -177,13 +165,12 @@ class GraphRunner:
         self._replayed.record()
         return self._buffers.pcm_view(*codes.shape[:2])
 
-    def _whole_graph(self, codes: Tensor) -> Graph | None:
+    def _whole_graph(self, codes: Tensor) -> StepGraph | None:
         """The graph for the whole batch, if any."""
-        rows, frames = codes.shape[:2]
-        fits = frames in FRAME_BUCKETS and rows * frames <= MAX_ROW_FRAMES
-        return self._graphs[_bucket(rows, frames), frames] if fits else None
+        shape = self._buckets.whole(*codes.shape[:2])
+        return self._graphs[shape] if shape else None
 
-    def _replay(self, graph: Graph, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+    def _replay(self, graph: StepGraph, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         # The last replay may still read host buffers that are overwritten next.
         self._replayed.synchronize()
         self._buffers.state[: len(state)].copy_(state, non_blocking=True)
@@ -197,11 +184,11 @@ class GraphRunner:
         device = self._buffers.state.device
         waveform = torch.empty(rows, frames * samples_per_frame, dtype=torch.float32, device=device)
         state_out = torch.empty(state.shape, dtype=self._buffers.state.dtype, device=device)
-        for start, stop in spans(frames):
+        for start, stop in self._buckets.spans(frames):
             samples = slice(start * samples_per_frame, stop * samples_per_frame)
             valid = (history + start).clamp(max=self._config.window)
             part, states = codes[:, start:stop], state if start == 0 else state_out
-            for first, last, bucket in groups(rows, stop - start):
+            for first, last, bucket in self._buckets.groups(rows, stop - start):
                 group = slice(first, last)
                 graph = self._graphs[bucket, stop - start]
                 group_waveform, next_states = self._replay(graph, part[group], states[group], valid[group])
@@ -210,31 +197,9 @@ class GraphRunner:
         return waveform, state_out
 
 
-def _advance(run: Run, codes: Tensor, states: Tensor, places: Tensor) -> Tensor:
-    """GraphRunner.advance by any `run` of the step."""
+def _advance(run: Run, contract: Contract, codes: Tensor, states: Tensor, places: Tensor) -> Tensor:
+    """GraphStepRunner.advance by any `run` of the step."""
     before, after = places[:, :2].T.to(states.device, torch.int64)
     waveform, state_out = run(codes, states.index_select(0, before), places[:, 2:])
     states.index_copy_(0, after, state_out)
-    return to_int16(waveform).cpu()
-
-
-def spans(frames: int) -> Iterator[tuple[int, int]]:
-    """Splits a chunk into captured lengths, longest first: (start, stop)."""
-    start = 0
-    while start < frames:
-        length = FRAME_BUCKETS[bisect.bisect_right(FRAME_BUCKETS, frames - start) - 1]
-        yield start, start + length
-        start += length
-
-
-def groups(rows: int, frames: int) -> Iterator[tuple[int, int, int]]:
-    """Splits a batch into captured sizes: (first row, end, rows of the graph)."""
-    largest = ROW_BUCKETS[frames][-1]
-    for start in range(0, rows, largest):
-        stop = min(start + largest, rows)
-        yield start, stop, _bucket(stop - start, frames)
-
-
-def _bucket(rows: int, frames: int) -> int:
-    buckets = ROW_BUCKETS[frames]
-    return buckets[bisect.bisect_left(buckets, rows)]
+    return to_int16(waveform, contract).cpu()

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from code2wav_step.requests import STATE_DTYPE, STATES, InvalidInputError
-
-MEMORY_NAME, NOTE_NAME = "qwen3_tts_states", "qwen3_tts_note"
+from code2wav_step.config import Contract
+from code2wav_step.requests import STATE_DTYPE, InvalidInputError
 
 
 class SharedStates:
     """The mapped states of every calling talker."""
 
-    def __init__(self, device: torch.device, state_size: int) -> None:
+    def __init__(self, device: torch.device, state_size: int, contract: Contract) -> None:
         self._device = device
+        self._contract = contract
         self._state_size = state_size
         # Owner to its address and the states mapped there.
         self._mapped: dict[str, tuple[str, Tensor]] = {}
@@ -32,39 +32,45 @@ class SharedStates:
         for known, states in self._mapped.values():
             if known == address:
                 return states
-        note = _read_note(address)
+        note = _read_note(address, self._contract)
         try:
             return self._map(address, note)
         except InvalidInputError:
             raise
         except Exception as error:
-            raise InvalidInputError(f"{STATES}: cannot be mapped: {error}") from error
+            raise InvalidInputError(f"{self._contract.states}: cannot be mapped: {error}") from error
 
     def _map(self, address: str, found: dict[str, Any]) -> Tensor:
         rows, size = map(int, found["shape"])
         if (size, found["dtype"]) != (self._state_size, "float16"):
-            raise InvalidInputError(f"{STATES}: {found['dtype']} [{size}] given, float16 [{self._state_size}] expected")
+            raise InvalidInputError(
+                f"{self._contract.states}: {found['dtype']} [{size}] given, float16 [{self._state_size}] expected"
+            )
         device = torch.device("cuda", found["cuda"][0]) if "cuda" in found else torch.device("cpu")
         if device != self._device:
             raise InvalidInputError(
-                f"{STATES}: on {device}, this model runs on {self._device}: "
+                f"{self._contract.states}: on {device}, this model runs on {self._device}: "
                 "run one server for each GPU, or set shared_codec_states to off"
             )
-        states = _from_gpu(found["cuda"], rows, size) if "cuda" in found else _from_file(found["file"], rows, size)
+        states = (
+            _from_gpu(found["cuda"], rows, size)
+            if "cuda" in found
+            else _from_file(_memory(found["file"], self._contract.states_memory), rows, size)
+        )
         self._mapped[found["owner"]] = address, states
         return states
 
 
-def _read_note(address: str) -> dict[str, Any]:
+def _read_note(address: str, contract: Contract) -> dict[str, Any]:
     """Reads the talker's note; raises InvalidInputError unless `address` has its secret."""
     try:
         given = json.loads(address)
-        note = json.loads(_memory(given["note"], NOTE_NAME).read_bytes())
+        note = json.loads(_memory(given["note"], contract.note_memory).read_bytes())
         if secrets.compare_digest(note["secret"], given["secret"]):
             return dict(note)
     except Exception:
         pass  # the reason would reveal which processes and files exist
-    raise InvalidInputError(f"{STATES}: not an address issued by a talker")
+    raise InvalidInputError(f"{contract.states}: not an address issued by a talker")
 
 
 def _memory(place: list[Any], name: str) -> Path:
@@ -84,6 +90,5 @@ def _from_gpu(handle: list[Any], rows: int, size: int) -> Tensor:
     return flat[: rows * size].view(rows, size)
 
 
-def _from_file(place: list[Any], rows: int, size: int) -> Tensor:
-    path, count = _memory(place, MEMORY_NAME), rows * size
-    return torch.from_file(str(path), shared=True, size=count, dtype=STATE_DTYPE).view(rows, size)
+def _from_file(path: Path, rows: int, size: int) -> Tensor:
+    return torch.from_file(str(path), shared=True, size=rows * size, dtype=STATE_DTYPE).view(rows, size)

@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 
 from code2wav_step import weights as step_weights
+from code2wav_step.buckets import BatchShape
 from code2wav_step.config import StepConfig
 from code2wav_step.ops import Ops
-from code2wav_step.runner import SHAPES, GraphRunner, PlainRunner, Shape
+from code2wav_step.runner import EagerStepRunner, GraphStepRunner
 from code2wav_step.step import Step
 from code2wav_step.torch_ops import TorchOps
 from code2wav_step.weights import StepWeights
@@ -20,7 +21,7 @@ MODEL_FILE = "model.safetensors"
 # The talker's setting of that name (qwen3_tts_engine/config.py).
 KERNELS = "QWEN3_TTS_KERNELS"
 
-Runner = GraphRunner | PlainRunner
+StepRunner = GraphStepRunner | EagerStepRunner
 
 
 def load_weights(path: Path, device: torch.device) -> StepWeights:
@@ -30,10 +31,10 @@ def load_weights(path: Path, device: torch.device) -> StepWeights:
     return step_weights.load(path, device, torch.float16 if device.type == "cuda" else torch.float32)
 
 
-def make_runner(weights: StepWeights, device: torch.device) -> Runner:
+def make_runner(weights: StepWeights, device: torch.device) -> StepRunner:
     """On a GPU uses the fused kernels, or PyTorch operations if kernels cannot be built and are not required."""
     if device.type == "cpu":
-        return PlainRunner(Step(weights, TorchOps(weights.config, device)))
+        return EagerStepRunner(Step(weights, TorchOps(weights.config, device)))
     try:
         return capture(weights, _kernel_ops(weights.config, device), device)
     except torch.OutOfMemoryError:
@@ -45,8 +46,10 @@ def make_runner(weights: StepWeights, device: torch.device) -> Runner:
         return capture(weights, TorchOps(weights.config, device), device)
 
 
-def capture(weights: StepWeights, ops: Ops, device: torch.device, shapes: Sequence[Shape] = SHAPES) -> GraphRunner:
-    runner = GraphRunner(Step(weights, ops), device)
+def capture(
+    weights: StepWeights, ops: Ops, device: torch.device, shapes: Sequence[BatchShape] | None = None
+) -> GraphStepRunner:
+    runner = GraphStepRunner(Step(weights, ops), device)
     log.info("building kernels")
     runner.capture(shapes, lambda done, total: log.info("captured %d of %d CUDA graphs", done, total))
     return runner

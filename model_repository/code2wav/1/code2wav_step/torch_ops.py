@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from code2wav_step.config import KEYS, MAX_FRAMES, VALUES, StepConfig
+from code2wav_step.config import KEYS, VALUES, StepConfig
 from code2wav_step.ops import Sequences
 from code2wav_step.weights import LAYER_NORM_EPS, Depthwise, Product, Unit
 
@@ -18,9 +18,9 @@ MASKED_SCORE = -3e4
 class TorchOps:
     def __init__(self, config: StepConfig, device: torch.device) -> None:
         self._config, self._pieces = config, config.pieces
-        slots = torch.arange(config.window + MAX_FRAMES, device=device)
+        slots = torch.arange(config.slots, device=device)
         self.cosine, self.sine = rotation(config, device)
-        frames = slots[:MAX_FRAMES, None]
+        frames = slots[: config.contract.max_frames, None]
         self._band = (slots >= frames) & (slots <= frames + config.window)
         self._needed_history = config.window - slots
 
@@ -120,7 +120,7 @@ class TorchOps:
 def rotation(config: StepConfig, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosine and sine fp32 [slots, head_dim / 2]."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device=device) / config.head_dim
-    slots = torch.arange(config.window + MAX_FRAMES, device=device)
+    slots = torch.arange(config.slots, device=device)
     angles = slots[:, None] / config.rope_theta**exponents
     return angles.cos().float(), angles.sin().float()
 

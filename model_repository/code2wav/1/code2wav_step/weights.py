@@ -13,10 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from code2wav_step.config import CONV_KERNEL, RESIDUAL_DILATIONS, StepConfig
+from code2wav_step.config import StepConfig
 
 LAYER_NORM_EPS = 1e-6
-PRE_CONV_KERNEL = 3
 TRANSPOSED_TAPS = 2
 VECTORS = ("bias", "alpha", "inverse_beta")
 Activation = Literal["none", "gelu", "gated"]
@@ -135,20 +134,20 @@ def assemble(config: StepConfig, tensors: dict[str, Tensor], dtype: torch.dtype)
         return Upsample(up, depthwise(f"{name}.depthwise"), widen, product(f"{name}.narrow"))
 
     def unit(name: str, dilation: int) -> Unit:
-        return Unit(product(f"{name}.conv", CONV_KERNEL, dilation), product(f"{name}.pointwise"))
+        return Unit(product(f"{name}.conv", config.conv_kernel, dilation), product(f"{name}.pointwise"))
 
     def block(i: int) -> Block:
         name = f"blocks.{i}"
-        units = tuple(unit(f"{name}.units.{j}", dilation) for j, dilation in enumerate(RESIDUAL_DILATIONS))
+        units = tuple(unit(f"{name}.units.{j}", dilation) for j, dilation in enumerate(config.residual_dilations))
         return Block(product(f"{name}.transposed", TRANSPOSED_TAPS), units)
 
     return StepWeights(
         config=config,
         codebooks=tensors["codebooks"].to(dtype).contiguous(),
-        pre=product("pre", PRE_CONV_KERNEL),
+        pre=product("pre", config.pre_conv_kernel),
         layers=tuple(layer(i) for i in range(config.num_layers)),
         upsamples=tuple(upsample(i) for i in range(len(config.upsampling_ratios))),
-        first=product("first", CONV_KERNEL),
+        first=product("first", config.conv_kernel),
         blocks=tuple(block(i) for i in range(len(config.upsample_rates))),
         last=depthwise("last"),
     )

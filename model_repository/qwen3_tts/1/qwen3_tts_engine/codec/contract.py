@@ -16,8 +16,11 @@ WAVEFORM, STATE_OUT = "waveform", "state_out"
 # With states that stay where they are, in a form that Triton's Python backend runs: the request parameter that names
 # them, the rows that a call takes them from and leaves them in (with the history), and the samples that it gives.
 STATES, PLACES, PCM = "states", "places", "pcm"
-# The first sample of a row that holds no audio because it overflowed.
-OVERFLOW = -32768
+# int16 samples of full scale, and the first sample of a row that overflowed and holds no audio: no other is as low.
+PCM_SCALE, OVERFLOW = 32767, -32768
+# Names of the files in memory that hold shared states and the note about them: a process that opens one by its path
+# checks its purpose.
+STATES_MEMORY, NOTE_MEMORY = "qwen3_tts_states", "qwen3_tts_note"
 
 # What the graph takes at once.
 MAX_FRAMES = 32
@@ -26,6 +29,26 @@ CHUNK_FRAMES = (1, 2, 4, 8, 16)
 MAX_BATCH = 64
 # In all chunks of a call together: a stream that becomes urgent meanwhile waits at most ten milliseconds.
 MAX_CALL_FRAMES = 512
+
+
+def terms() -> dict[str, str | int]:
+    """The part of the contract that the package code2wav_step reads from the metadata of the exported file."""
+    return {
+        "codes": CODES,
+        "state": STATE,
+        "history": HISTORY,
+        "waveform": WAVEFORM,
+        "state_out": STATE_OUT,
+        "states": STATES,
+        "places": PLACES,
+        "pcm": PCM,
+        "states_memory": STATES_MEMORY,
+        "note_memory": NOTE_MEMORY,
+        "max_frames": MAX_FRAMES,
+        "max_batch": MAX_BATCH,
+        "pcm_scale": PCM_SCALE,
+        "overflow": OVERFLOW,
+    }
 
 
 @dataclass(frozen=True)

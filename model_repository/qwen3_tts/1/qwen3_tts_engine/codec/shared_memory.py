@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Of the files in memory: a process that opens one by its path checks its purpose.
-MEMORY_NAME, NOTE_NAME = "qwen3_tts_states", "qwen3_tts_note"
+from qwen3_tts_engine.codec.contract import NOTE_MEMORY, STATES_MEMORY
 
 
 def shared_zeros(owner: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, str]:
@@ -24,7 +23,7 @@ def shared_zeros(owner: str, shape: tuple[int, int], dtype: torch.dtype, device:
         handle = tensor.untyped_storage()._share_cuda_()
         note["cuda"] = [part.hex() if isinstance(part, bytes) else part for part in handle]
     else:
-        file = os.memfd_create(MEMORY_NAME)
+        file = os.memfd_create(STATES_MEMORY)
         note["file"] = [os.getpid(), file]
         rows, size = shape
         tensor = torch.from_file(f"/proc/self/fd/{file}", shared=True, size=rows * size, dtype=dtype).view(shape)
@@ -34,6 +33,6 @@ def shared_zeros(owner: str, shape: tuple[int, int], dtype: torch.dtype, device:
 def leave_note(note: dict[str, Any]) -> str:
     """The address of a note."""
     # Files in memory are reached through the process that holds them open, so that nothing is left when it ends.
-    file, secret = os.memfd_create(NOTE_NAME), secrets.token_hex(16)
+    file, secret = os.memfd_create(NOTE_MEMORY), secrets.token_hex(16)
     os.write(file, json.dumps(note | {"secret": secret}).encode())
     return json.dumps({"note": [os.getpid(), file], "secret": secret})

@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.audio import CODEBOOK_SIZE
-from qwen3_tts_engine.codec.contract import OVERFLOW
+from qwen3_tts_engine.codec.contract import OVERFLOW, PCM_SCALE
 from qwen3_tts_engine.core import Chunks
 from qwen3_tts_engine.pinned_memory import to_device
 from qwen3_tts_engine.request import RequestError
-
-PCM_SCALE = 32767
 
 
 class CodecStates:
