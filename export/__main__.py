@@ -7,7 +7,7 @@ import typer
 from rich.progress import Progress
 
 from export.code2wav import build, export, is_current, version_folder
-from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, Encoder, export_encoder
+from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, EncoderExport, export_encoder
 from export.encoders import is_current as is_encoder_current
 from export.forms.form import Form
 from export.forms.graph import Runtime
@@ -75,7 +75,9 @@ def _build_only(checkpoint: Checkpoint, path: Path, form: Form) -> None:
     typer.echo(f"{path}: built, NOT verified: do not serve it{f'; {engine}' if engine else ''}")
 
 
-def _export_encoder(encoder: Encoder, checkpoint: Checkpoint, folder: Path, runtime: Runtime, force: bool) -> None:
+def _export_encoder(
+    encoder: EncoderExport, checkpoint: Checkpoint, folder: Path, runtime: Runtime, force: bool
+) -> None:
     if not force and is_encoder_current(encoder, checkpoint, folder, runtime):
         typer.echo(f"{folder}: up to date with {checkpoint.folder}; --force exports it again")
         return

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 from torch.export import Dim
 
-from export.forms.graph import Graph, Run, Runtime
+from export.forms.graph import OnnxGraph, Run, Runtime
 from export.model_folder import VERSION, ExportError, facts, is_served, verified
 from export.modules.codec_encoder import CodecEncoder
 from export.modules.speaker_encoder import SpeakerEncoder
@@ -41,7 +41,7 @@ CODE_ERROR_RATE = 0.005
 
 
 @dataclass(frozen=True)
-class Encoder:
+class EncoderExport:
     """One of the two models: how to build it, its inputs, and its verification against PyTorch."""
 
     name: str
@@ -58,7 +58,7 @@ class Encoder:
     """Format string of the error."""
 
 
-def is_current(encoder: Encoder, checkpoint: Checkpoint, folder: Path, runtime: Runtime) -> bool:
+def is_current(encoder: EncoderExport, checkpoint: Checkpoint, folder: Path, runtime: Runtime) -> bool:
     """Whether the model folder already holds this checkpoint's encoder."""
     version = folder / VERSION
     try:
@@ -69,7 +69,7 @@ def is_current(encoder: Encoder, checkpoint: Checkpoint, folder: Path, runtime: 
 
 
 def export_encoder(
-    encoder: Encoder, checkpoint: Checkpoint, folder: Path, runtime: Runtime, progress: Progress
+    encoder: EncoderExport, checkpoint: Checkpoint, folder: Path, runtime: Runtime, progress: Progress
 ) -> list[str]:
     """Builds, verifies and only then installs the file; returns summary lines, the agreement with PyTorch first.
 
@@ -88,16 +88,16 @@ def export_encoder(
     return [encoder.agreement.format(error), *([str(engine)] if engine else [])]
 
 
-def graph(encoder: Encoder, module: nn.Module) -> Graph:
+def graph(encoder: EncoderExport, module: nn.Module) -> OnnxGraph:
     """The encoder for one reference at a time."""
     example = encoder.inputs(9)
     sizes = [input_shapes(frames) for frames in (1, COMMON_FRAMES, MOST_FRAMES)]
     shapes = profile(*({name: shapes[name] for name in example} for shapes in sizes))
-    return Graph(module, example, [encoder.output], encoder.dynamic(), [shapes])
+    return OnnxGraph(module, example, [encoder.output], encoder.dynamic(), [shapes])
 
 
 def _verify(
-    encoder: Encoder, module: nn.Module, path: Path, candidate: Run, advance: Callable[[], None]
+    encoder: EncoderExport, module: nn.Module, path: Path, candidate: Run, advance: Callable[[], None]
 ) -> tuple[float, int]:
     """Returns the largest error and the size of the output; raises ExportError."""
     worst, size = 0.0, 0
@@ -115,7 +115,7 @@ def _verify(
     return worst, size
 
 
-def configured(encoder: Encoder, runtime: Runtime, name: str, size: int) -> str:
+def configured(encoder: EncoderExport, runtime: Runtime, name: str, size: int) -> str:
     """Text of config.pbtxt: the model's part, then the runtime's."""
     model, served = ((MODELS / f"{part}.pbtxt").read_text(encoding="utf-8") for part in (encoder.name, runtime.name))
     named = model.replace(f'name: "{encoder.name}"', f'name: "{name}"', 1)
@@ -139,7 +139,7 @@ def _audio(frames: int) -> Arrays:
     return {encoders.AUDIO: audio.reshape(shape), encoders.NUM_SAMPLES: np.array([[count]], np.int32)}
 
 
-SPEAKER_ENCODER = Encoder(
+SPEAKER_ENCODER = EncoderExport(
     name=encoders.SPEAKER_ENCODER,
     output=encoders.X_VECTOR,
     load=SpeakerEncoder.from_checkpoint,
@@ -150,7 +150,7 @@ SPEAKER_ENCODER = Encoder(
     limit=X_VECTOR_ERROR,
     agreement="max error {:.1e}",
 )
-CODEC_ENCODER = Encoder(
+CODEC_ENCODER = EncoderExport(
     name=encoders.CODEC_ENCODER,
     output=encoders.CODES,
     load=CodecEncoder.from_checkpoint,

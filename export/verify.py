@@ -19,7 +19,7 @@ from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, split_frame
 
 # (codes int32 [B, T, 16], state fp32 [B, S], history int32 [B, 1]) -> (waveform fp32 [B, 1920 T], next state [B, S]) on
 # any devices; the caller owns the results.
-Step = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+StepFunction = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 ALL_BATCHES = tuple(range(1, MAX_BATCH + 1))
 # If all take too long: the smallest, and both sides of powers of two, where kernels change.
@@ -66,7 +66,7 @@ class Verification:
     def __init__(
         self,
         step: CodecStep,
-        candidate: Step,
+        candidate: StepFunction,
         batches: Sequence[int] | None = None,
         utterance: int = SHORT_UTTERANCE,
         seed: int = 0,
@@ -112,7 +112,7 @@ class Verification:
         waveform, state = actual
         return agreement.worst(compare_step((waveform[first], state[first]), (waveform[repeated], state[repeated])))
 
-    def _decode(self, step: Step, codes: Tensor, chunks: Sequence[int]) -> Tensor:
+    def _decode(self, step: StepFunction, codes: Tensor, chunks: Sequence[int]) -> Tensor:
         """The waveform [1, samples] of codes [1, frames, 16] from a cold start, cycling through these chunk lengths."""
         waveforms, start, state = [], 0, self.reference.cold(1)
         for longest in cycle(chunks):

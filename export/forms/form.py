@@ -10,7 +10,7 @@ import torch
 from export.agreement import Agreement
 from export.forms.graph import ONNX_RUNTIME, Runtime
 from export.modules.codec import CodecStep
-from export.verify import SHORT_UTTERANCE, Step
+from export.verify import SHORT_UTTERANCE, StepFunction
 from qwen3_tts_engine.checkpoint.manifest import EngineFacts, FormName
 
 
@@ -24,7 +24,7 @@ class Form:
     opset: int | None
     limit: Agreement
     build: Callable[[CodecStep, Path], EngineFacts | None]
-    load: Callable[[Path], Step]
+    load: Callable[[Path], StepFunction]
     weights_dtype: torch.dtype = torch.float32
     """Dtype of the step passed to `build`."""
     encoders: Runtime = ONNX_RUNTIME

@@ -22,7 +22,7 @@ Run = Callable[[Arrays], Arrays]
 
 
 @dataclass(frozen=True)
-class Graph:
+class OnnxGraph:
     """A module with the names of its inputs and outputs, and its supported shapes."""
 
     module: nn.Module
@@ -60,7 +60,7 @@ class Runtime:
     name: FormName
     filename: str
     opset: int
-    make: Callable[[Graph, Path], EngineFacts | None]
+    make: Callable[[OnnxGraph, Path], EngineFacts | None]
     load: Callable[[Path], Run]
 
 
@@ -75,4 +75,4 @@ def _load(path: Path) -> Run:
     return run
 
 
-ONNX_RUNTIME = Runtime("onnx", "model.onnx", OPSET, make=Graph.write, load=_load)
+ONNX_RUNTIME = Runtime("onnx", "model.onnx", OPSET, make=OnnxGraph.write, load=_load)

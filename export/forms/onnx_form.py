@@ -13,7 +13,7 @@ from torch.export import Dim
 
 from export.agreement import Agreement
 from export.forms.form import Form
-from export.forms.graph import ONNX_RUNTIME, Graph, Run, Runtime
+from export.forms.graph import ONNX_RUNTIME, OnnxGraph, Run, Runtime
 from export.modules.codec import CodecStep
 from export.profiles import Profile, profile
 from qwen3_tts_engine.checkpoint.manifest import EngineFacts
@@ -35,7 +35,7 @@ NUMPY = {torch.float32: np.float32, torch.float16: np.float16}
 
 
 @dataclass(frozen=True)
-class GraphStep:
+class OnnxStep:
     """A loaded graph in FP32 as a step (verify.Step)."""
 
     run: Run
@@ -53,17 +53,17 @@ def graph_form(runtime: Runtime, **options: Any) -> Form:
         filename=runtime.filename,
         opset=runtime.opset,
         build=partial(_build, runtime),
-        load=lambda path: GraphStep(runtime.load(path)),
+        load=lambda path: OnnxStep(runtime.load(path)),
         **options,
     )
 
 
-def graph(step: CodecStep) -> Graph:
+def graph(step: CodecStep) -> OnnxGraph:
     """The step for any batch and any chunk length."""
     shapes = input_shapes(2, 3, step.state_size)
     dtypes = {CODES: np.int32, STATE: NUMPY[step.dtype], HISTORY: np.int32}
     rows, frames = Dim("batch", min=1, max=MAX_BATCH), Dim("frames", min=1, max=MAX_FRAMES)
-    return Graph(
+    return OnnxGraph(
         step,
         example={name: np.zeros(shape, dtypes[name]) for name, shape in shapes.items()},
         outputs=[WAVEFORM, STATE_OUT],
@@ -103,7 +103,7 @@ def _make_state_dynamic(path: Path) -> None:
     onnx.save(model, path)
 
 
-def _write(graph: Graph, path: Path) -> None:
+def _write(graph: OnnxGraph, path: Path) -> None:
     graph.write(path)
     _make_state_dynamic(path)
 

@@ -16,7 +16,7 @@ from export.forms.form import Form
 from export.modules.codec import CodecStep
 from export.modules.codec_layers import CausalConv, ConvNeXt, DecoderBlock, Linear, ResidualUnit, SnakeBeta, Upsample
 from export.modules.codec_transformer import Layer, RmsNorm
-from export.verify import Step
+from export.verify import StepFunction
 from qwen3_tts_engine.checkpoint.configs import CONV_KERNEL, PRE_CONV_KERNEL, RESIDUAL_DILATIONS, CodecDecoderConfig
 from qwen3_tts_engine.codec.contract import max_history, state_layout, terms
 
@@ -145,13 +145,13 @@ def build(step: CodecStep, path: Path) -> None:
     save_file({name: t.contiguous() for name, t in tensors.items()}, path, step_config(step.config).to_metadata())
 
 
-def load(path: Path) -> Step:
+def load(path: Path) -> StepFunction:
     """The file as it is served: kernels and graphs on a GPU, FP32 arithmetic without one."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     return as_step(startup.make_runner(startup.load_weights(path, device), device))
 
 
-def as_step(runner: startup.StepRunner) -> Step:
+def as_step(runner: startup.StepRunner) -> StepFunction:
     """The runner as called for a request, but with FP32 states."""
     dtype = runner.step.weights.codebooks.dtype
 

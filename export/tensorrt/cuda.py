@@ -102,7 +102,7 @@ class Buffer:
         self._call("cuMemFree_v2", c_uint64(self.address))
 
 
-class Stream:
+class CudaStream:
     def __init__(self, device: Device) -> None:
         self._call = device.call
         handle = c_void_p()

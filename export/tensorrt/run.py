@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Protocol
 
 from export.profiles import Shapes, describe
 from export.tensorrt.api import TensorRtError, import_tensorrt, take_standard_output
-from export.tensorrt.cuda import Buffer, CudaError, Device, Stream
+from export.tensorrt.cuda import Buffer, CudaError, CudaStream, Device
 from export.tensorrt.engine import Engine
 
 WARM_UP = 3
@@ -32,7 +32,7 @@ WARM_UP = 3
 ALIGNMENT = 256
 
 
-class Runner(Protocol):
+class PlanRunner(Protocol):
     """Executes requests; raises TensorRtError and CudaError."""
 
     dtypes: dict[str, str]
@@ -56,7 +56,7 @@ class Plan:
 
     def __init__(self, path: Path) -> None:
         self._device = Device()
-        self._stream = Stream(self._device)
+        self._stream = CudaStream(self._device)
         self._engine = Engine(import_tensorrt(), path, self._device.name, self._stream.handle)
         self._stream.synchronize()
         self.dtypes, self.dims = self._engine.dtypes, self._engine.dims
@@ -130,7 +130,7 @@ class Plan:
         return self._buffers[name]
 
 
-def serve(plan: Runner, requests: BinaryIO, replies: BinaryIO) -> None:
+def serve(plan: PlanRunner, requests: BinaryIO, replies: BinaryIO) -> None:
     """Sends the plan's types and shapes, then replies to requests until end of file."""
     _write(replies, {"dtypes": plan.dtypes, "dims": plan.dims}, [])
     while line := requests.readline():
@@ -143,7 +143,7 @@ def serve(plan: Runner, requests: BinaryIO, replies: BinaryIO) -> None:
         _write(replies, reply, payload)
 
 
-def _execute(plan: Runner, request: dict[str, Any], data: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+def _execute(plan: PlanRunner, request: dict[str, Any], data: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
     if "time" in request:
         return {"microseconds": plan.microseconds(request["time"], request["repeats"])}, []
     if "share" in request:

@@ -25,7 +25,7 @@ class Buffer:
     def free(self) -> None: ...
 
 
-class Stream:
+class CudaStream:
     handle = 1
 
     def __init__(self, device: Device) -> None: ...

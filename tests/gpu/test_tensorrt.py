@@ -16,7 +16,7 @@ import torch
 from rich.progress import Progress
 
 from export.code2wav import Exported, export, is_current
-from export.encoders import CODEC_ENCODER, COMMON_FRAMES, MOST_FRAMES, SPEAKER_ENCODER, Encoder, export_encoder
+from export.encoders import CODEC_ENCODER, COMMON_FRAMES, MOST_FRAMES, SPEAKER_ENCODER, EncoderExport, export_encoder
 from export.encoders import is_current as is_encoder_current
 from export.forms.form import Form
 from export.forms.tensorrt_form import tensorrt_form
@@ -112,9 +112,9 @@ def test_stand_in_gives_what_the_verified_plan_gives(
 @pytest.fixture(scope="module", params=[SPEAKER_ENCODER, CODEC_ENCODER], ids=lambda encoder: encoder.name)
 def encoder_plan(
     request: pytest.FixtureRequest, checkpoint_of: CheckpointOf, repository: Path, settings: TensorRtSettings
-) -> tuple[Encoder, Path]:
+) -> tuple[EncoderExport, Path]:
     """An encoder, and the version folder of its plan, which export has found to agree with PyTorch."""
-    encoder: Encoder = request.param
+    encoder: EncoderExport = request.param
     folder, checkpoint = repository / encoder.name, Checkpoint.open(str(checkpoint_of("base")))
     with Progress(disable=True) as progress:
         print(export_encoder(encoder, checkpoint, folder, tensorrt(settings), progress))
@@ -122,14 +122,14 @@ def encoder_plan(
     return encoder, folder / "1"
 
 
-def test_encoder_plan_fits_this_machine(encoder_plan: tuple[Encoder, Path]) -> None:
+def test_encoder_plan_fits_this_machine(encoder_plan: tuple[EncoderExport, Path]) -> None:
     _, folder = encoder_plan
     needed = [encoders.input_shapes(MOST_FRAMES)]
     check_plan(folder, EncoderManifest.read(folder), torch.device("cuda", 0), needed)
 
 
 def test_stand_in_gives_what_the_verified_encoder_plan_gives(
-    encoder_plan: tuple[Encoder, Path], settings: TensorRtSettings, stand_in: ModuleType
+    encoder_plan: tuple[EncoderExport, Path], settings: TensorRtSettings, stand_in: ModuleType
 ) -> None:
     encoder, folder = encoder_plan
     path = folder / "model.plan"

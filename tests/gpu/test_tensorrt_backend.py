@@ -19,7 +19,7 @@ from export.forms.form import Form
 from export.forms.tensorrt_form import tensorrt_form
 from export.modules.codec import CodecStep
 from export.tensorrt.process import TENSORRT_PYTHON, TensorRtSettings
-from export.verify import Outcome, Step, Verification, failures, worst
+from export.verify import Outcome, StepFunction, Verification, failures, worst
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.contract import CODES, HISTORY, MAX_BATCH, MAX_FRAMES, STATE, STATE_OUT, WAVEFORM
 from scripts.embedded.server import LIBRARIES, ServerError, find_library
@@ -75,7 +75,7 @@ def test_calls_of_all_shapes_at_once_agree_with_pytorch(codec: Codec, checkpoint
     assert [failures(each, form.limit) for each in found] == [""] * CALLERS
 
 
-def step_of(codec: Codec) -> Step:
+def step_of(codec: Codec) -> StepFunction:
     dtype = codec.request()[STATE].dtype
 
     def step(*inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from tests.oracle.reference import reference_codec
 
 FRAMES = 160  # more than twice the attention window
 TOLERANCE = 1e-4
-Step = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+StepFunction = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def cold(step: CodecStep, rows: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def decode(step: Step, codes: Tensor, chunks: list[int], state: Tensor, history: Tensor, window: int) -> Tensor:
+def decode(step: StepFunction, codes: Tensor, chunks: list[int], state: Tensor, history: Tensor, window: int) -> Tensor:
     """The waveform of `codes` in chunks of these lengths, as long as they reach."""
     waveforms, start = [], 0
     for frames in chunks:

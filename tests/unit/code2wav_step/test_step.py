@@ -118,7 +118,10 @@ def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model\.safetensors: missing; `python -m export --form python`"):
         startup.load_weights(path, CPU)
     save_file({"x": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match=r"model\.safetensors: not an exported code2wav step of this version: .*; run `python -m export` again"):
+    with pytest.raises(
+        ValueError,
+        match=r"model\.safetensors: not an exported code2wav step of this version: .*; run `python -m export` again",
+    ):
         startup.load_weights(path, CPU)
 
 

@@ -16,8 +16,16 @@ from tritonclient.grpc import model_config_pb2
 from typer.testing import CliRunner
 
 import export.__main__ as cli
-from export.encoders import CODEC_ENCODER, MOST_FRAMES, SPEAKER_ENCODER, Encoder, export_encoder, graph, is_current
-from export.forms.graph import ONNX_RUNTIME, Graph, Runtime
+from export.encoders import (
+    CODEC_ENCODER,
+    MOST_FRAMES,
+    SPEAKER_ENCODER,
+    EncoderExport,
+    export_encoder,
+    graph,
+    is_current,
+)
+from export.forms.graph import ONNX_RUNTIME, OnnxGraph, Runtime
 from export.forms.onnx_opset import to_opset_17
 from export.forms.tensorrt_plan import build, tensorrt
 from export.model_folder import ExportError
@@ -38,7 +46,7 @@ ENCODERS = (SPEAKER_ENCODER, CODEC_ENCODER)
 SIZES: tuple[Size, ...] = ("tiny", "1.7b")
 
 
-def synthetic(encoder: Encoder, size: Size) -> nn.Module:
+def synthetic(encoder: EncoderExport, size: Size) -> nn.Module:
     def tensors(shapes: Any) -> dict[str, torch.Tensor]:
         return {name: initial(name, shape, 0, torch.device("cpu")) for name, shape in shapes.items()}
 
@@ -52,7 +60,9 @@ def synthetic(encoder: Encoder, size: Size) -> nn.Module:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: encoder.name)
-def test_tensorrt_for_rtx_builds_for_references_of_any_length(encoder: Encoder, size: Size, tmp_path: Path) -> None:
+def test_tensorrt_for_rtx_builds_for_references_of_any_length(
+    encoder: EncoderExport, size: Size, tmp_path: Path
+) -> None:
     pytest.importorskip("tensorrt_rtx_bindings", reason="the extra tensorrt-rtx")
     module, plan = synthetic(encoder, size), tmp_path / "model.plan"
     engine = build(TensorRtSettings(cache=tmp_path), graph(encoder, module), plan)
@@ -73,7 +83,7 @@ def test_tensorrt_for_rtx_builds_for_references_of_any_length(encoder: Encoder, 
 
 
 @pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: encoder.name)
-def test_opset_17_says_the_same(encoder: Encoder, tiny_base_models: Path, tmp_path: Path) -> None:
+def test_opset_17_says_the_same(encoder: EncoderExport, tiny_base_models: Path, tmp_path: Path) -> None:
     exported, portable = tiny_base_models / encoder.name / "1" / "model.onnx", tmp_path / "17.onnx"
     shutil.copy(exported, portable)
     to_opset_17(portable)
@@ -96,22 +106,22 @@ def checkpoint(checkpoint_of: CheckpointOf) -> Checkpoint:
 def runtime(fake_tensorrt: TensorRtSettings, tiny_base_models: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
     """TensorRT's, for graphs that were exported before."""
 
-    def write(graph: Graph, path: Path) -> None:
+    def write(graph: OnnxGraph, path: Path) -> None:
         encoder = SPEAKER_ENCODER if isinstance(graph.module, SpeakerEncoder) else CODEC_ENCODER
         shutil.copy(tiny_base_models / encoder.name / "1" / "model.onnx", path)
 
-    monkeypatch.setattr(Graph, "write", write)
+    monkeypatch.setattr(OnnxGraph, "write", write)
     return tensorrt(fake_tensorrt)
 
 
-def export_plan(encoder: Encoder, checkpoint: Checkpoint, folder: Path, runtime: Runtime) -> list[str]:
+def export_plan(encoder: EncoderExport, checkpoint: Checkpoint, folder: Path, runtime: Runtime) -> list[str]:
     with Progress(disable=True) as progress:
         return export_encoder(encoder, checkpoint, folder, runtime, progress)
 
 
 @pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: encoder.name)
 def test_verified_plan_is_put_in_place_with_its_facts(
-    encoder: Encoder, checkpoint: Checkpoint, runtime: Runtime, tmp_path: Path
+    encoder: EncoderExport, checkpoint: Checkpoint, runtime: Runtime, tmp_path: Path
 ) -> None:
     folder = tmp_path / "models" / f"{encoder.name}_large"
     agreement, facts = export_plan(encoder, checkpoint, folder, runtime)
@@ -135,7 +145,7 @@ def test_verified_plan_is_put_in_place_with_its_facts(
     [("wrong", ExportError, "differs from PyTorch for 1 frames"), ("crash", PlanError, "exit code 3")],
 )
 def test_plan_that_does_not_agree_is_deleted(
-    encoder: Encoder, spoil: str, error: type[Exception], message: str, checkpoint: Checkpoint, runtime: Runtime,
+    encoder: EncoderExport, spoil: str, error: type[Exception], message: str, checkpoint: Checkpoint, runtime: Runtime,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     folder = tmp_path / encoder.name

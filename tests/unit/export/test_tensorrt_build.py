@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from export.forms import tensorrt_plan
-from export.forms.graph import Graph
+from export.forms.graph import OnnxGraph
 from export.forms.onnx_form import graph
 from export.forms.tensorrt_form import tensorrt_form
 from export.forms.tensorrt_plan import build
@@ -65,7 +65,7 @@ def test_plan_that_cannot_be_run_is_not_verified(tmp_path: Path) -> None:
 def test_tensorrt_that_needs_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tensorrt.py").write_text("__version__ = '10.14.1.48'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(Graph, "write", lambda graph, path: path.touch())
+    monkeypatch.setattr(OnnxGraph, "write", lambda graph, path: path.touch())
     monkeypatch.setattr(tensorrt_plan, "to_opset_17", lambda path: None)
     with pytest.raises(PlanError, match=r"tensorrt 10\.14\.1\.48 requires a GPU to build; TensorRT for RTX does not"):
         build(TensorRtSettings(cache=tmp_path), graph(half_step("tiny")), tmp_path / "model.plan")

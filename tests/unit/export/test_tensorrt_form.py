@@ -19,7 +19,7 @@ import export.__main__ as cli
 from export.code2wav import Exported, export, is_current
 from export.forms import onnx_form
 from export.forms.form import Form
-from export.forms.graph import Graph
+from export.forms.graph import OnnxGraph
 from export.forms.onnx_form import ONNX, plan_profiles
 from export.forms.onnx_opset import to_opset_17
 from export.forms.tensorrt_form import tensorrt_form
@@ -46,12 +46,12 @@ def half_graph(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(autouse=True)
 def _export_once(half_graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(graph: Graph, path: Path) -> None:
+    def write(graph: OnnxGraph, path: Path) -> None:
         assert isinstance(graph.module, CodecStep)
         assert graph.module.dtype == torch.float16
         shutil.copy(half_graph, path)
 
-    monkeypatch.setattr(Graph, "write", write)
+    monkeypatch.setattr(OnnxGraph, "write", write)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def install(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", tensorrt_module(version))
     monkeypatch.setattr(tensorrt_build, "find_device", host_cuda.Device)
-    for name in ("Device", "Buffer", "Stream"):
+    for name in ("Device", "Buffer", "CudaStream"):
         monkeypatch.setattr(tensorrt_run, name, getattr(host_cuda, name))
 
 

@@ -13,7 +13,16 @@ from export.agreement import Agreement, compare, compare_utterance
 from export.forms.onnx_form import ONNX
 from export.modules.codec import CodecStep
 from export.reference import AGES, Reference
-from export.verify import ALL_BATCHES, SOME_BATCHES, Outcome, Step, Verification, affordable_batches, failures, worst
+from export.verify import (
+    ALL_BATCHES,
+    SOME_BATCHES,
+    Outcome,
+    StepFunction,
+    Verification,
+    affordable_batches,
+    failures,
+    worst,
+)
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, max_history, split_frames
@@ -36,7 +45,7 @@ class Hum(nn.Module):
         return samples + before, samples[:, -1:].repeat(1, self.state_size)
 
 
-def verification(candidate: Step, batches: tuple[int, ...] | None = ALL_BATCHES) -> Verification:
+def verification(candidate: StepFunction, batches: tuple[int, ...] | None = ALL_BATCHES) -> Verification:
     return Verification(Hum(), candidate, batches)  # type: ignore[arg-type]
 
 

@@ -73,7 +73,9 @@ class StepConfig:
                 fields[name] = tuple(fields[name])
             return cls(**fields)
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not an exported code2wav step of this version: {error!r}; run `python -m export` again") from None
+            raise ValueError(
+                f"not an exported code2wav step of this version: {error!r}; run `python -m export` again"
+            ) from None
 
     def to_metadata(self) -> dict[str, str]:
         return {METADATA: json.dumps(asdict(self))}
