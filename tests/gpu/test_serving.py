@@ -1,4 +1,4 @@
-"""Talker and codec on the GPU through a real tritonserver."""
+"""Talker and codec on the GPU, through a real tritonserver."""
 
 import re
 import shutil
@@ -48,7 +48,7 @@ def serving(repository: Path, folder: Path, checkpoint: Path, **settings: str) -
 
 @pytest.fixture
 def endless_checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Path:
-    """Its speech never ends: the end's logit is 0, and the 50 that a frame is drawn from are above it."""
+    """A checkpoint whose utterances never end: the end token's logit is 0, below the top 50."""
     copy = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
     tensors = load_file(copy / WEIGHTS)
     tensors["talker.codec_head.weight"][CODEC_IDS["codec_eos_token_id"]] = 0
@@ -63,7 +63,7 @@ def caller(repository: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.Tem
 
 
 def assert_same_speech(found: Received, expected: Received) -> None:
-    """But for the rounding of kernels that a batch of another size takes."""
+    """Equal up to rounding, as kernels differ by batch size."""
     assert (found.error, expected.error) == (None, None)
     assert len(found.samples) == len(expected.samples)
     difference = np.abs(found.samples.astype(np.int32) - expected.samples)
@@ -86,14 +86,16 @@ def test_equal_seeds_give_equal_speech_beside_other_streams(
             assert_same_speech(received, alone)
 
 
-def test_states_that_travel_give_the_speech_of_states_that_stay(
+def test_shared_and_copied_codec_states_give_the_same_speech(
     caller: Caller, repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     with serving(repository, tmp_path, tiny_checkpoint, QWEN3_TTS_SHARED_CODEC_STATES="off") as other:
         assert_same_speech(other.speak(seed=7, max_frames=FRAMES), caller.speak(seed=7, max_frames=FRAMES))
 
 
-def test_a_cancelled_stream_makes_room_at_once(repository: Path, endless_checkpoint: Path, tmp_path: Path) -> None:
+def test_cancelled_stream_frees_its_slot_within_200_ms(
+    repository: Path, endless_checkpoint: Path, tmp_path: Path
+) -> None:
     with serving(repository, tmp_path, endless_checkpoint) as caller:
         cancel_one_of_many(caller)
 
@@ -115,7 +117,7 @@ def cancel_one_of_many(caller: Caller) -> None:
     running[3].close()  # type: ignore[attr-defined]
     waiting.join()
     milliseconds = (first_audio[0] - cancelled) / 1e6
-    print(f"first audio of who waited: {milliseconds:.1f} ms after the cancel")
+    print(f"first audio of the waiting request: {milliseconds:.1f} ms after the cancel")
     assert 0 < milliseconds < 200
     for stream in running:
         stream.close()  # type: ignore[attr-defined]
@@ -126,13 +128,13 @@ def cancel_one_of_many(caller: Caller) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
-def test_the_second_device_speaks_as_the_first_does(
+def test_second_device_gives_the_same_speech(
     caller: Caller, repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     moved = shutil.copytree(repository, tmp_path / "model_repository")
     for config in (moved / "qwen3_tts" / "config.pbtxt", moved / "code2wav" / "configs" / "python.pbtxt"):
         groups = re.sub(r"^instance_group .*$", ON_SECOND_DEVICE, config.read_text(), flags=re.MULTILINE)
         config.write_text(groups)
-    with serving(moved, tmp_path, tiny_checkpoint, CUDA_VISIBLE_DEVICES="0,1") as caller:
+    with serving(moved, tmp_path, tiny_checkpoint, CUDA_VISIBLE_DEVICES="0,1") as second:
         for seed in range(STREAMS):
-            assert_same_speech(caller.speak(seed=seed, max_frames=FRAMES), caller.speak(seed=seed, max_frames=FRAMES))
+            assert_same_speech(second.speak(seed=seed, max_frames=FRAMES), caller.speak(seed=seed, max_frames=FRAMES))
