@@ -1,4 +1,4 @@
-"""code2wav served by itself, and calls to it."""
+"""Serves code2wav alone, and calls it."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,13 +26,13 @@ ANSWER_SECONDS = 120
 
 @dataclass(frozen=True)
 class Codec:
-    """A caller of the model; calls that are sent at once may share a batch."""
+    """Calls the model; concurrent calls may share a batch."""
 
     client: InferenceServerClient
     manifest: CodecManifest
 
     def request(self, rows: int = 1, frames: int = 2, **change: NDArray) -> Tensors:
-        """Streams that begin, all codes 7."""
+        """A request for new streams, all codes 7."""
         dtypes = {CODES: np.int32, STATE: STATE_DTYPES[self.manifest.state_dtype], HISTORY: np.int32}
         shapes = input_shapes(rows, frames, self.manifest.state_size)
         tensors = {name: np.zeros(shape, dtypes[name]) for name, shape in shapes.items()}
@@ -40,7 +40,7 @@ class Codec:
         return tensors | change
 
     def send(self, request: Tensors, shapes: Mapping[str, Sequence[int]] = MappingProxyType({})) -> Future[Tensors]:
-        """`shapes` are said in place of the arrays' own. The future raises InferenceServerException."""
+        """`shapes` override the shapes of the arrays. The future raises InferenceServerException."""
         inputs = []
         for name, array in request.items():
             inputs.append(InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
@@ -60,12 +60,12 @@ class Codec:
         """Raises InferenceServerException."""
         return self.send(request).result(ANSWER_SECONDS)
 
-    def call_at_once(self, requests: Sequence[Tensors]) -> list[Tensors]:
-        """Raises InferenceServerException when a call fails."""
+    def call_concurrently(self, requests: Sequence[Tensors]) -> list[Tensors]:
+        """Raises InferenceServerException if a call fails."""
         return [future.result(ANSWER_SECONDS) for future in [self.send(request) for request in requests]]
 
     def batches(self) -> Counter[int]:
-        """How often the server has run a batch of so many rows."""
+        """Number of executed batches by row count."""
         [statistics] = self.client.get_inference_statistics(MODEL_NAME).model_stats
         return Counter({batch.batch_size: batch.compute_infer.count for batch in statistics.batch_stats})
 

@@ -1,4 +1,4 @@
-"""Servers that tests share; each is started once."""
+"""Fixtures for servers shared between tests."""
 
 import signal
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from scripts.embedded.server import TritonServer
-from tests.e2e.serving import Voice, copy_repository, serve
+from tests.e2e.serving import Caller, copy_repository, serve
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> None:
-    """A suite that a shell started in the background ignores Ctrl-C, and so would every process that it starts."""
+    """Restores SIGINT handling, which a background shell disables and child processes inherit."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -23,7 +23,7 @@ def scripted_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def scripted_environment(tiny_checkpoint: Path) -> dict[str, str]:
-    # The scripted codec has no golden cases.
+    # The scripted codec has no golden cases to compare with.
     off = {"QWEN3_TTS_CODEC_PROOF_SECONDS": "0"}
     return {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint), "SCRIPTED_TICK_SECONDS": "0.01", **off}
 
@@ -37,6 +37,6 @@ def scripted(
 
 
 @pytest.fixture
-def voice(scripted: TritonServer) -> Iterator[Voice]:
-    with Voice(scripted) as voice:
-        yield voice
+def caller(scripted: TritonServer) -> Iterator[Caller]:
+    with Caller(scripted) as caller:
+        yield caller

@@ -1,4 +1,4 @@
-"""A real tritonserver for tests: on free ports, over a copy of the model repository, its log kept."""
+"""Starts a real tritonserver on free ports with a copy of the model repository, and calls it over gRPC."""
 
 import os
 import shutil
@@ -27,12 +27,12 @@ from scripts.embedded.server import BUILT, EXPLICIT, Ports, TritonServer, backen
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
 FAKES = ROOT / "tests" / "fakes" / "repository"
-# Names a folder that holds Triton's own backends, onnxruntime/libtriton_onnxruntime.so for example.
+# Environment variable: folder with Triton's own backends, for example onnxruntime/libtriton_onnxruntime.so.
 TRITON_BACKENDS = "QWEN3_TTS_TRITON_BACKENDS"
 
 
 def copy_repository(target: Path, fakes: bool) -> Path:
-    """The model repository in `target`; with `fakes`, the talker and the codec are the scripted ones."""
+    """Copies the model repository to `target`; `fakes` replaces talker and codec with scripted models."""
     shutil.copytree(REPOSITORY, target, ignore=shutil.ignore_patterns(*BUILT))
     if fakes:
         version = target / "qwen3_tts" / "1"
@@ -50,7 +50,7 @@ def serve(
     options: tuple[str, ...] = EXPLICIT,
     real_backends: Sequence[Path] = (),
 ) -> Iterator[TritonServer]:
-    """A ready server; its output is in `folder`/server.log."""
+    """Yields a ready server, which logs to `folder`/server.log."""
     folder.mkdir(parents=True, exist_ok=True)
     options = (*options, f"--backend-directory={backend_directory(folder / 'backends', real_backends)}")
     environment = {"PROJECT_ROOT": str(ROOT)} | environment
@@ -61,8 +61,8 @@ def serve(
         yield server
 
 
-def stub_of(server: TritonServer, model: str) -> int:
-    """The process of a Python model."""
+def stub_pid(server: TritonServer, model: str) -> int:
+    """Process id of the stub that runs a Python model."""
     children = Path(f"/proc/{server.pid}/task").glob("*/children")
     for child in {int(child) for path in children for child in path.read_text().split()}:
         if f"/{model}/1/" in Path(f"/proc/{child}/cmdline").read_text():
@@ -71,15 +71,15 @@ def stub_of(server: TritonServer, model: str) -> int:
 
 
 def real_backend(name: str) -> Path:
-    """The folder of Triton's own backend; skips the test where the environment does not say where it is."""
+    """The folder of Triton's own backend; skips the test if the environment variable is not set."""
     if TRITON_BACKENDS not in os.environ:
         pytest.skip(f"{TRITON_BACKENDS} names no folder with Triton's own backends")
     return Path(os.environ[TRITON_BACKENDS]) / name
 
 
 @dataclass
-class Heard:
-    """What one request brought; times in perf_counter_ns."""
+class Received:
+    """The responses to one request; times in perf_counter_ns."""
 
     sent: int = field(default_factory=time.perf_counter_ns)
     pcm: list[np.ndarray] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Heard:
         return np.concatenate(self.pcm) if self.pcm else np.empty(0, np.int16)
 
 
-class Voice:
+class Caller:
     """A gRPC caller of one server."""
 
     def __init__(self, server: TritonServer) -> None:
@@ -99,39 +99,39 @@ class Voice:
         self.channel = grpc.insecure_channel(f"localhost:{server.ports.grpc}")
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
-    def __enter__(self) -> "Voice":
+    def __enter__(self) -> "Caller":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.channel.close()
 
     def stream(self, text: str = "Hello.", speaker: str | None = "ryan", **fields: Any) -> Iterator[Any]:
-        """(arrival, chunk) of one request; raises SpeechError."""
+        """Yields (arrival, chunk) for one request; raises SpeechError."""
         return speak(self.stub, [encode(SpeechRequest(text, speaker=speaker, **fields))], Timeouts(120, 60))
 
-    def hear(self, text: str = "Hello.", **fields: Any) -> Heard:
-        heard = Heard()
+    def speak(self, text: str = "Hello.", **fields: Any) -> Received:
+        received = Received()
         try:
             for arrival, chunk in self.stream(text, **fields):
-                heard.pcm.append(chunk.pcm)
-                heard.arrivals.append(arrival)
+                received.pcm.append(chunk.pcm)
+                received.arrivals.append(arrival)
         except SpeechError as error:
-            heard.error = str(error)
-        return heard
+            received.error = str(error)
+        return received
 
     def operate(self, operation: str, voice: str | None = None, **fields: Any) -> list[dict[str, Any]]:
-        """The voices that the answer names; raises SpeechError."""
+        """Returns the voices in the response; raises SpeechError."""
         request = SpeechRequest("", operation=operation, voice=voice, **fields)
         with Server(f"localhost:{self.server.ports.grpc}", "qwen3_tts") as server:
             return operate(server, request, 60)
 
     def raw(self, **inputs: tuple[str, list[int], bytes]) -> str:
-        """Send tensors as they are given (data type, shape, bytes); returns the error message."""
+        """Sends tensors (data type, shape, bytes) without validation; returns the error message."""
         message = service_pb2.ModelInferRequest(model_name="qwen3_tts")
         for name, (datatype, shape, content) in inputs.items():
             message.inputs.add(name=name, datatype=datatype, shape=shape)
             message.raw_input_contents.append(content)
-        # To the stream's end: a server that is stopped with a stream still open waits for its exit timeout.
+        # Read to the end: an open stream delays server shutdown until the exit timeout.
         [response] = self.stub.ModelStreamInfer(iter([message]), timeout=30)
         return str(response.error_message)
 
@@ -139,7 +139,7 @@ class Voice:
         return bool(self.stub.ModelReady(service_pb2.ModelReadyRequest(name=model)).ready)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples with these labels."""
+        """Returns the sum of a metric's samples with these labels."""
         with urllib.request.urlopen(f"http://localhost:{self.server.ports.metrics}/metrics") as page:
             families = list(text_string_to_metric_families(page.read().decode()))
         samples = [s for family in families for s in family.samples if s.name == name]
@@ -150,5 +150,5 @@ class Voice:
 def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
+        assert time.monotonic() < deadline, f"the condition was not met within {seconds:g} s"
         time.sleep(0.05)

@@ -1,11 +1,11 @@
-"""What a caller did wrong is said with the field, the value and what is allowed, and the server goes on."""
+"""Invalid requests fail with the field, its value and the allowed values; the server keeps serving."""
 
 import struct
 from typing import Any
 
 import pytest
 
-from tests.e2e.serving import Voice, eventually
+from tests.e2e.serving import Caller, eventually
 
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"text": ""}, "INVALID_ARG: text: '': must hold something besides white space"),
@@ -33,11 +33,13 @@ CASES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "message"), CASES, ids=[f"{next(iter(f))}-{i}" for i, (f, _) in enumerate(CASES)])
-def test_refused_with_a_reason(voice: Voice, fields: dict[str, Any], message: str) -> None:
-    heard = voice.hear(**fields)
-    assert heard.pcm == []
-    assert heard.error is not None
-    assert message in heard.error
+def test_invalid_field_is_rejected_with_the_allowed_values(
+    caller: Caller, fields: dict[str, Any], message: str
+) -> None:
+    received = caller.speak(**fields)
+    assert received.pcm == []
+    assert received.error is not None
+    assert message in received.error
 
 
 TEXT = ("BYTES", [1], struct.pack("<I", 1) + b"x")
@@ -57,15 +59,15 @@ SPEAKER = ("BYTES", [1], struct.pack("<I", 4) + b"ryan")
     ],
     ids=["dtype-of-text", "dtype-of-top_k", "shape", "unknown-input", "no-text", "not-utf-8"],
 )  # fmt: skip
-def test_malformed_tensors_are_refused(voice: Voice, inputs: dict[str, Any], message: str) -> None:
-    assert message in voice.raw(**inputs)
+def test_malformed_tensor_is_rejected(caller: Caller, inputs: dict[str, Any], message: str) -> None:
+    assert message in caller.raw(**inputs)
 
 
-def test_the_server_goes_on(voice: Voice) -> None:
-    invalid = voice.metric("qwen3_tts_requests_total", outcome="invalid")
-    assert voice.hear(text="").error
-    heard = voice.hear(seed=1, max_frames=9)
-    assert heard.error is None
-    assert len(heard.samples) == 9 * 1920
-    eventually(lambda: voice.metric("qwen3_tts_requests_running") == 0)
-    eventually(lambda: voice.metric("qwen3_tts_requests_total", outcome="invalid") > invalid)
+def test_request_after_an_invalid_one_succeeds(caller: Caller) -> None:
+    invalid = caller.metric("qwen3_tts_requests_total", outcome="invalid")
+    assert caller.speak(text="").error
+    received = caller.speak(seed=1, max_frames=9)
+    assert received.error is None
+    assert len(received.samples) == 9 * 1920
+    eventually(lambda: caller.metric("qwen3_tts_requests_running") == 0)
+    eventually(lambda: caller.metric("qwen3_tts_requests_total", outcome="invalid") > invalid)

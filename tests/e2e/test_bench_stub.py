@@ -1,4 +1,4 @@
-"""`bench` against a server that speaks to a script."""
+"""`bench` against a stub server with scripted responses."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def wait_for_requests(folder: Path, count: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_sweep_of_both_loops_leaves_one_folder(
+def test_sweep_of_closed_and_open_loops_writes_one_record(
     bench: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--concurrency", "1,4", "--request-rate", "20", "--measurement-interval", "1000", "--stagger-ms", "100"]
@@ -89,21 +89,19 @@ def test_a_sweep_of_both_loops_leaves_one_folder(
     assert summary["target"] == run.header["target"]
 
 
-def test_injected_stalls_are_reproduced_within_2_ms(
-    bench: Callable[..., Run], stub: StubServer, tmp_path: Path
-) -> None:
+def test_injected_stalls_are_measured_within_2_ms(bench: Callable[..., Run], stub: StubServer, tmp_path: Path) -> None:
     stalls_ms = (0, 30, 49, 51, 99, 101, 199, 250)
     scripts = [{"chunks": [[20, 1], [20 + FRAME_MS + stall, 1]]} for stall in stalls_ms]
     stub.servicer.sent_ns.clear()
     run = bench("--prompt-file", prompt_file(tmp_path / "stalls.jsonl", *scripts), "--request-count", "40")
-    # One stream at a time: the stub sent two chunks for each, in the order of their sending.
+    # One stream at a time, two chunks each, so the send times are in order.
     sent = np.array(stub.servicer.sent_ns).reshape(-1, 2)
     timelines = sorted((record.timeline for record in run.requests), key=lambda timeline: timeline.sent_ns)
     served_ms = np.maximum(0, np.diff(sent)[:, 0] - FRAME_MS * MS) / MS
     seen_ms = np.array([metrics.played(timeline).largest_stall_ns for timeline in timelines]) / MS
     assert len(seen_ms) == len(served_ms) == 40
     assert np.percentile(np.abs(seen_ms - served_ms), 90) < 2
-    # What the script asks is what the bench says, where the machine did not get in between.
+    # Medians exclude delays that other load on the machine causes.
     by_script = defaultdict(list)
     for record in run.requests:
         by_script[record.prompt].append(metrics.played(record.timeline).largest_stall_ns / MS)
@@ -111,7 +109,7 @@ def test_injected_stalls_are_reproduced_within_2_ms(
     assert medians == pytest.approx(stalls_ms, abs=2)
 
 
-def test_the_summary_of_known_schedules(bench: Callable[..., Run], tmp_path: Path) -> None:
+def test_summary_matches_known_chunk_schedules(bench: Callable[..., Run], tmp_path: Path) -> None:
     scripts = [{"chunks": [[30, 1], [110 + stall, 2]], "silence_ms": 90} for stall in (0, 0, 70, 120)]
     run = bench("--prompt-file", prompt_file(tmp_path / "known.jsonl", *scripts), "--request-count", "20")
     (row,) = summarise(run)
@@ -121,11 +119,11 @@ def test_the_summary_of_known_schedules(bench: Callable[..., Run], tmp_path: Pat
     assert row["rebuffering"]["c200"] == pytest.approx(1, abs=0.1)
     assert row["first_chunk_ms"]["p50"] == FRAME_MS
     assert 30 <= row["ttfa_ms"]["p50"] < 35
-    # The onset window begins 80 ms into the audio.
+    # The first audible window starts 80 ms into the audio.
     assert 110 <= row["audible_ttfa_ms"]["p50"] < 150
 
 
-def test_several_workers_share_a_load(bench: Callable[..., Run]) -> None:
+def test_workers_split_the_requests_of_a_load(bench: Callable[..., Run]) -> None:
     run = bench(
         "--concurrency", "6", "--request-count", "25", "--workers", "2", "--text", "hello", "--stagger-ms", "50"
     )
@@ -134,7 +132,7 @@ def test_several_workers_share_a_load(bench: Callable[..., Run]) -> None:
     assert {client.worker for client in run.clients} == {0, 1}
 
 
-def test_the_same_seed_sends_the_same(bench: Callable[..., Run], stub: StubServer, tmp_path: Path) -> None:
+def test_equal_random_seeds_send_equal_requests(bench: Callable[..., Run], stub: StubServer, tmp_path: Path) -> None:
     def sent(name: str, seed: str) -> list[bytes]:
         stub.servicer.received.clear()
         flags = ["--request-count", "4", "--random-seed", seed, "--artifact-dir", str(tmp_path / name)]
@@ -147,7 +145,7 @@ def test_the_same_seed_sends_the_same(bench: Callable[..., Run], stub: StubServe
     assert sent("c", "2") != first
 
 
-def test_failures_are_recorded_and_counted(
+def test_failed_requests_are_recorded_with_outcome_and_error(
     bench: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripts: list[dict[str, object]] = [
@@ -175,13 +173,13 @@ def test_failures_are_recorded_and_counted(
     assert "1 x unavailable: UNAVAILABLE: 64 streams run" in capsys.readouterr().err
 
 
-def test_nothing_but_failures_is_a_failed_bench(bench: Callable[..., Run], tmp_path: Path) -> None:
+def test_run_without_successful_requests_exits_with_an_error(bench: Callable[..., Run], tmp_path: Path) -> None:
     file = prompt_file(tmp_path / "bad.jsonl", {"error": "UNAVAILABLE: full"})
     run = bench("--prompt-file", file, "--request-count", "3", code=ExitCode.REQUEST)
     assert len(run.requests) == 3
 
 
-def test_ctrl_c_keeps_what_was_measured(stub: StubServer, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_completed_records(stub: StubServer, tmp_path: Path) -> None:
     file = prompt_file(tmp_path / "long.jsonl", {"chunks": [[5, 1]]}, {"chunks": [[5, 1]], "hang": True})
     flags = ["--prompt-file", file, "--concurrency", "4,8", "--measurement-interval", "60000", "--workers", "2"]
     with start_bench(stub.url, tmp_path / "run", *flags) as process:
@@ -197,7 +195,7 @@ def test_ctrl_c_keeps_what_was_measured(stub: StubServer, tmp_path: Path) -> Non
     assert (tmp_path / "run" / "summary.json").exists()
 
 
-def test_a_killed_worker_is_reported_and_its_records_are_kept(stub: StubServer, tmp_path: Path) -> None:
+def test_killed_worker_is_reported_and_records_are_kept(stub: StubServer, tmp_path: Path) -> None:
     flags = ["--text", "hello", "--concurrency", "2", "--measurement-interval", "60000", "--workers", "2"]
     with start_bench(stub.url, tmp_path / "run", *flags, "--stagger-ms", "0") as process:
         wait_for_requests(tmp_path / "run", 4)
@@ -212,12 +210,12 @@ def test_a_killed_worker_is_reported_and_its_records_are_kept(stub: StubServer, 
     assert [load.interrupted for load in run.loads] == [True]
     (row,) = summarise(run)
     assert row["outcomes"]["ok"] >= 4
-    # The other worker was told to stop, and said what became of its stream.
+    # The other worker stops and records its stream as cancelled.
     assert row["outcomes"]["cancelled"] >= 1
     assert row["audio_throughput"] > 0
 
 
-def test_a_server_that_goes_away_ends_the_sweep(tmp_path: Path) -> None:
+def test_server_shutdown_ends_the_sweep(tmp_path: Path) -> None:
     with StubServer(frames=3) as server:
         flags = ["--text", "hello", "--concurrency", "1,2", "--measurement-interval", "1500"]
         process = start_bench(server.url, tmp_path / "run", *flags)
@@ -230,7 +228,7 @@ def test_a_server_that_goes_away_ends_the_sweep(tmp_path: Path) -> None:
     run = read_run(tmp_path / "run")
     outcomes = [record.timeline.outcome for record in run.requests]
     assert outcomes.count("ok") >= 2
-    # The pause after a failure: a dead server is not asked thousands of times.
+    # `bench` pauses after a failure, which limits the requests to a dead server.
     assert 1 <= outcomes.count("disconnected") < 20
     assert len(run.loads) == 1
 
@@ -246,7 +244,7 @@ def test_a_server_that_goes_away_ends_the_sweep(tmp_path: Path) -> None:
         (["--service-kind", "openai", "--url", "http://localhost:1"], ExitCode.SERVER, "localhost:1: "),
     ],
 )
-def test_what_goes_wrong_is_said_clearly(
+def test_error_sets_exit_code_and_message(
     stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], code: ExitCode, message: str
 ) -> None:
     defaults = ["bench", "--url", stub.url, "--artifact-dir", str(tmp_path / "run")]
@@ -254,7 +252,7 @@ def test_what_goes_wrong_is_said_clearly(
     assert message in capsys.readouterr().err
 
 
-def test_a_record_is_not_written_over(
+def test_existing_record_is_not_overwritten(
     bench: Callable[..., Run], capsys: pytest.CaptureFixture[str], stub: StubServer, tmp_path: Path
 ) -> None:
     bench("--request-count", "1")
@@ -263,7 +261,7 @@ def test_a_record_is_not_written_over(
 
 
 class MetricsHandler(BaseHTTPRequestHandler):
-    """A histogram whose ticks take 2 to 3 ms; ten more at each scrape."""
+    """Serves a histogram of ticks of 2 to 3 ms, ten more at each scrape."""
 
     scrapes = 0
 
@@ -291,7 +289,7 @@ def metrics_url() -> Iterator[str]:
     server.server_close()
 
 
-def test_server_metrics_are_in_the_record_and_on_the_page(
+def test_server_metrics_appear_in_the_record_and_the_report(
     bench: Callable[..., Run], metrics_url: str, tmp_path: Path
 ) -> None:
     run = bench(
@@ -315,11 +313,11 @@ def test_server_metrics_are_in_the_record_and_on_the_page(
         "Streams in",
     ):
         assert title in page
-    # Nothing is fetched from elsewhere (the namespaces of SVG are names, not addresses).
+    # The page loads no external resources; SVG namespaces are not fetched.
     assert not [part for part in ("src=", "<script", "<link", "@import", "url(http") if part in page]
 
 
-def test_a_report_is_made_of_an_interrupted_run(bench: Callable[..., Run], tmp_path: Path) -> None:
+def test_report_accepts_a_truncated_record(bench: Callable[..., Run], tmp_path: Path) -> None:
     bench("--request-count", "2")
     file = tmp_path / "run" / "records.jsonl"
     file.write_bytes(file.read_bytes()[:-20])
@@ -327,14 +325,14 @@ def test_a_report_is_made_of_an_interrupted_run(bench: Callable[..., Run], tmp_p
     assert "<svg" in (tmp_path / "a.html").read_text()
 
 
-def test_another_schema_version_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_schema_version_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "records.jsonl").write_text('{"kind": "run", "schema_version": 99}\n')
     assert main(["report", str(tmp_path)]) == ExitCode.USAGE
     assert main(["compare", str(tmp_path), str(tmp_path)]) == ExitCode.USAGE
     assert capsys.readouterr().err.count("schema version 99") == 2
 
 
-def test_compare_of_a_run_with_itself(
+def test_compare_of_a_run_with_itself_reports_only_noise(
     bench: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bench("--measurement-interval", "6000", "--concurrency", "4", "--stagger-ms", "200")
@@ -346,7 +344,7 @@ def test_compare_of_a_run_with_itself(
     assert all(line.endswith("noise") for line in lines)
 
 
-def test_the_same_bench_drives_an_openai_endpoint(stub: StubServer, bench: Callable[..., Run], tmp_path: Path) -> None:
+def test_bench_measures_an_openai_endpoint(stub: StubServer, bench: Callable[..., Run], tmp_path: Path) -> None:
     scripts: list[dict[str, object]] = [
         {"chunks": [[30, 1], [210, 2]]},
         {"error": "busy"},
@@ -364,8 +362,8 @@ def test_the_same_bench_drives_an_openai_endpoint(stub: StubServer, bench: Calla
     assert row["audio_s"]["p50"] == pytest.approx(0.24)
 
 
-def test_512_streams_in_real_time(tmp_path: Path) -> None:
-    """The client keeps up with 6 400 chunks a second on two cores, which it shares with the stub."""
+def test_client_receives_512_streams_in_real_time(tmp_path: Path) -> None:
+    """The client keeps up with 6 400 chunks a second on two cores, shared with the stub."""
     command = [sys.executable, "-m", "tests.fakes.stub_server", "--grpc-port", "0", "--http-port", "0"]
     with subprocess.Popen([*command, "--frames", "100"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

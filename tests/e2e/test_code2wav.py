@@ -1,4 +1,4 @@
-"""The codec model called by itself, behind the stand-in for Triton's ONNX Runtime backend and behind the real one."""
+"""The code2wav model, served by the stand-in for Triton's ONNX Runtime backend and by the real one."""
 
 import random
 import shutil
@@ -22,13 +22,13 @@ from tests.e2e.serving import copy_repository, real_backend
 
 OPTIONS = ("--model-config-name=onnxruntime",)
 BACKENDS = ("stand_in", "real")
-# A step of INT16, of a waveform whose full scale is 1.
+# One INT16 step of a waveform with full scale 1.
 LSB = 1 / 32767
 STATE_SNR_DB = 60.0
 MAX_HISTORY = 71
 # (rows, frames)
 CALLS = ((64, 1), (1, 32), (7, 5), (2, 13), (64, 4), (3, 1), (1, 1), (8, 3), (32, 2), (7, 32), (2, 31), (1, 4))
-# Neither the long call nor the malformed ones make a batch of more rows than the long call's.
+# A batch with more rows than the long call contains merged calls.
 LONG_CALL = (4, 32)
 NEIGHBOURS, MALFORMED_CALLS, ROUNDS = 24, 3, 20
 
@@ -54,7 +54,7 @@ def real(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 class Malformed(NamedTuple):
-    """A call, and what each backend says to it; None where it is served."""
+    """A call and the error message of each backend; None if the call succeeds."""
 
     send: Callable[[Codec], Future[Tensors]]
     stand_in: str | None
@@ -78,10 +78,10 @@ def full(value: int, *shape: int) -> NDArray:
     return np.full(shape, value, np.int32)
 
 
-# Triton's core refuses these before any backend sees them.
+# Triton's core rejects these before they reach a backend.
 SHAPE = "unexpected shape for input '{}'"
 DTYPE = "inference input '{}' data-type is '{}', but model 'code2wav' expects '{}'"
-REFUSED_BY_TRITON = {
+REJECTED_BY_TRITON = {
     "65 rows": (lambda codec: codec.send(codec.request(MAX_BATCH + 1)), "batch-size must be <= 64"),
     "15 codebooks": (changed(codes=full(7, 1, 2, 15)), SHAPE.format(CODES)),
     "two histories": (changed(history=full(0, 1, 2)), SHAPE.format(HISTORY)),
@@ -90,9 +90,9 @@ REFUSED_BY_TRITON = {
     "codes in INT64": (changed(codes=np.zeros((1, 2, 16), np.int64)), DTYPE.format(CODES, "INT64", "INT32")),
     "too few bytes": (too_few_bytes, "input byte size mismatch for input 'state'"),
 }
-# The model file says how long a state is; how many frames it takes shows when it runs.
+# The model file fixes the state size; the number of frames is checked when it runs.
 TOO_LONG = MAX_FRAMES + 1
-REFUSED_BY_THE_BACKEND = {
+REJECTED_BY_BACKEND = {
     "33 frames": Malformed(
         lambda codec: codec.send(codec.request(1, TOO_LONG)), "ONNXRuntimeError", "onnx runtime error"
     ),
@@ -113,43 +113,45 @@ VALUES = {
     "history -1": Malformed(changed(history=full(-1, 1, 1)), "history: .* -1 given, must be 0 to 71", None),
     "state of NaN": Malformed(not_a_number, None, None),
 }
-MALFORMED = {name: Malformed(send, said, said) for name, (send, said) in REFUSED_BY_TRITON.items()}
-MALFORMED |= REFUSED_BY_THE_BACKEND | VALUES
+MALFORMED = {name: Malformed(send, error, error) for name, (send, error) in REJECTED_BY_TRITON.items()}
+MALFORMED |= REJECTED_BY_BACKEND | VALUES
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("malformed", MALFORMED.values(), ids=MALFORMED)
-def test_malformed_call_fails_alone(request: pytest.FixtureRequest, backend: str, malformed: Malformed) -> None:
+def test_malformed_call_does_not_affect_its_batch(
+    request: pytest.FixtureRequest, backend: str, malformed: Malformed
+) -> None:
     codec: Codec = request.getfixturevalue(backend)
     message: str | None = getattr(malformed, backend)
     requests = [codec.request(codes=full(80 * i, 1, 2, 16)) for i in range(NEIGHBOURS)]
     alone = [codec.call(request) for request in requests]
     for _ in range(ROUNDS):
         before = codec.batches()
-        neighbours, refused = crowd(codec, requests, malformed.send)
+        neighbours, rejected = send_batch(codec, requests, malformed.send)
         for future, expected in zip(neighbours, alone, strict=True):
             assert_same(future.result(ANSWER_SECONDS), expected)
-        for future in refused:
-            assert_answer(future, message)
+        for future in rejected:
+            assert_outcome(future, message)
         if any(rows > LONG_CALL[0] for rows in codec.batches() - before):
             return
-    pytest.fail("the server merged no calls, so nobody had a neighbour")
+    pytest.fail("the server merged no calls into a batch")
 
 
-def crowd(
+def send_batch(
     codec: Codec, requests: list[Tensors], send_malformed: Callable[[Codec], Future[Tensors]]
 ) -> tuple[list[Future[Tensors]], list[Future[Tensors]]]:
-    """Good and malformed calls that wait together, behind one that takes long."""
+    """Queues valid and malformed calls behind a long one, so that Triton batches them."""
     codec.send(codec.request(*LONG_CALL))
-    good, malformed = [], []
+    valid, malformed = [], []
     for i, request in enumerate(requests):
         if i % (NEIGHBOURS // MALFORMED_CALLS) == 2:
             malformed.append(send_malformed(codec))
-        good.append(codec.send(request))
-    return good, malformed
+        valid.append(codec.send(request))
+    return valid, malformed
 
 
-def assert_answer(future: Future[Tensors], message: str | None) -> None:
+def assert_outcome(future: Future[Tensors], message: str | None) -> None:
     if message is None:
         future.result(ANSWER_SECONDS)
     else:
@@ -158,7 +160,7 @@ def assert_answer(future: Future[Tensors], message: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "taken"),
+    ("given", "clamped"),
     [
         ({CODES: full(5000, 1, 2, 16)}, {CODES: full(2047, 1, 2, 16)}),
         ({CODES: full(-1, 1, 2, 16)}, {CODES: full(0, 1, 2, 16)}),
@@ -166,23 +168,23 @@ def assert_answer(future: Future[Tensors], message: str | None) -> None:
         ({HISTORY: full(5000, 1, 1)}, {HISTORY: full(MAX_HISTORY, 1, 1)}),
     ],
 )
-def test_real_backend_takes_the_nearest_value_that_is_allowed(real: Codec, given: Tensors, taken: Tensors) -> None:
-    assert_same(real.call(real.request(**given)), real.call(real.request(**taken)))
+def test_real_backend_clamps_values_out_of_range(real: Codec, given: Tensors, clamped: Tensors) -> None:
+    assert_same(real.call(real.request(**given)), real.call(real.request(**clamped)))
 
 
-def test_real_backend_answers_as_the_stand_in(stand_in: Codec, real: Codec) -> None:
+def test_real_backend_agrees_with_the_stand_in(stand_in: Codec, real: Codec) -> None:
     calls = list(calls_of_streams(stand_in))
     for request, expected in calls:
         assert_same(real.call(request), expected)
     random.Random(0).shuffle(calls)
     requests, answers = zip(*calls, strict=True)
     for codec in (stand_in, real):
-        for found, expected in zip(codec.call_at_once(requests), answers, strict=True):
+        for found, expected in zip(codec.call_concurrently(requests), answers, strict=True):
             assert_same(found, expected)
 
 
 def calls_of_streams(codec: Codec) -> Iterator[tuple[Tensors, Tensors]]:
-    """Requests and answers of streams that each go on in some of the calls, so that every batch mixes their ages."""
+    """Requests and responses of calls with a random subset of streams each, which differ in age."""
     draw = np.random.default_rng(0)
     states, history = np.zeros((MAX_BATCH, codec.manifest.state_size), np.float32), np.zeros((MAX_BATCH, 1), np.int32)
     for rows, frames in CALLS * 2:
@@ -195,7 +197,7 @@ def calls_of_streams(codec: Codec) -> Iterator[tuple[Tensors, Tensors]]:
         history[streams] = np.minimum(history[streams] + frames, MAX_HISTORY)
 
 
-def test_real_backend_does_not_drift_from_the_stand_in(stand_in: Codec, real: Codec) -> None:
+def test_real_backend_agrees_with_the_stand_in_over_a_long_stream(stand_in: Codec, real: Codec) -> None:
     codes = np.random.default_rng(1).integers(0, 2048, (1, 8 * MAX_FRAMES, 16), np.int32)
     expected, found = utterance(stand_in, codes), utterance(real, codes)
     assert expected.shape == (1, 1920 * 8 * MAX_FRAMES)
@@ -203,7 +205,7 @@ def test_real_backend_does_not_drift_from_the_stand_in(stand_in: Codec, real: Co
 
 
 def utterance(codec: Codec, codes: NDArray) -> NDArray:
-    """One stream in irregular chunks, from its own states."""
+    """Decodes one stream in irregular chunks, with its own states."""
     waveforms, start, state = [], 0, codec.request()[STATE]
     for frames in cycle(IRREGULAR_CHUNKS):
         chunk, history = codes[:, start : start + frames], full(min(start, MAX_HISTORY), 1, 1)

@@ -1,4 +1,4 @@
-"""Before the first request is served the talker proves the codec, through a real tritonserver."""
+"""The talker compares the codec with golden cases before the first request, through a real tritonserver."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from export.forms.onnx_form import ONNX
 from qwen3_tts_engine.codec.golden import GOLDEN
 from scripts.embedded.server import EXPLICIT, ServerError
-from tests.e2e.serving import Voice, copy_repository, serve
+from tests.e2e.serving import Caller, copy_repository, serve
 
 OPTIONS = (*EXPLICIT, "--model-config-name=onnxruntime")
 TALKER_ONLY = ("--model-control-mode=explicit", "--load-model=qwen3_tts")
@@ -34,8 +34,8 @@ def environment(checkpoint: Path, **settings: str) -> dict[str, str]:
     return {"QWEN3_TTS_CHECKPOINT": str(checkpoint), **{f"QWEN3_TTS_{name}": value for name, value in settings.items()}}
 
 
-def halve(repository: Path) -> None:
-    """Give the codec half of its volume."""
+def halve_volume(repository: Path) -> None:
+    """Halves the volume of the codec's output."""
     path = repository / "code2wav" / "1" / ONNX.filename
     model = onnx.load(path)
     [(node, i)] = [(node, i) for node in model.graph.node for i, name in enumerate(node.output) if name == "waveform"]
@@ -49,57 +49,57 @@ def lines(folder: Path, beginning: str) -> list[str]:
     return [line for line in (folder / "server.log").read_text().splitlines() if beginning in line]
 
 
-def test_a_right_codec_is_proven_once_and_the_first_request_is_as_fast_as_others(
-    repository: Path, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    with serve(repository, tmp_path, environment(tiny_checkpoint), OPTIONS) as server, Voice(server) as voice:
-        # Comes while the proof runs, or after it.
-        assert voice.hear(max_frames=4).error is None
-        frames = voice.metric("qwen3_tts_frames_total")
+def test_valid_codec_agrees_once_and_serves_requests(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with serve(repository, tmp_path, environment(tiny_checkpoint), OPTIONS) as server, Caller(server) as caller:
+        # Arrives during or after the comparison.
+        assert caller.speak(max_frames=4).error is None
+        frames = caller.metric("qwen3_tts_frames_total")
         assert frames <= 4, "warm-up speech is not counted"
-        heard = [voice.hear("Hello there.", seed=seed, max_frames=8) for seed in range(REQUESTS)]
-        ttfa = [(one.arrivals[0] - one.sent) / 1e6 for one in heard]
-        print(f"TTFA behind the proof: first {ttfa[0]:.1f} ms, median {statistics.median(ttfa):.1f} ms")
+        received = [caller.speak("Hello there.", seed=seed, max_frames=8) for seed in range(REQUESTS)]
+        ttfa = [(one.arrivals[0] - one.sent) / 1e6 for one in received]
+        print(f"TTFA after the golden cases: first {ttfa[0]:.1f} ms, median {statistics.median(ttfa):.1f} ms")
         [line] = lines(tmp_path, AGREES)
         print(line)
         assert lines(tmp_path, "warm-up speech took ")
 
 
-def test_a_broken_codec_serves_nobody_and_ends_the_server(
+def test_codec_that_differs_rejects_requests_and_ends_the_server(
     repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    halve(repository)
-    with serve(repository, tmp_path, environment(tiny_checkpoint), OPTIONS) as server, Voice(server) as voice:
-        assert str(voice.hear().error).startswith(f"UNAVAILABLE: {DIFFERS}")
-        # Not as a server ends that has served: to start it again would not help.
+    halve_volume(repository)
+    with serve(repository, tmp_path, environment(tiny_checkpoint), OPTIONS) as server, Caller(server) as caller:
+        assert str(caller.speak().error).startswith(f"UNAVAILABLE: {DIFFERS}")
+        # Differs from the signal after serving, as a restart would not help.
         assert server.wait(PATIENCE) == -signal.SIGUSR1
     assert lines(tmp_path, "guard: qwen3_tts: it cannot serve; ending tritonserver with SIGUSR1")
     [line] = lines(tmp_path, f"no request is served: {DIFFERS}")
-    # Half of the volume is an SNR of 6.02 dB, and more where a call is quieter than its utterance.
+    # Half the volume gives an SNR of 6.02 dB, or more if a call is quieter than its utterance.
     assert re.search(r"\d+x\d+: 6\.\d dB, ", line)
     assert "; at least 60.0 dB is required. Export the codec again on this machine" in line
 
 
-def test_a_broken_codec_is_told_to_each_request_where_the_server_stays(
+def test_codec_that_differs_with_when_dead_stay_rejects_every_request(
     repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    halve(repository)
+    halve_volume(repository)
     stay = environment(tiny_checkpoint, WHEN_DEAD="stay")
-    with serve(repository, tmp_path, stay, OPTIONS) as server, Voice(server) as voice:
+    with serve(repository, tmp_path, stay, OPTIONS) as server, Caller(server) as caller:
         for _ in range(2):
-            assert str(voice.hear().error).startswith(f"UNAVAILABLE: {DIFFERS}")
+            assert str(caller.speak().error).startswith(f"UNAVAILABLE: {DIFFERS}")
 
 
-def test_a_broken_codec_is_served_without_the_proof(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    halve(repository)
+def test_codec_that_differs_is_served_without_the_comparison(
+    repository: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    halve_volume(repository)
     (repository / "code2wav" / "1" / GOLDEN).unlink()
     off = environment(tiny_checkpoint, CODEC_PROOF_SECONDS="0")
-    with serve(repository, tmp_path, off, OPTIONS) as server, Voice(server) as voice:
-        assert voice.hear(max_frames=4).error is None
+    with serve(repository, tmp_path, off, OPTIONS) as server, Caller(server) as caller:
+        assert caller.speak(max_frames=4).error is None
         assert not lines(tmp_path, "golden cases")
 
 
-def test_missing_golden_cases_fail_the_load(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_missing_golden_cases_prevent_start(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     golden = repository / "code2wav" / "1" / GOLDEN
     golden.unlink()
     with (
@@ -110,8 +110,8 @@ def test_missing_golden_cases_fail_the_load(repository: Path, tiny_checkpoint: P
     assert lines(tmp_path, f"{golden}: missing; `python -m export` of the checkpoint writes it beside the codec")
 
 
-def test_a_codec_that_is_not_loaded_is_named(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    hasty = environment(tiny_checkpoint, CODEC_WAIT_SECONDS="0.5")
-    with serve(repository, tmp_path, hasty, TALKER_ONLY) as server:
+def test_codec_that_is_not_loaded_ends_the_server(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    short_wait = environment(tiny_checkpoint, CODEC_WAIT_SECONDS="0.5")
+    with serve(repository, tmp_path, short_wait, TALKER_ONLY) as server:
         assert server.wait(PATIENCE) == -signal.SIGUSR1
     assert lines(tmp_path, "code2wav is unavailable after 0.5 s (codec_wait_seconds): load it before this model")

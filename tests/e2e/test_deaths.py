@@ -1,4 +1,4 @@
-"""Whoever dies, every stream ends, the server ends with an exit code, and what started it starts it again."""
+"""A dead process or engine ends every stream and the server; the launcher restarts it."""
 
 import os
 import re
@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from scripts.embedded.server import Ports, TritonServer, is_ready
-from tests.e2e.serving import ROOT, Heard, Voice, eventually, serve, stub_of
+from tests.e2e.serving import ROOT, Caller, Received, eventually, serve, stub_pid
 from tests.e2e.test_streams import assert_own_frames
 
-DEADLY_SEED, FAILING_SEED, SILENT_SEED = 666, 667, 668
+FATAL_SEED, FAILING_SEED, SILENT_SEED = 666, 667, 668
 STREAMS = 8
 PATIENCE = 60.0
 SHARED_MEMORY = Path("/dev/shm")
@@ -32,101 +32,101 @@ def server(scripted_repository: Path, scripted_environment: dict[str, str], tmp_
 
 
 @contextmanager
-def streams_in_flight(server: TritonServer) -> Iterator[list[Future[Heard]]]:
-    with Voice(server) as voice, ThreadPoolExecutor(STREAMS) as pool:
-        living = [pool.submit(voice.hear, seed=i, max_frames=4000) for i in range(STREAMS)]
-        eventually(lambda: voice.metric("qwen3_tts_requests_running") == STREAMS)
-        yield living
+def streams_in_flight(server: TritonServer) -> Iterator[list[Future[Received]]]:
+    with Caller(server) as caller, ThreadPoolExecutor(STREAMS) as pool:
+        in_flight = [pool.submit(caller.speak, seed=i, max_frames=4000) for i in range(STREAMS)]
+        eventually(lambda: caller.metric("qwen3_tts_requests_running") == STREAMS)
+        yield in_flight
 
 
-def log_of(tmp_path: Path) -> str:
+def read_log(tmp_path: Path) -> str:
     return (tmp_path / "server.log").read_text()
 
 
-def test_a_killed_talker_ends_every_stream_and_the_server(server: TritonServer, tmp_path: Path) -> None:
-    regions = regions_of(server.pid)
+def test_killed_talker_ends_every_stream_and_the_server(server: TritonServer, tmp_path: Path) -> None:
+    regions = shared_memory_regions(server.pid)
     assert regions
-    with streams_in_flight(server) as living:
-        os.kill(stub_of(server, "qwen3_tts"), signal.SIGKILL)
+    with streams_in_flight(server) as in_flight:
+        os.kill(stub_pid(server, "qwen3_tts"), signal.SIGKILL)
         died = time.monotonic()
         assert server.wait(PATIENCE) == -signal.SIGKILL
         print(f"the server ended {time.monotonic() - died:.2f} s after the stub")
-        assert all(future.result(PATIENCE).error for future in living)
-    assert "guard: qwen3_tts: its process died; ending tritonserver with SIGKILL" in log_of(tmp_path)
-    # The other models' processes unmap theirs when they find the server gone.
+        assert all(future.result(PATIENCE).error for future in in_flight)
+    assert "guard: qwen3_tts: its process died; ending tritonserver with SIGKILL" in read_log(tmp_path)
+    # Other stubs unmap their regions when they detect that the server has exited.
     eventually(lambda: not any(Path(region).exists() for region in regions))
 
 
-def test_a_dead_engine_ends_every_stream_and_then_the_server(server: TritonServer, tmp_path: Path) -> None:
-    with streams_in_flight(server) as living, Voice(server) as voice:
-        deadly = voice.hear(seed=DEADLY_SEED)
-        for heard in [deadly, *(future.result(PATIENCE) for future in living)]:
-            assert "the engine died: injected" in str(heard.error)
+def test_dead_engine_ends_every_stream_and_the_server(server: TritonServer, tmp_path: Path) -> None:
+    with streams_in_flight(server) as in_flight, Caller(server) as caller:
+        fatal = caller.speak(seed=FATAL_SEED)
+        for received in [fatal, *(future.result(PATIENCE) for future in in_flight)]:
+            assert "the engine died: injected" in str(received.error)
     assert server.wait(PATIENCE) == -signal.SIGKILL
-    assert "guard: qwen3_tts: its engine died; ending tritonserver with SIGKILL" in log_of(tmp_path)
+    assert "guard: qwen3_tts: its engine died; ending tritonserver with SIGKILL" in read_log(tmp_path)
 
 
-def test_codec_calls_that_fail_in_a_row_are_a_death(server: TritonServer) -> None:
-    with Voice(server) as voice:
-        errors = [str(voice.hear(seed=FAILING_SEED).error) for _ in range(4)]
+def test_consecutive_codec_failures_end_the_server(server: TritonServer) -> None:
+    with Caller(server) as caller:
+        errors = [str(caller.speak(seed=FAILING_SEED).error) for _ in range(4)]
         assert all("the codec failed" in error or "code2wav" in error for error in errors)
-        # One that works begins the count again.
-        assert_own_frames(voice.hear(seed=1, max_frames=9), 1, 9)
-        errors = [str(voice.hear(seed=FAILING_SEED).error) for _ in range(5)]
+        # A successful call resets the counter.
+        assert_own_frames(caller.speak(seed=1, max_frames=9), 1, 9)
+        errors = [str(caller.speak(seed=FAILING_SEED).error) for _ in range(5)]
     assert "5 codec calls in a row failed (max_codec_failures)" in errors[-1]
     assert server.wait(PATIENCE) == -signal.SIGKILL
 
 
-def test_a_codec_call_without_an_answer_is_a_death(server: TritonServer) -> None:
-    stub = os.pidfd_open(stub_of(server, "qwen3_tts"))
-    with streams_in_flight(server) as living, Voice(server) as voice:
-        silent = voice.hear(seed=SILENT_SEED)
-        for heard in [silent, *(future.result(PATIENCE) for future in living)]:
-            assert "code2wav has not answered for 2 s (call_timeout_seconds)" in str(heard.error)
+def test_codec_call_timeout_ends_the_server(server: TritonServer) -> None:
+    stub = os.pidfd_open(stub_pid(server, "qwen3_tts"))
+    with streams_in_flight(server) as in_flight, Caller(server) as caller:
+        silent = caller.speak(seed=SILENT_SEED)
+        for received in [silent, *(future.result(PATIENCE) for future in in_flight)]:
+            assert "code2wav has not answered for 2 s (call_timeout_seconds)" in str(received.error)
     assert server.wait(PATIENCE) == -signal.SIGKILL
-    # Though it still waits for the answer: its memory is what the next server needs.
+    # The stub exits although its call is pending, because the next server needs its memory.
     assert select.select([stub], [], [], PATIENCE)[0]
     os.close(stub)
 
 
-def test_a_dead_engine_unloads_its_model_where_it_is_asked_to(
+def test_dead_engine_with_when_dead_unload_unloads_the_model(
     scripted_repository: Path, scripted_environment: dict[str, str], tmp_path: Path
 ) -> None:
     unload = scripted_environment | {"QWEN3_TTS_WHEN_DEAD": "unload"}
-    with serve(scripted_repository, tmp_path, unload) as server, Voice(server) as voice:
-        assert "injected" in str(voice.hear(seed=DEADLY_SEED).error)
-        # Of the server Triton 2.51 says that it is ready again, once the model is gone.
+    with serve(scripted_repository, tmp_path, unload) as server, Caller(server) as caller:
+        assert "injected" in str(caller.speak(seed=FATAL_SEED).error)
+        # Checks the model, because Triton 2.51 reports the server as ready once the model is unloaded.
         eventually(lambda: not server.is_ready("qwen3_tts"))
         assert server.poll() is None
 
 
-def test_a_dead_engine_refuses_at_once_where_the_server_stays(
+def test_dead_engine_with_when_dead_stay_rejects_requests(
     scripted_repository: Path, scripted_environment: dict[str, str], tmp_path: Path
 ) -> None:
     stay = scripted_environment | {"QWEN3_TTS_WHEN_DEAD": "stay"}
-    with serve(scripted_repository, tmp_path, stay, options=()) as server, Voice(server) as voice:
-        assert "injected" in str(voice.hear(seed=DEADLY_SEED).error)
-        assert str(voice.hear().error).startswith("UNAVAILABLE: the engine died: injected")
+    with serve(scripted_repository, tmp_path, stay, options=()) as server, Caller(server) as caller:
+        assert "injected" in str(caller.speak(seed=FATAL_SEED).error)
+        assert str(caller.speak().error).startswith("UNAVAILABLE: the engine died: injected")
 
 
-def test_models_that_are_unloaded_end_nothing(server: TritonServer, tmp_path: Path) -> None:
+def test_regular_shutdown_does_not_trigger_the_guard(server: TritonServer, tmp_path: Path) -> None:
     assert server.stop() == 0
-    assert "guard" not in log_of(tmp_path)
+    assert "guard" not in read_log(tmp_path)
 
 
-def test_the_launcher_serves_again(
+def test_launcher_restarts_a_dead_server(
     scripted_repository: Path, scripted_environment: dict[str, str], tmp_path: Path
 ) -> None:
     ports = Ports.free()
     with launched(scripted_repository, scripted_environment, ports, tmp_path) as launcher:
         eventually(lambda: is_ready(ports, "qwen3_tts"), PATIENCE)
-        with Voice(TritonServer(scripted_repository, ports=ports)) as voice:
-            assert_own_frames(voice.hear(seed=1, max_frames=9), 1, 9)
-            assert "injected" in str(voice.hear(seed=DEADLY_SEED).error)
-            eventually(lambda: "ended with exit code 137; it is started again" in log_of(tmp_path), PATIENCE)
+        with Caller(TritonServer(scripted_repository, ports=ports)) as caller:
+            assert_own_frames(caller.speak(seed=1, max_frames=9), 1, 9)
+            assert "injected" in str(caller.speak(seed=FATAL_SEED).error)
+            eventually(lambda: "ended with exit code 137; it is started again" in read_log(tmp_path), PATIENCE)
             eventually(lambda: is_ready(ports, "qwen3_tts"), PATIENCE)
-        with Voice(TritonServer(scripted_repository, ports=ports)) as voice:
-            assert_own_frames(voice.hear(seed=1, max_frames=9), 1, 9)
+        with Caller(TritonServer(scripted_repository, ports=ports)) as caller:
+            assert_own_frames(caller.speak(seed=1, max_frames=9), 1, 9)
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(PATIENCE) == 0
 
@@ -135,7 +135,7 @@ def test_the_launcher_serves_again(
 def launched(
     repository: Path, environment: dict[str, str], ports: Ports, folder: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """scripts/serve.sh behind its installation."""
+    """The launcher that scripts/serve.sh starts after the setup."""
     command = [sys.executable, "-m", "scripts.embedded.server", f"--model-repository={repository}"]
     command += [f"--build-folder={folder}", *ports.options]
     environment = dict(os.environ) | {"PROJECT_ROOT": str(ROOT)} | environment
@@ -148,6 +148,6 @@ def launched(
             launcher.wait()
 
 
-def regions_of(process: int) -> set[str]:
+def shared_memory_regions(process: int) -> set[str]:
     maps = Path(f"/proc/{process}/maps").read_text()
     return set(re.findall(rf"{SHARED_MEMORY}/triton_python_backend_shm_region\S+", maps))

@@ -1,4 +1,4 @@
-"""The server as `scripts/serve.sh` starts it, and callers without the admin key."""
+"""Access control of the server that `scripts/serve.sh` starts."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ from tritonclient.utils import shared_memory
 from scripts.embedded import protection
 from scripts.embedded.protection import ADMIN_KEY_VARIABLE, GRPC_HEADER, HTTP_HEADER
 from scripts.embedded.server import Ports, TritonServer, is_ready
-from tests.e2e.serving import ROOT, Voice, eventually, serve
+from tests.e2e.serving import ROOT, Caller, eventually, serve
 
 SPEECH = {"text": "Hello.", "speaker": "ryan", "max_frames": 3}
 REGION = "/qwen3_tts_test_exposure"
@@ -36,7 +36,7 @@ SERVE = ROOT / "scripts" / "serve.sh"
 
 @dataclass(frozen=True)
 class Launched:
-    """The tritonserver that the launcher started; `log` is the output of both."""
+    """The tritonserver started by the launcher; `log` holds the output of both."""
 
     ports: Ports
     pid: int
@@ -78,13 +78,13 @@ def server(
 
 
 @pytest.fixture
-def caller(server: Launched) -> Iterator[Voice]:
-    with Voice(server) as caller:
+def caller(server: Launched) -> Iterator[Caller]:
+    with Caller(server) as caller:
         yield caller
 
 
 def http(server: Launched, path: str, body: Any = None, key: str | None = None) -> tuple[int, str]:
-    """Status and text; a GET without a body."""
+    """Returns status and text; sends a GET if there is no body."""
     url = f"http://localhost:{server.ports.http}/v2/{path}"
     headers = {"Content-Type": "application/json"} | ({HTTP_HEADER: key} if key else {})
     request = urllib.request.Request(url, None if body is None else json.dumps(body).encode(), headers)
@@ -95,8 +95,8 @@ def http(server: Launched, path: str, body: Any = None, key: str | None = None) 
         return error.code, error.read().decode()
 
 
-def evil(marker: Path) -> dict[str, Any]:
-    """A load request that brings its own Python."""
+def load_request_with_code(marker: Path) -> dict[str, Any]:
+    """A load request that contains Python code."""
     config = {"backend": "python", "input": [tensor("a")], "output": [tensor("b")]}
     code = f"open({str(marker)!r}, 'w')\nclass TritonPythonModel: pass\n".encode()
     return {"parameters": {"config": json.dumps(config), "file:1/model.py": base64.b64encode(code).decode()}}
@@ -136,24 +136,24 @@ RESTRICTED_GRPC: dict[str, Any] = {
 
 @pytest.mark.parametrize("path", RESTRICTED_HTTP)
 @pytest.mark.parametrize("key", [None, "x" * 32])
-def test_http_needs_the_key(server: Launched, path: str, key: str | None) -> None:
-    status, said = http(server, path, RESTRICTED_HTTP[path], key)
-    assert status == 403, said
-    assert "restricted" in said
+def test_restricted_http_endpoint_requires_the_key(server: Launched, path: str, key: str | None) -> None:
+    status, content = http(server, path, RESTRICTED_HTTP[path], key)
+    assert status == 403, content
+    assert "restricted" in content
 
 
 @pytest.mark.parametrize("method", RESTRICTED_GRPC)
 @pytest.mark.parametrize("key", [None, "x" * 32])
-def test_grpc_needs_the_key(caller: Voice, method: str, key: str | None) -> None:
+def test_restricted_grpc_method_requires_the_key(caller: Caller, method: str, key: str | None) -> None:
     metadata = [(GRPC_HEADER, key)] if key else []
-    with pytest.raises(grpc.RpcError) as refused:
+    with pytest.raises(grpc.RpcError) as rejected:
         getattr(caller.stub, method)(RESTRICTED_GRPC[method], timeout=30, metadata=metadata)
-    assert "This protocol is restricted" in refused.value.details()
+    assert "This protocol is restricted" in rejected.value.details()
 
 
-def test_code_of_a_caller_does_not_run(server: Launched, caller: Voice, tmp_path: Path) -> None:
+def test_load_request_without_the_key_does_not_run_its_code(server: Launched, caller: Caller, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    body = evil(marker)
+    body = load_request_with_code(marker)
     http(server, "repository/models/evil/load", body)
     request = service_pb2.RepositoryModelLoadRequest(model_name="evil")
     request.parameters["config"].string_param = body["parameters"]["config"]
@@ -161,11 +161,11 @@ def test_code_of_a_caller_does_not_run(server: Launched, caller: Voice, tmp_path
     with pytest.raises(grpc.RpcError):
         caller.stub.RepositoryModelLoad(request, timeout=30)
     assert not marker.exists()
-    assert caller.hear(**SPEECH).error is None
+    assert caller.speak(**SPEECH).error is None
 
 
-def test_anybody_may_speak_and_look(server: Launched, caller: Voice) -> None:
-    assert len(caller.hear(**SPEECH).samples) == 3 * 1920
+def test_inference_and_status_require_no_key(server: Launched, caller: Caller) -> None:
+    assert len(caller.speak(**SPEECH).samples) == 3 * 1920
     status, events = http(server, "models/qwen3_tts/generate_stream", SPEECH)
     assert (status, "waveform" in events) == (200, True)
     for path in ("health/ready", "models/qwen3_tts/ready", "models/qwen3_tts", "models/qwen3_tts/config"):
@@ -177,10 +177,10 @@ def test_anybody_may_speak_and_look(server: Launched, caller: Voice) -> None:
     caller.stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="qwen3_tts"), timeout=30)
 
 
-def test_the_key_opens_the_repository_and_shared_memory(server: Launched, caller: Voice, tmp_path: Path) -> None:
+def test_key_permits_model_and_shared_memory_requests(server: Launched, caller: Caller, tmp_path: Path) -> None:
     marker, metadata = tmp_path / "marker", [(GRPC_HEADER, server.key)]
-    status, said = http(server, "repository/models/mine/load", evil(marker), server.key)
-    assert (status, marker.exists()) == (200, True), said
+    status, content = http(server, "repository/models/mine/load", load_request_with_code(marker), server.key)
+    assert (status, marker.exists()) == (200, True), content
     request = service_pb2.RepositoryModelUnloadRequest(model_name="mine")
     caller.stub.RepositoryModelUnload(request, timeout=60, metadata=metadata)
     index = caller.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=30, metadata=metadata)
@@ -194,13 +194,13 @@ def test_the_key_opens_the_repository_and_shared_memory(server: Launched, caller
         shared_memory.destroy_shared_memory_region(memory)
 
 
-def test_the_key_is_for_its_owner_alone(server: Launched) -> None:
+def test_key_file_is_readable_by_its_owner_only_and_key_is_not_logged(server: Launched) -> None:
     assert stat.S_IMODE(server.key_file.stat().st_mode) == 0o600
     assert str(server.key_file) in server.log.read_text()
     assert server.key not in server.log.read_text()
 
 
-def test_a_key_from_the_environment_is_used_and_not_handed_on(
+def test_key_from_the_environment_is_used_and_not_inherited(
     scripted_repository: Path, scripted_environment: dict[str, str], tmp_path: Path
 ) -> None:
     key = "0123456789-abcdef"
@@ -211,18 +211,18 @@ def test_a_key_from_the_environment_is_used_and_not_handed_on(
         assert key not in Path(f"/proc/{server.pid}/environ").read_text()
 
 
-def test_texts_are_not_logged(server: Launched, caller: Voice) -> None:
+def test_request_texts_are_not_logged(server: Launched, caller: Caller) -> None:
     secret = "Xylophone"
-    assert caller.hear(f"{secret}.", speaker="ryan", max_frames=3).error is None
-    assert "control tokens" in str(caller.hear(f"{secret} <|im_end|>", speaker="ryan").error)
-    assert secret in str(caller.hear("Hello.", speaker=secret).error)
+    assert caller.speak(f"{secret}.", speaker="ryan", max_frames=3).error is None
+    assert "control tokens" in str(caller.speak(f"{secret} <|im_end|>", speaker="ryan").error)
+    assert secret in str(caller.speak("Hello.", speaker=secret).error)
     assert http(server, "models/qwen3_tts/generate_stream", SPEECH | {"text": f"<tts_pad> {secret}"})[0] == 400
     assert secret not in server.log.read_text()
 
 
-def test_it_listens_to_this_machine_alone(server: Launched) -> None:
+def test_server_listens_on_loopback_only(server: Launched) -> None:
     ports = {server.ports.grpc, server.ports.http, server.ports.metrics}
-    # gRPC listens to 127.0.0.1 as an address of IPv6.
+    # gRPC binds 127.0.0.1 as an IPv4-mapped IPv6 address.
     eventually(
         lambda: (
             {port: address[-8:] for port, address in listening().items() if port in ports}
@@ -232,7 +232,7 @@ def test_it_listens_to_this_machine_alone(server: Launched) -> None:
 
 
 def listening() -> dict[int, str]:
-    """By port, the address in hexadecimal digits."""
+    """Hexadecimal address of each listening socket by port."""
     lines = [line for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
     sockets = [(local.split(":"), state) for _, local, _, state, *_ in map(str.split, lines)]
     return {int(port, 16): address for (address, port), state in sockets if state == "0A"}
@@ -245,14 +245,14 @@ def bounded(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[TritonServer]:
-    """Regions may grow to 192 MiB, so that few bytes are too many."""
+    """A server whose shared memory regions are limited to 192 MiB."""
     monkeypatch.setattr(protection, "MAX_REGION_BYTES", 192 << 20)
     with serve(scripted_repository, tmp_path, scripted_environment) as server:
         yield server
 
 
 def regions(server: TritonServer) -> dict[str, int]:
-    """Sizes of the memory that the server shares with its Python models, by file."""
+    """Sizes of the shared memory regions of the Python models, by file."""
     maps = Path(f"/proc/{server.pid}/maps").read_text()
     return {path: Path(path).stat().st_size for path in set(re.findall(r"/dev/shm/triton_\S+", maps))}
 
@@ -263,8 +263,8 @@ def file_limit(process: int) -> str:
     return found[1]
 
 
-def test_the_limit_is_for_what_callers_send(server: Launched) -> None:
-    """The talker may download a checkpoint."""
+def test_file_size_limit_applies_to_the_server_but_not_the_talker(server: Launched) -> None:
+    """The limit covers the regions, not the talker, which may download a checkpoint."""
     assert file_limit(server.pid) == str(protection.MAX_REGION_BYTES)
     tasks = Path(f"/proc/{server.pid}/task").glob("*/children")
     stubs = [stub for children in tasks for stub in children.read_text().split()]
@@ -272,21 +272,21 @@ def test_the_limit_is_for_what_callers_send(server: Launched) -> None:
     assert file_limit(int(talker)) == "unlimited"
 
 
-def test_references_that_are_too_large_leave_room_for_streams(bounded: TritonServer) -> None:
+def test_oversized_references_are_rejected_and_streams_still_fit(bounded: TritonServer) -> None:
     text = ("BYTES", [1], b"\x02\0\0\0Hi")
     audio = {seconds: np.zeros(seconds * 192_000, np.float32).tobytes() for seconds in (121, 260)}
 
     def refuse(seconds: int) -> str:
         return caller.raw(text=text, ref_audio=("FP32", [seconds * 192_000], audio[seconds]))
 
-    with Voice(bounded) as caller, ThreadPoolExecutor(2) as pool:
+    with Caller(bounded) as caller, ThreadPoolExecutor(2) as pool:
         before = regions(bounded)
-        assert set(before.values()) == {64 << 20}, "the talker's and the codec's"
+        assert set(before.values()) == {64 << 20}, "one region for the talker, one for the codec"
         errors = list(pool.map(refuse, [260] * 6))
         assert all(FULL in error for error in errors), errors
         assert regions(bounded) == before
         errors = list(pool.map(refuse, [121] * 6))
-        refused = {error for error in errors if FULL not in error}  # two at once may not fit
-        assert refused == {"INVALID_ARG: ref_audio: 23232000 samples: at most 23040000 samples"}
+        rejected = {error for error in errors if FULL not in error}  # two concurrent ones may not fit
+        assert rejected == {"INVALID_ARG: ref_audio: 23232000 samples: at most 23040000 samples"}
         assert max(regions(bounded).values()) <= protection.MAX_REGION_BYTES
-        assert len(caller.hear(**SPEECH).samples) == 3 * 1920
+        assert len(caller.speak(**SPEECH).samples) == 3 * 1920

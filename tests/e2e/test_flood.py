@@ -1,4 +1,4 @@
-"""Refusals and cancels at several hundred a second, for a few seconds: `python -m tests.flood` goes on for longer."""
+"""Rejected and cancelled requests at several hundred a second; `python -m tests.flood` runs longer."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ STREAMS, CALLERS = 1500, 16
 
 
 @pytest.mark.parametrize("kind", [Kind.REFUSE, Kind.CANCEL])
-def test_tritonserver_lives_through_a_flood(kind: Kind, tmp_path: Path) -> None:
+def test_tritonserver_survives_a_flood(kind: Kind, tmp_path: Path) -> None:
     flood = Flood(kind, STREAMS)
-    # Triton 2.51 forgets the end of some that hang up just as they begin, and would wait for them.
+    # Triton 2.51 loses the end of some streams cancelled at their start, and shutdown waits for them.
     with serve(REPOSITORY, tmp_path, environment_of(), ("--exit-timeout-secs=3",)) as server:
         assert flood.run(server, CALLERS) is None
     assert flood.done == STREAMS

@@ -1,4 +1,4 @@
-"""Whatever comes in as tensors and as audio, every request is answered, nothing is lost and the server goes on."""
+"""Fuzzes request tensors and audio: every request ends, no stream leaks and the server keeps serving."""
 
 import shutil
 import struct
@@ -18,11 +18,11 @@ from tritonclient.grpc import service_pb2
 from qwen3_tts_client.protocol import AudioChunk, End, Error, VoiceList, decode
 from scripts.embedded.server import EXPLICIT
 from tests.conftest import CheckpointOf
-from tests.e2e.serving import Voice, copy_repository, eventually, serve
+from tests.e2e.serving import Caller, copy_repository, eventually, serve
 from tests.oracle.test_encoders import recording
 
-# Requests in one go, side by side; examples of so many.
-AT_ONCE, EXAMPLES = 10, 210
+# Concurrent requests in an example; number of examples.
+CONCURRENCY, EXAMPLES = 10, 210
 TIMEOUT = 60.0
 MAX_FRAMES = 6
 WIDTHS = {"FP32": "f", "INT32": "i", "INT64": "q", "BOOL": "?"}
@@ -43,21 +43,21 @@ def strings(draw: st.DrawFn, values: st.SearchStrategy[str]) -> Tensor:
 
 @st.composite
 def numbers(draw: st.DrawFn, datatype: str, usual: st.SearchStrategy[Any]) -> Tensor:
-    wild = {
+    arbitrary = {
         "FP32": st.floats(width=32),
         "INT32": st.integers(-(2**31), 2**31 - 1),
         "INT64": st.integers(-(2**63), 2**63 - 1),
         "BOOL": st.booleans(),
     }
-    value = draw(st.one_of(usual, usual, usual, wild[datatype]))
+    value = draw(st.one_of(usual, usual, usual, arbitrary[datatype]))
     return datatype, [1], struct.pack(f"<{WIDTHS[datatype]}", value)
 
 
 @st.composite
 def recordings(draw: st.DrawFn) -> Tensor:
-    """Audio of any length up to two seconds, good or with something wrong in it."""
+    """Audio of up to two seconds, valid, too short, too quiet or with one extreme sample."""
     count = draw(st.one_of(st.integers(2000, 48_000), st.integers(2000, 24_000), st.integers(0, 3000)))
-    seed = draw(st.integers(0, 20))  # few, so that some references come again
+    seed = draw(st.integers(0, 20))  # few, so that some references repeat
     audio = np.random.default_rng(seed).normal(
         0, draw(st.sampled_from([0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.35, 1e-5, 0.0])), count
     )
@@ -86,7 +86,7 @@ FIELDS: dict[str, st.SearchStrategy[Tensor]] = {
     "max_frames": numbers("INT32", st.integers(1, MAX_FRAMES)),
     "seed": numbers("INT64", st.integers(0, 5)),
 }
-GOOD: dict[str, Tensor] = {
+VALID: dict[str, Tensor] = {
     "text": ("BYTES", [1], struct.pack("<I", 5) + b"Hello"),
     "ref_sample_rate": ("INT32", [1], struct.pack("<i", 24000)),
     "ref_text": ("BYTES", [1], struct.pack("<I", 3) + b"Hey"),
@@ -96,7 +96,7 @@ GOOD: dict[str, Tensor] = {
 
 @st.composite
 def requests(draw: st.DrawFn) -> dict[str, Tensor]:
-    """Any fields; or a good clone but for its audio; or an operation on voices with a good recording or without."""
+    """Arbitrary fields, a clone with arbitrary audio, or a voice operation with or without audio."""
     kind = draw(st.sampled_from(["anything", "clone", "clone", "operation", "operation"]))
     names = draw(st.sets(st.sampled_from(sorted(FIELDS)), max_size=len(FIELDS) if kind == "anything" else 2))
     tensors = {name: draw(FIELDS[name]) for name in sorted(names)}
@@ -105,7 +105,7 @@ def requests(draw: st.DrawFn) -> dict[str, Tensor]:
     if kind == "operation":
         tensors |= {"operation": draw(FIELDS["operation"]), "voice": draw(FIELDS["voice"])}
     if kind == "clone" or (kind == "operation" and draw(st.booleans())):
-        tensors = GOOD | {"ref_audio": draw(FIELDS["ref_audio"])} | tensors
+        tensors = VALID | {"ref_audio": draw(FIELDS["ref_audio"])} | tensors
     if tensors and draw(st.integers(0, 9)) == 0:
         name = draw(st.sampled_from(sorted(tensors)))
         tensors[name] = malformed(tensors[name], draw(st.sampled_from(["shape", "type", "short"])))
@@ -124,7 +124,7 @@ def malformed(tensor: Tensor, how: str) -> Tensor:
 @pytest.fixture(scope="module")
 def caller(
     tiny_base_models: Path, checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Voice]:
+) -> Iterator[Caller]:
     folder = tmp_path_factory.mktemp("fuzz")
     repository = copy_repository(folder / "model_repository", fakes=False)
     shutil.copytree(tiny_base_models, repository, dirs_exist_ok=True)
@@ -134,14 +134,14 @@ def caller(
         "QWEN3_TTS_MAX_FRAMES_LIMIT": str(MAX_FRAMES),
         "QWEN3_TTS_VOICE_CACHE_MIB": "1",
     }
-    # Callers that hang up at any moment can leave Triton 2.51 holding the model: its exit need not be waited out.
+    # Triton 2.51 may keep a reference to the model after a disconnect, so the exit timeout is short.
     options = (*EXPLICIT, "--model-config-name=onnxruntime", "--exit-timeout-secs=3")
-    with serve(repository, folder / "server", environment, options) as server, Voice(server) as voice:
-        yield voice
+    with serve(repository, folder / "server", environment, options) as server, Caller(server) as caller:
+        yield caller
 
 
-def send(caller: Voice, tensors: dict[str, Tensor], patience: int) -> str:
-    """What becomes of a request; a caller without patience hangs up after so many responses."""
+def send(caller: Caller, tensors: dict[str, Tensor], patience: int) -> str:
+    """Returns the outcome of a request; the caller disconnects after `patience` responses."""
     message = service_pb2.ModelInferRequest(model_name="qwen3_tts")
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     for name, (datatype, shape, content) in tensors.items():
@@ -151,7 +151,7 @@ def send(caller: Voice, tensors: dict[str, Tensor], patience: int) -> str:
     outcome = ""
     try:
         if patience == 0:
-            return "hung up"
+            return "disconnected"
         for count, response in enumerate(call, 1):
             for event in decode(response):
                 assert outcome in ("", "spoke", "listed"), f"{event} after {outcome}"
@@ -165,12 +165,12 @@ def send(caller: Voice, tensors: dict[str, Tensor], patience: int) -> str:
                         assert "internal error" not in text, text
                         outcome = "refused" if "INVALID_ARG" in text else f"refused by Triton: {text}"
                     case End():
-                        assert outcome, "an end without anything before it"
+                        assert outcome, "FINAL without a response before it"
                         return outcome
             if count == patience:
-                return "hung up"
+                return "disconnected"
     except grpc.RpcError as error:
-        # Triton's own front end closes the stream for a message that it cannot read.
+        # Triton's front end closes the stream on a message that it cannot parse.
         if error.code() != grpc.StatusCode.INVALID_ARGUMENT:
             raise
         return "refused by Triton: closed"
@@ -180,21 +180,21 @@ def send(caller: Voice, tensors: dict[str, Tensor], patience: int) -> str:
     return outcome
 
 
-def test_two_thousand_requests(caller: Voice) -> None:
+def test_2000_random_requests_end_and_leave_the_server_working(caller: Caller) -> None:
     reference = {"ref_audio": recording(24000, 30_000), "ref_sample_rate": 24000, "ref_text": "Hey."}
-    asked = {"text": "Hello.", "speaker": None, "temperature": 0.0, "max_frames": MAX_FRAMES, **reference}
-    before = caller.hear(**asked)
+    request = {"text": "Hello.", "speaker": None, "temperature": 0.0, "max_frames": MAX_FRAMES, **reference}
+    before = caller.speak(**request)
     assert before.error is None
     outcomes: Counter[str] = Counter()
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
 
         @settings(max_examples=EXAMPLES, database=None, suppress_health_check=list(HealthCheck))
         @given(
             st.lists(
                 st.tuples(requests(), st.sampled_from([99, 99, 99, 99, 99, 99, 1, 0])),
-                min_size=AT_ONCE,
-                max_size=AT_ONCE,
+                min_size=CONCURRENCY,
+                max_size=CONCURRENCY,
             )
         )
         def fuzz(batch: list[tuple[dict[str, Tensor], int]]) -> None:
@@ -204,10 +204,10 @@ def test_two_thousand_requests(caller: Voice) -> None:
         fuzz()
     print(outcomes)
     assert outcomes.total() >= 2000
-    assert set(outcomes) == {"spoke", "listed", "refused", "refused by Triton", "hung up"}
-    assert min(outcomes.values()) >= 5, "each outcome was met, and not by chance"
+    assert set(outcomes) == {"spoke", "listed", "refused", "refused by Triton", "disconnected"}
+    assert min(outcomes.values()) >= 5, "each outcome occurs several times"
     eventually(lambda: caller.metric("qwen3_tts_requests_running") == 0)
     assert caller.metric("qwen3_tts_requests_waiting") == 0
     assert caller.is_ready()
-    after = caller.hear(**asked)
+    after = caller.speak(**request)
     np.testing.assert_allclose(after.samples, before.samples, atol=4)

@@ -1,4 +1,4 @@
-"""Triton's generate_stream endpoint speaks to the same model."""
+"""Requests over HTTP through Triton's generate_stream endpoint."""
 
 import json
 import urllib.error
@@ -20,7 +20,7 @@ def generate_stream(server: TritonServer, fields: dict[str, Any]) -> list[dict[s
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
 
 
-def test_events_carry_the_chunks(scripted: TritonServer) -> None:
+def test_each_server_sent_event_carries_a_chunk(scripted: TritonServer) -> None:
     events = generate_stream(scripted, {"text": "Hello.", "speaker": "ryan", "seed": 4, "max_frames": 9})
     assert len(events) > 1
     assert [event.get("sample_rate") for event in events] == [24000] + [None] * (len(events) - 1)
@@ -35,7 +35,7 @@ def test_events_carry_the_chunks(scripted: TritonServer) -> None:
         ({"speaker": "ryan"}, "INVALID_ARG: text: None: Field required"),
     ],
 )
-def test_a_refusal_is_a_client_error_with_the_reason(
+def test_invalid_request_returns_400_with_the_error(
     scripted: TritonServer, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:

@@ -1,4 +1,4 @@
-"""The locustfile, headless, against a server that speaks to a script."""
+"""scripts/locustfile.py, headless, against a stub server with scripted responses."""
 
 import csv
 import json
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def locust(server: StubServer, folder: Path, *scripts: dict[str, object]) -> tuple[int, dict[str, dict[str, str]]]:
-    """Exit code, and the line of each entry of the statistics."""
+    """Returns the exit code and the statistics by entry name."""
     prompts = folder / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"text": json.dumps(script)}) for script in scripts))
     command = [sys.executable, "-m", "locust", "-f", "scripts/locustfile.py", "--host", server.url, "--headless"]
@@ -22,19 +22,19 @@ def locust(server: StubServer, folder: Path, *scripts: dict[str, object]) -> tup
         return done.returncode, {line["Name"]: line for line in csv.DictReader(lines)}
 
 
-def test_callers_report_first_audio_underrun_and_end(tmp_path: Path) -> None:
+def test_successful_streams_report_ttfa_stalls_and_total_time(tmp_path: Path) -> None:
     with StubServer() as server:
         code, entries = locust(server, tmp_path, {"chunks": [[30, 1], [160, 2]], "silence_ms": 60})
     assert code == 0
     assert set(entries) == {"TTFA", "audible TTFA", "stalled", "E2E", "Aggregated"}
-    # Three callers that listen to 0.24 s of speech, in not quite three seconds.
+    # Three users, each request plays 0.24 s of speech, for almost three seconds.
     assert all(15 <= int(entry["Request Count"]) <= 4 * 40 for entry in entries.values())
     assert all(entry["Failure Count"] == "0" for entry in entries.values())
     for name, expected_ms in {"TTFA": 30, "audible TTFA": 80, "stalled": 50, "E2E": 160}.items():
         assert expected_ms - 10 <= float(entries[name]["Median Response Time"]) < expected_ms + 25, name
 
 
-def test_failures_are_failures(tmp_path: Path) -> None:
+def test_failed_streams_count_as_failures(tmp_path: Path) -> None:
     with StubServer() as server:
         code, entries = locust(server, tmp_path, {"chunks": [[5, 1]], "error": "UNAVAILABLE: full"})
     assert code == 1

@@ -1,4 +1,4 @@
-"""The measuring tools against a real tritonserver."""
+"""`bench` and perf_analyzer against a real tritonserver."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from scripts.embedded.server import TritonServer
 ROOT = Path(__file__).parents[2]
 
 
-def test_bench_and_report_with_the_metrics_of_a_server(scripted: TritonServer, tmp_path: Path) -> None:
+def test_bench_and_report_include_server_metrics(scripted: TritonServer, tmp_path: Path) -> None:
     url, metrics_url = f"localhost:{scripted.ports.grpc}", f"http://localhost:{scripted.ports.metrics}/metrics"
     flags = ["--concurrency", "4", "--measurement-interval", "2000", "--stagger-ms", "0", "--max-frames", "20"]
     target = ["--url", url, "--metrics-url", metrics_url, "--speaker", "vivian"]
@@ -28,7 +28,7 @@ def test_bench_and_report_with_the_metrics_of_a_server(scripted: TritonServer, t
         assert name in page
 
 
-def test_perf_analyzer_measures_streams(scripted: TritonServer, tmp_path: Path) -> None:
+def test_perf_analyzer_measures_closed_and_open_loops(scripted: TritonServer, tmp_path: Path) -> None:
     settings = {"CONCURRENCY": "2", "RATE": "4", "INTERVAL": "1200", "OUTPUT": str(tmp_path / "run")}
     environment = os.environ | settings | {"URL": f"localhost:{scripted.ports.grpc}"}
     script = [str(ROOT / "scripts" / "perf_analyzer.sh"), "qwen3_tts"]

@@ -1,4 +1,4 @@
-"""scripts.benchmarks.mixed_calls finds no fault with a right codec, and every answer of another one wrong."""
+"""scripts.benchmarks.mixed_calls accepts the right codec and rejects every response of another one."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,11 +36,13 @@ def call(server: TritonServer, checkpoint: Path) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_right_codec(server: TritonServer, tiny_checkpoint: Path) -> None:
-    code, said = call(server, tiny_checkpoint)
-    assert (code, "'calls': 150" in said, "'errors': 0" in said, "'wrong': 0" in said) == (0, True, True, True), said
+def test_right_codec_has_no_wrong_responses(server: TritonServer, tiny_checkpoint: Path) -> None:
+    code, output = call(server, tiny_checkpoint)
+    assert (code, "'calls': 150" in output, "'errors': 0" in output, "'wrong': 0" in output) == (0, True, True, True), (
+        output
+    )
 
 
-def test_codec_of_another_checkpoint(server: TritonServer, tmp_path: Path) -> None:
-    code, said = call(server, make_checkpoint(tmp_path / "other", "tiny", "custom_voice", seed=1))
-    assert (code, "'errors': 0" in said, "'wrong': 150" in said) == (1, True, True), said
+def test_codec_of_another_checkpoint_has_only_wrong_responses(server: TritonServer, tmp_path: Path) -> None:
+    code, output = call(server, make_checkpoint(tmp_path / "other", "tiny", "custom_voice", seed=1))
+    assert (code, "'errors': 0" in output, "'wrong': 150" in output) == (1, True, True), output

@@ -1,4 +1,4 @@
-"""The codec in Triton's Python backend through a real tritonserver, on the CPU."""
+"""The codec in Triton's Python backend, through a real tritonserver on the CPU."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from export.forms.python_form import PYTHON
 from export.modules.codec import CodecStep
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.embedded.server import EXPLICIT, TritonServer
-from tests.e2e.serving import Voice, copy_repository, eventually, serve, stub_of
+from tests.e2e.serving import Caller, copy_repository, eventually, serve, stub_pid
 
 DATATYPES = {"codes": "INT32", "state": "FP16", "history": "INT32"}
 
@@ -35,21 +35,21 @@ def repository(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @contextmanager
-def serving(repository: Path, folder: Path, checkpoint: Path, **settings: str) -> Iterator[Voice]:
+def serving(repository: Path, folder: Path, checkpoint: Path, **settings: str) -> Iterator[Caller]:
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), **settings}
     options = (*EXPLICIT, "--model-config-name=python")
     server: TritonServer
-    with serve(repository, folder, environment, options) as server, Voice(server) as voice:
-        yield voice
+    with serve(repository, folder, environment, options) as server, Caller(server) as caller:
+        yield caller
 
 
 @pytest.fixture(scope="module")
-def caller(repository: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voice]:
-    with serving(repository, tmp_path_factory.mktemp("server"), tiny_checkpoint) as voice:
-        yield voice
+def caller(repository: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+    with serving(repository, tmp_path_factory.mktemp("server"), tiny_checkpoint) as caller:
+        yield caller
 
 
-def step(caller: Voice, **tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def step(caller: Caller, **tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     request = service_pb2.ModelInferRequest(model_name="code2wav")
     for name, tensor in tensors.items():
         request.inputs.add(name=name, datatype=DATATYPES[name], shape=tensor.shape)
@@ -64,7 +64,7 @@ def step(caller: Voice, **tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return waveform.reshape(rows, -1), state.reshape(rows, -1)
 
 
-def test_chunks_sound_as_the_exporters_step(caller: Voice, tiny_checkpoint: Path) -> None:
+def test_chunks_equal_the_exported_step(caller: Caller, tiny_checkpoint: Path) -> None:
     reference = CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint)))
     codes = np.random.default_rng(0).integers(0, 2048, (3, 9, 16), np.int32)
     state, parts, start = np.zeros((3, reference.state_size), np.float16), [], 0
@@ -79,49 +79,47 @@ def test_chunks_sound_as_the_exporters_step(caller: Voice, tiny_checkpoint: Path
     assert np.abs(np.concatenate(parts, axis=1) - expected.numpy()).max() < 5e-3
 
 
-def test_malformed_requests_are_told_why_and_the_server_goes_on(caller: Voice, tiny_checkpoint: Path) -> None:
+def test_malformed_request_is_rejected_and_the_next_one_succeeds(caller: Caller, tiny_checkpoint: Path) -> None:
     size = CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint))).state_size
-    good = {
+    valid = {
         "codes": np.zeros((1, 2, 16), np.int32),
         "state": np.zeros((1, size), np.float16),
         "history": np.zeros((1, 1), np.int32),
     }
     for change, message in (
-        ({"codes": good["codes"] + 2048}, "INVALID_ARG: codes: 2048 given, 0 to 2047 expected"),
+        ({"codes": valid["codes"] + 2048}, "INVALID_ARG: codes: 2048 given, 0 to 2047 expected"),
         ({"codes": np.zeros((1, 33, 16), np.int32)}, "INVALID_ARG: codes: frames: 33 given, 1 to 32 expected"),
-        ({"history": good["history"] + 72}, "INVALID_ARG: history: 72 given, 0 to 71 expected"),
-        ({"state": good["state"][:, 1:]}, f"INVALID_ARG: state: float16 [1, {size - 1}] given"),
+        ({"history": valid["history"] + 72}, "INVALID_ARG: history: 72 given, 0 to 71 expected"),
+        ({"state": valid["state"][:, 1:]}, f"INVALID_ARG: state: float16 [1, {size - 1}] given"),
     ):
-        with pytest.raises(grpc.RpcError) as refused:
-            step(caller, **good | change)
-        assert message in refused.value.details()
-        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert step(caller, **good)[0].shape == (1, 2 * 1920)
+        with pytest.raises(grpc.RpcError) as rejected:
+            step(caller, **valid | change)
+        assert message in rejected.value.details()
+        assert rejected.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert step(caller, **valid)[0].shape == (1, 2 * 1920)
 
 
-def test_the_talker_speaks_the_same_whether_states_stay_or_travel(
-    caller: Voice, repository: Path, tiny_checkpoint: Path, tmp_path: Path
+def test_shared_and_copied_codec_states_give_the_same_speech(
+    caller: Caller, repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    heard = caller.hear("Hello there.", temperature=0.0, max_frames=20)
-    assert heard.error is None
-    assert len(heard.samples) > 1920
-    assert np.abs(heard.samples).max() > 100
+    received = caller.speak("Hello there.", temperature=0.0, max_frames=20)
+    assert received.error is None
+    assert len(received.samples) > 1920
+    assert np.abs(received.samples).max() > 100
     with serving(repository, tmp_path, tiny_checkpoint, QWEN3_TTS_SHARED_CODEC_STATES="off") as other:
-        again = other.hear("Hello there.", temperature=0.0, max_frames=20)
+        again = other.speak("Hello there.", temperature=0.0, max_frames=20)
     assert "the codec's states travel with each call" in (tmp_path / "server.log").read_text()
-    assert np.abs(heard.samples.astype(int) - again.samples).max() < 200, "chunks may be cut in other places"
+    assert np.abs(received.samples.astype(int) - again.samples).max() < 200, "chunk boundaries may differ"
 
 
-def test_a_killed_codec_ends_every_stream_and_the_server(
-    repository: Path, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    with serving(repository, tmp_path, tiny_checkpoint) as voice:
-        assert voice.hear("Hello there.", max_frames=4).error is None
+def test_killed_codec_ends_every_stream_and_the_server(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with serving(repository, tmp_path, tiny_checkpoint) as caller:
+        assert caller.speak("Hello there.", max_frames=4).error is None
         with ThreadPoolExecutor(1) as pool:
-            living = pool.submit(voice.hear, "Hello there.", temperature=0.0, max_frames=4000)
-            eventually(lambda: voice.metric("qwen3_tts_requests_running") == 1)
-            os.kill(stub_of(voice.server, "code2wav"), signal.SIGKILL)
-            assert living.result(60).error is not None
-        assert voice.server.wait(60) == -signal.SIGKILL
+            in_flight = pool.submit(caller.speak, "Hello there.", temperature=0.0, max_frames=4000)
+            eventually(lambda: caller.metric("qwen3_tts_requests_running") == 1)
+            os.kill(stub_pid(caller.server, "code2wav"), signal.SIGKILL)
+            assert in_flight.result(60).error is not None
+        assert caller.server.wait(60) == -signal.SIGKILL
     log = (tmp_path / "server.log").read_text()
     assert "guard: code2wav: its process died; ending tritonserver with SIGKILL" in log

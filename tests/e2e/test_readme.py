@@ -1,4 +1,4 @@
-"""The README's own words, run in their order as a reader would."""
+"""The shell commands of README.md run in order."""
 
 import os
 import re
@@ -15,8 +15,8 @@ import pytest
 from scripts.embedded.server import Ports, is_ready
 from tests.e2e.serving import ROOT, eventually
 
-# A block's info string says how to run it: `bash server` goes on while the next blocks run; `bash gpu` needs a machine
-# that the tests do not have.
+# The info string selects how a block runs: `bash server` runs in the background of the following blocks; `bash gpu`
+# requires a GPU and is skipped.
 BLOCK = re.compile(r"^```bash ?(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 THIS_RUN = "scripts/test.sh\n"
 DEFAULT_PORTS = (Ports.grpc, Ports.http, Ports.metrics)
@@ -29,37 +29,37 @@ def blocks() -> list[tuple[str, str]]:
 
 
 @pytest.mark.timeout(900)
-def test_the_commands_of_the_readme(tmp_path: Path) -> None:
-    # A record is never written over, and this checkout may have run its README before.
+def test_readme_commands_succeed_in_order(tmp_path: Path) -> None:
+    # `bench` does not overwrite a record, and an earlier run may have left one.
     shutil.rmtree(ROOT / "artifacts" / "first", ignore_errors=True)
     commands = [(kind, command) for kind, command in blocks() if kind != "gpu" and command != THIS_RUN]
     assert [command for _, command in commands].index("scripts/quickstart.sh\n") == 0
-    assert all(port_is_free(port) for port in DEFAULT_PORTS), "a server on the default ports is in the way"
-    before = [command for kind, command in commands[: position(commands, "server")]]
+    assert all(port_is_free(port) for port in DEFAULT_PORTS), "a default port is already in use"
+    before = [command for kind, command in commands[: index_of_kind(commands, "server")]]
     for command in before:
         run(command)
-    assert all(port_is_free(port) for port in DEFAULT_PORTS), "a command left its server behind"
+    assert all(port_is_free(port) for port in DEFAULT_PORTS), "a command left a server running"
     [server] = [command for kind, command in commands if kind == "server"]
     with background(server, tmp_path / "server.log"):
         for _, command in commands[len(before) + 1 :]:
             run(command)
-    assert (ROOT / "hello.wav").stat().st_size > 1920 * 2, "one frame at least: random weights end where they like"
+    assert (ROOT / "hello.wav").stat().st_size > 1920 * 2, "random weights may end an utterance after one frame"
     (ROOT / "hello.wav").unlink()
 
 
-def test_the_two_commands_are_on_the_first_screen() -> None:
+def test_quickstart_and_test_commands_are_in_the_first_30_lines() -> None:
     first_screen = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:30]
     assert {"scripts/quickstart.sh", "scripts/test.sh"} <= set(first_screen)
 
 
-def position(commands: list[tuple[str, str]], kind: str) -> int:
+def index_of_kind(commands: list[tuple[str, str]], kind: str) -> int:
     return [found for found, _ in commands].index(kind)
 
 
 def run(command: str) -> None:
     done = subprocess.run(["bash", "-ec", command], cwd=ROOT, capture_output=True, text=True, timeout=RUN_SECONDS)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    assert done.stdout.strip() or "--output" in command, f"{command} said nothing"
+    assert done.stdout.strip() or "--output" in command, f"{command} printed nothing"
 
 
 @contextmanager

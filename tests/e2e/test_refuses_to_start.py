@@ -1,4 +1,4 @@
-"""A server that cannot serve says which file is wrong and ends."""
+"""A server with an invalid checkpoint, codec or setting exits and logs the cause."""
 
 import json
 import shutil
@@ -18,12 +18,12 @@ from tests.e2e.serving import copy_repository, serve
 TALKER_ONLY = ("--model-control-mode=explicit", "--load-model=qwen3_tts")
 
 
-def remove_vocabulary(checkpoint: Path, codec: Path) -> str:
+def vocabulary_missing(checkpoint: Path, codec: Path) -> str:
     (checkpoint / "vocab.json").unlink()
     return f"{checkpoint / 'vocab.json'}: missing from the checkpoint"
 
 
-def change_size(checkpoint: Path, codec: Path) -> str:
+def config_with_other_size(checkpoint: Path, codec: Path) -> str:
     path = checkpoint / "config.json"
     config = json.loads(path.read_text())
     config["talker_config"]["intermediate_size"] *= 2
@@ -31,7 +31,7 @@ def change_size(checkpoint: Path, codec: Path) -> str:
     return f"{checkpoint / 'model.safetensors'}: tensor talker.model.layers.0.mlp.gate_proj.weight has shape"
 
 
-def change_tensor(checkpoint: Path, codec: Path) -> str:
+def tensor_with_other_shape(checkpoint: Path, codec: Path) -> str:
     path = checkpoint / "model.safetensors"
     tensors = load_file(path)
     tensors["talker.codec_head.weight"] = torch.zeros(3, 3)
@@ -39,7 +39,7 @@ def change_tensor(checkpoint: Path, codec: Path) -> str:
     return f"{path}: tensor talker.codec_head.weight has shape [3, 3], config.json says [3072"
 
 
-def forget_field(checkpoint: Path, codec: Path) -> str:
+def config_field_missing(checkpoint: Path, codec: Path) -> str:
     path = checkpoint / "config.json"
     config = json.loads(path.read_text())
     del config["talker_config"]["codec_bos_id"]
@@ -47,23 +47,23 @@ def forget_field(checkpoint: Path, codec: Path) -> str:
     return f"{path}: talker_config.codec_bos_id: Field required"
 
 
-def other_codec(checkpoint: Path, codec: Path) -> str:
+def other_state_size(checkpoint: Path, codec: Path) -> str:
     manifest = CodecManifest.read(codec)
     manifest.model_copy(update={"state_size": 1298496}).write(codec)
     return f"{codec / 'model.json'}: state_size is 1298496, {checkpoint} has "
 
 
-def other_weights(checkpoint: Path, codec: Path) -> str:
+def other_codec_digest(checkpoint: Path, codec: Path) -> str:
     CodecManifest.read(codec).model_copy(update={"codec_digest": "0" * 64}).write(codec)
     return f"{codec / 'model.json'}: codec_digest is 000"
 
 
-def no_codec(checkpoint: Path, codec: Path) -> str:
+def codec_manifest_missing(checkpoint: Path, codec: Path) -> str:
     (codec / "model.json").unlink()
     return f"{codec / 'model.json'}: missing"
 
 
-def export_of_before(checkpoint: Path, codec: Path) -> str:
+def manifest_of_an_older_export(checkpoint: Path, codec: Path) -> str:
     path = codec / "model.json"
     manifest = json.loads(path.read_text())
     del manifest["chunk_frames"]
@@ -79,7 +79,7 @@ def other_chunk_lengths(checkpoint: Path, codec: Path) -> str:
     )
 
 
-def plan_without_a_gpu(checkpoint: Path, codec: Path) -> str:
+def tensorrt_plan_on_cpu(checkpoint: Path, codec: Path) -> str:
     engine = EngineFacts(
         library="tensorrt", version="10.14.1.48", gpu="NVIDIA H200", compute_capability="9.0", strongly_typed=True,
         level=3, layers=1, size=1, build_seconds=1, plugin=False, profiles=[{}],
@@ -90,28 +90,30 @@ def plan_without_a_gpu(checkpoint: Path, codec: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "corrupt",
     [
-        remove_vocabulary,
-        change_size,
-        change_tensor,
-        forget_field,
-        other_codec,
-        other_weights,
-        no_codec,
-        export_of_before,
+        vocabulary_missing,
+        config_with_other_size,
+        tensor_with_other_shape,
+        config_field_missing,
+        other_state_size,
+        other_codec_digest,
+        codec_manifest_missing,
+        manifest_of_an_older_export,
         other_chunk_lengths,
-        plan_without_a_gpu,
+        tensorrt_plan_on_cpu,
     ],
-    ids=lambda spoil: spoil.__name__,
+    ids=lambda corrupt: corrupt.__name__,
 )
-def test_the_log_names_the_file(spoil: Callable[[Path, Path], str], tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_log_names_the_invalid_file(
+    corrupt: Callable[[Path, Path], str], tiny_checkpoint: Path, tmp_path: Path
+) -> None:
     repository = copy_repository(tmp_path / "model_repository", fakes=False)
     checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
     codec = repository / "code2wav" / "1"
     write_manifest(checkpoint, codec)
-    message = spoil(checkpoint, codec)
-    # There is no codec to prove.
+    message = corrupt(checkpoint, codec)
+    # No codec is loaded to compare with golden cases.
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), "QWEN3_TTS_CODEC_PROOF_SECONDS": "0"}
     with (
         pytest.raises(ServerError, match="ended with exit code 1"),
@@ -121,14 +123,14 @@ def test_the_log_names_the_file(spoil: Callable[[Path, Path], str], tiny_checkpo
     assert message in (tmp_path / "server" / "server.log").read_text()
 
 
-def test_an_unknown_setting_is_refused(scripted_repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_invalid_setting_prevents_start(scripted_repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     environment = {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint), "QWEN3_TTS_MAX_STREAMS": "none"}
     with pytest.raises(ServerError), serve(scripted_repository, tmp_path, environment, TALKER_ONLY):
         pass
     assert "max_streams: 'none': Input should be a valid integer" in (tmp_path / "server.log").read_text()
 
 
-def test_a_second_talker_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_two_talker_instances_prevent_start(tiny_checkpoint: Path, tmp_path: Path) -> None:
     repository = copy_repository(tmp_path / "model_repository", fakes=True)
     config = repository / "qwen3_tts" / "config.pbtxt"
     config.write_text(config.read_text().replace("count: 1", "count: 2"))
@@ -139,7 +141,7 @@ def test_a_second_talker_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> No
 
 
 def write_manifest(checkpoint: Path, folder: Path) -> None:
-    """model.json as the export of this checkpoint's codec writes it."""
+    """Writes model.json as the exporter does for this checkpoint's codec."""
     opened = Checkpoint.open(str(checkpoint))
     CodecManifest(
         form="onnx", state_size=state_size(opened.speech_tokenizer.decoder_config), state_dtype="FP32",

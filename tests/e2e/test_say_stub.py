@@ -1,4 +1,4 @@
-"""`say` against a server that speaks to a script."""
+"""`say` against a stub server with scripted responses."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def figure(line: str, name: str) -> float:
     return float(line.split(f"{name} ")[1].split()[0])
 
 
-def test_it_writes_a_wav_and_says_how_it_was_served(
+def test_say_writes_a_wav_and_prints_latency_and_underruns(
     stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "hello.wav"
@@ -50,14 +50,14 @@ def test_it_writes_a_wav_and_says_how_it_was_served(
     request = stub.servicer.received[-1]
     assert {tensor.name for tensor in request.inputs} == {"text", "speaker", "seed"}
     line = capsys.readouterr().err
-    # The stub never sends early; how late it is depends on the machine.
+    # The stub never sends early; its delay depends on the machine.
     assert 50 <= figure(line, "· TTFA") < 250
-    # The onset is 10 ms into the second chunk, which comes 170 ms late.
+    # The onset is 10 ms into the second chunk, which arrives 170 ms late.
     assert 310 <= figure(line, "audible TTFA") < 550
     assert "underruns 1 (" in line
 
 
-def test_raw_pcm_goes_to_standard_output(stub: StubServer) -> None:
+def test_output_dash_writes_raw_pcm_to_standard_output(stub: StubServer) -> None:
     command = [*SAY, "-u", stub.url, script(chunks=[[0, 2]]), "--output", "-"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=60)
     pcm = np.frombuffer(done.stdout, "<i2")
@@ -65,7 +65,7 @@ def test_raw_pcm_goes_to_standard_output(stub: StubServer) -> None:
     assert set(np.abs(pcm)) == {8000}
 
 
-def test_text_from_standard_input_is_sent_as_it_comes(stub: StubServer, tmp_path: Path) -> None:
+def test_standard_input_is_sent_piece_by_piece(stub: StubServer, tmp_path: Path) -> None:
     command = [*SAY, "-u", stub.url, "-", "--output", str(tmp_path / "a.wav")]
     before = len(stub.servicer.received)
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
@@ -117,7 +117,7 @@ def test_ctrl_c_cancels_the_stream(stub: StubServer, tmp_path: Path) -> None:
         ({"chunks": [[0, 1]]}, ["--output", "/none/a.wav"], ExitCode.USAGE, "/none/a.wav: No such file or directory"),
     ],
 )
-def test_what_goes_wrong_is_said_clearly(
+def test_error_sets_exit_code_and_message(
     stub: StubServer,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -132,7 +132,7 @@ def test_what_goes_wrong_is_said_clearly(
     assert message in capsys.readouterr().err
 
 
-def test_a_server_that_is_not_ready(capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_that_is_not_ready_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with StubServer(ready=False) as server:
         assert say(server, "hello") == ExitCode.SERVER
     assert "up but not ready" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Requests of sequences in any order, with any flags and any text: each is answered once, nothing hangs or leaks."""
+"""Fuzzes sequence requests with random order, flags and text: each request ends once and no stream leaks."""
 
 import random
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 
 from qwen3_tts_client.protocol import SpeechRequest, TextPiece, encode
 from scripts.embedded.server import TritonServer
-from tests.e2e.serving import Voice, eventually, serve
+from tests.e2e.serving import Caller, eventually, serve
 
 STREAMS = 8
 ROUNDS = 12
@@ -29,7 +29,7 @@ def scripted(
 
 
 def random_request(rng: random.Random) -> Any:
-    """One of a few ids, so that streams get in each other's way too."""
+    """A request with one of a few ids, so that sequences collide."""
     sequence_id: int | str = rng.choice([0, 1, 2, 3, "a", 2**63 - 1])
     piece = TextPiece(sequence_id, start=rng.random() < 0.3, end=rng.random() < 0.2)
     fields: dict[str, Any] = {"speaker": "ryan", "max_frames": rng.choice([1, 9, 40, 5000])} if piece.start else {}
@@ -38,11 +38,11 @@ def random_request(rng: random.Random) -> Any:
     return encode(SpeechRequest(rng.choice(TEXTS), **fields), request_id=str(rng.random()), piece=piece)
 
 
-def answers(voice: Voice, rng: random.Random) -> list[str]:
-    """How each of many requests on one gRPC stream was ended."""
+def send_random_requests(caller: Caller, rng: random.Random) -> list[str]:
+    """Sends requests on one gRPC stream; returns the outcome of each."""
     requests = [random_request(rng) for _ in range(REQUESTS)]
     ends = []
-    for response in voice.stub.ModelStreamInfer(iter(requests), timeout=60):
+    for response in caller.stub.ModelStreamInfer(iter(requests), timeout=60):
         if response.error_message:
             ends.append(response.error_message)
         elif response.infer_response.parameters["triton_final_response"].bool_param:
@@ -50,14 +50,14 @@ def answers(voice: Voice, rng: random.Random) -> list[str]:
     return ends
 
 
-def test_every_request_is_answered_once_and_nothing_leaks(voice: Voice) -> None:
+def test_random_sequence_requests_end_once_and_leave_no_streams(caller: Caller) -> None:
     with ThreadPoolExecutor(STREAMS) as pool:
-        rounds = list(pool.map(lambda seed: answers(voice, random.Random(seed)), range(STREAMS * ROUNDS)))
+        rounds = list(pool.map(lambda seed: send_random_requests(caller, random.Random(seed)), range(STREAMS * ROUNDS)))
     assert [len(ends) for ends in rounds] == [REQUESTS] * STREAMS * ROUNDS
     codes = {end.split(":")[0] for ends in rounds for end in ends}
     assert codes <= {"ok", "INVALID_ARG", "CANCELLED", "UNAVAILABLE"}, codes
     assert {"ok", "INVALID_ARG"} <= codes
-    eventually(lambda: voice.metric("qwen3_tts_requests_running") == 0)
-    assert voice.metric("qwen3_tts_requests_waiting") == 0
-    heard = voice.hear(seed=1, max_frames=9)
-    assert (heard.error, len(heard.samples)) == (None, 9 * 1920)
+    eventually(lambda: caller.metric("qwen3_tts_requests_running") == 0)
+    assert caller.metric("qwen3_tts_requests_waiting") == 0
+    received = caller.speak(seed=1, max_frames=9)
+    assert (received.error, len(received.samples)) == (None, 9 * 1920)

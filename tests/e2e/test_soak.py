@@ -1,4 +1,4 @@
-"""Three minutes of scripts.soak; what it is for is said there."""
+"""Runs scripts.soak for three minutes and checks its record."""
 
 import json
 import subprocess
@@ -10,12 +10,12 @@ import pytest
 from tests.e2e.serving import ROOT
 
 MINUTES = 3
-# By which all processes together may grow in a minute of calls, and Python's own caches do.
+# Allowed growth of all processes together, mostly of Python's own caches.
 GROWTH_MIB = 100
 
 
 @pytest.mark.timeout(900)
-def test_soak(tmp_path: Path) -> None:
+def test_soak_has_no_hung_mixed_or_leaked_requests(tmp_path: Path) -> None:
     output = tmp_path / "soak.json"
     command = [sys.executable, "-m", "scripts.soak", f"--minutes={MINUTES}", f"--folder={tmp_path}"]
     done = subprocess.run([*command, f"--output={output}"], cwd=ROOT, capture_output=True, text=True, check=False)

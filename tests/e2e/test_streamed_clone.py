@@ -1,4 +1,4 @@
-"""Text that comes in pieces, in a cloned voice that is found while they come, through tritonserver."""
+"""Streamed text in a cloned voice through tritonserver."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from qwen3_tts_client.say import streamed
 from qwen3_tts_client.stream import Timeouts
 from qwen3_tts_client.sync_stream import speak
 from tests.conftest import CheckpointOf
-from tests.e2e.serving import Voice, eventually
+from tests.e2e.serving import Caller, eventually
 from tests.e2e.test_voices import IN_CONTEXT, X_VECTOR, assert_same, repository, serving
 from tests.oracle.test_encoders import recording
 
@@ -22,21 +22,21 @@ TEXT = "Hello there, this is a clone. It speaks two sentences, and its text come
 
 
 @pytest.fixture(scope="module")
-def caller(repository: Path, checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voice]:
+def caller(repository: Path, checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
     settings = {"base_frames": "20", "frames_per_text_token": "1", "part_text_tokens": "16"}
     folder = tmp_path_factory.mktemp("server")
-    with serving(repository, checkpoint_of("base"), folder, **settings) as server, Voice(server) as voice:
-        yield voice
+    with serving(repository, checkpoint_of("base"), folder, **settings) as server, Caller(server) as caller:
+        yield caller
 
 
-def samples(caller: Voice, requests: Any) -> np.ndarray:
+def samples(caller: Caller, requests: Any) -> np.ndarray:
     return np.concatenate([chunk.pcm for _, chunk in speak(caller.stub, requests, Timeouts(120, 60))])
 
 
 @pytest.mark.parametrize("clone", [IN_CONTEXT, X_VECTOR], ids=["in-context", "x-vector-only"])
-def test_pieces_sound_as_the_whole(caller: Voice, clone: dict[str, Any]) -> None:
-    """All pieces are there before the encoders are done; the reference's own text may be shorter than its frames."""
-    # A reference that the server has not met, so that its voice has to be waited for.
+def test_streamed_pieces_equal_the_whole_text(caller: Caller, clone: dict[str, Any]) -> None:
+    """All pieces arrive before the encoders finish; the text may need fewer rows than the reference has frames."""
+    # Not in the voice cache, so the sequence waits for the encoders.
     clone = clone | {"ref_audio": recording(24000, 48_000 + len(clone))}
     request = SpeechRequest("", seed=3, **clone)
     pieces = samples(caller, streamed(request, "qwen3_tts", [TEXT[:3], TEXT[3:40], TEXT[40:]]))
@@ -44,7 +44,7 @@ def test_pieces_sound_as_the_whole(caller: Voice, clone: dict[str, Any]) -> None
     assert_same(pieces, whole)
 
 
-def test_what_is_wrong_with_the_voice_ends_the_sequence(caller: Voice) -> None:
+def test_invalid_voice_ends_the_sequence_with_its_error(caller: Caller) -> None:
     missing = SpeechRequest("", voice="nobody")
     with pytest.raises(SpeechError, match="INVALID_ARG: voice: 'nobody'"):
         samples(caller, streamed(missing, "qwen3_tts", ["Hello ", "there."]))
@@ -54,5 +54,5 @@ def test_what_is_wrong_with_the_voice_ends_the_sequence(caller: Voice) -> None:
     eventually(lambda: caller.metric("qwen3_tts_requests_running") == 0)
 
 
-def test_long_text_in_a_cloned_voice(caller: Voice) -> None:
+def test_long_text_in_a_cloned_voice_produces_audio(caller: Caller) -> None:
     assert len(samples(caller, [encode(SpeechRequest(TEXT * 2, seed=1, **IN_CONTEXT))])) > 0

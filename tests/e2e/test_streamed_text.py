@@ -1,4 +1,4 @@
-"""One utterance whose text comes in several requests of one Triton sequence, through a real tritonserver."""
+"""Streamed text through a real tritonserver: the requests of one Triton sequence form one utterance."""
 
 import itertools
 import queue
@@ -14,7 +14,7 @@ import pytest
 
 from qwen3_tts_client.protocol import SpeechRequest, TextPiece, encode
 from scripts.embedded.server import TritonServer
-from tests.e2e.serving import Voice, eventually, serve
+from tests.e2e.serving import Caller, eventually, serve
 
 SAMPLES_PER_FRAME = 1920
 IDLE_SECONDS = 2.0
@@ -30,10 +30,10 @@ def scripted(
         yield server
 
 
-class Dictation:
-    """A gRPC stream on which the requests of one sequence are sent one by one, and everything that comes back."""
+class SequenceStream:
+    """Sends the requests of one sequence on a gRPC stream and collects the responses."""
 
-    def __init__(self, voice: Voice, sequence_id: int | str | None = None) -> None:
+    def __init__(self, caller: Caller, sequence_id: int | str | None = None) -> None:
         self.sequence_id = next(ids) if sequence_id is None else sequence_id
         self.responses: queue.Queue[Any] = queue.Queue()
         self.errors: list[str] = []
@@ -41,7 +41,7 @@ class Dictation:
         self.pcm: list[np.ndarray] = []
         self.arrivals: list[int] = []
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.call = voice.stub.ModelStreamInfer(iter(self._outbox.get, None), timeout=60)
+        self.call = caller.stub.ModelStreamInfer(iter(self._outbox.get, None), timeout=60)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -52,14 +52,14 @@ class Dictation:
         self._outbox.put(encode(SpeechRequest(text, **fields), request_id=name, piece=piece))
 
     def finish(self) -> None:
-        """No more requests; returns when every one was answered."""
+        """Closes the request side and waits for all responses."""
         self._outbox.put(None)
         self._reader.join(60)
         assert not self._reader.is_alive()
 
     @property
     def frames(self) -> list[tuple[int, int]]:
-        """(seed, number) of each frame heard."""
+        """(seed, number) of each received frame."""
         if not self.pcm:
             return []
         return [(int(a), int(b)) for a, b in np.concatenate(self.pcm).reshape(-1, SAMPLES_PER_FRAME)[:, :2]]
@@ -83,100 +83,102 @@ class Dictation:
             self.ends.append(result.id)
 
 
-def test_the_first_request_gets_the_audio_and_each_one_ends_once(voice: Voice) -> None:
-    one = Dictation(voice)
-    one.send("Hello ", "first", start=True, seed=5, max_frames=30)
+def test_first_request_receives_the_audio_and_each_request_ends_once(caller: Caller) -> None:
+    stream = SequenceStream(caller)
+    stream.send("Hello ", "first", start=True, seed=5, max_frames=30)
     for number in range(4):
-        one.send("more words ", f"more-{number}")
-    one.send("", "last", end=True)
-    one.finish()
-    assert one.errors == []
-    assert sorted(one.ends) == ["first", "last", *(f"more-{number}" for number in range(4))]
-    assert one.ends[-1] == "first"
-    assert one.frames == [(5, number) for number in range(30)]
+        stream.send("more words ", f"more-{number}")
+    stream.send("", "last", end=True)
+    stream.finish()
+    assert stream.errors == []
+    assert sorted(stream.ends) == ["first", "last", *(f"more-{number}" for number in range(4))]
+    assert stream.ends[-1] == "first"
+    assert stream.frames == [(5, number) for number in range(30)]
 
 
-def test_words_every_200_ms_are_heard_before_the_third(voice: Voice) -> None:
-    one = Dictation(voice)
+def test_audio_starts_before_the_third_of_words_sent_every_200_ms(caller: Caller) -> None:
+    stream = SequenceStream(caller)
     sent = []
     for word in ("The", " quick", " brown", " fox", " jumps."):
-        one.send(word, start=not sent, **({} if sent else {"max_frames": 40}))
+        stream.send(word, start=not sent, **({} if sent else {"max_frames": 40}))
         sent.append(time.perf_counter_ns())
         time.sleep(0.2)
-    one.send("", end=True)
-    one.finish()
-    assert one.errors == []
-    after = [round((one.arrivals[0] - at) / 1e6) for at in sent[:2]]
+    stream.send("", end=True)
+    stream.finish()
+    assert stream.errors == []
+    after = [round((stream.arrivals[0] - at) / 1e6) for at in sent[:2]]
     print(f"first audio {after[0]} ms after the first word, {after[1]} after the second")
-    assert one.arrivals[0] < sent[2]
+    assert stream.arrivals[0] < sent[2]
 
 
-def test_a_stream_without_text_waits_and_others_do_not(voice: Voice) -> None:
-    one = Dictation(voice)
-    one.send("Hello you", start=True, seed=1, max_frames=60)
-    eventually(lambda: len(one.frames) > 0)
+def test_stream_without_text_waits_without_delaying_others(caller: Caller) -> None:
+    stream = SequenceStream(caller)
+    stream.send("Hello you", start=True, seed=1, max_frames=60)
+    eventually(lambda: len(stream.frames) > 0)
     time.sleep(0.3)
-    stalled = len(one.frames)
+    stalled = len(stream.frames)
     assert stalled < 60
-    other = voice.hear(seed=2, max_frames=20)
+    other = caller.speak(seed=2, max_frames=20)
     assert len(other.samples) == 20 * SAMPLES_PER_FRAME
-    assert len(one.frames) == stalled
-    one.send(" there.", end=True)
-    one.finish()
-    assert one.frames == [(1, number) for number in range(60)]
+    assert len(stream.frames) == stalled
+    stream.send(" there.", end=True)
+    stream.finish()
+    assert stream.frames == [(1, number) for number in range(60)]
 
 
-def test_a_client_that_vanishes_frees_its_slot(voice: Voice) -> None:
-    one, wordless = Dictation(voice), Dictation(voice)
-    one.send("Hello you", start=True, max_frames=60)
-    wordless.send("", start=True)
-    eventually(lambda: voice.metric("qwen3_tts_requests_running") == 1)
-    cancelled = voice.metric("qwen3_tts_requests_total", outcome="cancelled")
-    one.call.cancel()
-    wordless.call.cancel()
-    eventually(lambda: voice.metric("qwen3_tts_requests_running") == 0)
-    eventually(lambda: voice.metric("qwen3_tts_requests_total", outcome="cancelled") == cancelled + 2)
+def test_cancelled_sequences_free_their_slots(caller: Caller) -> None:
+    stream, without_text = SequenceStream(caller), SequenceStream(caller)
+    stream.send("Hello you", start=True, max_frames=60)
+    without_text.send("", start=True)
+    eventually(lambda: caller.metric("qwen3_tts_requests_running") == 1)
+    cancelled = caller.metric("qwen3_tts_requests_total", outcome="cancelled")
+    stream.call.cancel()
+    without_text.call.cancel()
+    eventually(lambda: caller.metric("qwen3_tts_requests_running") == 0)
+    eventually(lambda: caller.metric("qwen3_tts_requests_total", outcome="cancelled") == cancelled + 2)
 
 
-def test_a_sequence_that_never_ends_is_ended(voice: Voice) -> None:
-    one = Dictation(voice, "forgotten")
-    one.send("Hello you", start=True, max_frames=60)
-    eventually(lambda: one.errors != [], 4 * IDLE_SECONDS)
-    assert f"CANCELLED: sequence_id: 'forgotten': neither text nor sequence_end for {IDLE_SECONDS:g} s" in one.errors[0]
-    eventually(lambda: voice.metric("qwen3_tts_requests_running") == 0)
-    one.finish()
+def test_idle_sequence_is_cancelled(caller: Caller) -> None:
+    stream = SequenceStream(caller, "forgotten")
+    stream.send("Hello you", start=True, max_frames=60)
+    eventually(lambda: stream.errors != [], 4 * IDLE_SECONDS)
+    assert (
+        f"CANCELLED: sequence_id: 'forgotten': neither text nor sequence_end for {IDLE_SECONDS:g} s" in stream.errors[0]
+    )
+    eventually(lambda: caller.metric("qwen3_tts_requests_running") == 0)
+    stream.finish()
 
 
 @pytest.mark.parametrize("sequence_id", [7_000, 2**63 - 1, "a-name"])
-def test_an_id_can_be_used_again(voice: Voice, sequence_id: int | str) -> None:
+def test_sequence_id_can_be_reused_after_the_end(caller: Caller, sequence_id: int | str) -> None:
     for seed in (1, 2):
-        one = Dictation(voice, sequence_id)
-        one.send("Hello.", start=True, end=True, seed=seed, max_frames=9)
-        one.finish()
-        assert (one.errors, one.frames) == ([], [(seed, number) for number in range(9)])
+        stream = SequenceStream(caller, sequence_id)
+        stream.send("Hello.", start=True, end=True, seed=seed, max_frames=9)
+        stream.finish()
+        assert (stream.errors, stream.frames) == ([], [(seed, number) for number in range(9)])
 
 
-def test_white_space_alone_may_continue_a_text(voice: Voice) -> None:
-    one = Dictation(voice)
-    one.send(" \n", start=True, max_frames=9)
-    one.send("  ")
-    one.send("Hello.")
-    one.send("\t", end=True)
-    one.finish()
-    assert (one.errors, len(one.frames)) == ([], 9)
+def test_pieces_of_white_space_are_accepted(caller: Caller) -> None:
+    stream = SequenceStream(caller)
+    stream.send(" \n", start=True, max_frames=9)
+    stream.send("  ")
+    stream.send("Hello.")
+    stream.send("\t", end=True)
+    stream.finish()
+    assert (stream.errors, len(stream.frames)) == ([], 9)
 
 
 NOT_OPEN = "not open: no sequence_start yet, or its end came"
 
 
-def test_pieces_without_a_start_and_after_the_end_are_refused(voice: Voice) -> None:
+def test_pieces_outside_an_open_sequence_are_rejected(caller: Caller) -> None:
     for end in (False, True):
-        lost = Dictation(voice, 4711)
+        lost = SequenceStream(caller, 4711)
         lost.send("Hello.", end=end)
         lost.finish()
         [error] = lost.errors
         assert f"INVALID_ARG: sequence_id: 4711: {NOT_OPEN}" in error
-    late = Dictation(voice, 4712)
+    late = SequenceStream(caller, 4712)
     late.send("Hello.", start=True, end=True, max_frames=9)
     late.send(" And more.")
     late.finish()
@@ -185,15 +187,15 @@ def test_pieces_without_a_start_and_after_the_end_are_refused(voice: Voice) -> N
     assert len(late.frames) == 9
 
 
-def test_a_second_start_of_a_live_sequence_is_refused_and_the_first_goes_on(voice: Voice) -> None:
-    one = Dictation(voice, 4713)
-    one.send("Hello ", start=True, max_frames=9)
-    one.send("again", start=True)
-    one.send(" you.", end=True)
-    one.finish()
-    [error] = one.errors
+def test_second_start_is_rejected_and_the_open_sequence_continues(caller: Caller) -> None:
+    stream = SequenceStream(caller, 4713)
+    stream.send("Hello ", start=True, max_frames=9)
+    stream.send("again", start=True)
+    stream.send(" you.", end=True)
+    stream.finish()
+    [error] = stream.errors
     assert "INVALID_ARG: sequence_id: 4713: in use: end its utterance first, or take another id" in error
-    assert len(one.frames) == 9
+    assert len(stream.frames) == 9
 
 
 @pytest.mark.parametrize(
@@ -205,37 +207,37 @@ def test_a_second_start_of_a_live_sequence_is_refused_and_the_first_goes_on(voic
     ],
     ids=["control-token", "white-space", "too-long"],
 )
-def test_a_text_that_cannot_be_spoken_ends_the_utterance(voice: Voice, pieces: list[str], message: str) -> None:
-    one = Dictation(voice)
+def test_invalid_text_ends_the_utterance_with_an_error(caller: Caller, pieces: list[str], message: str) -> None:
+    stream = SequenceStream(caller)
     for number, piece in enumerate(pieces):
-        one.send(piece, start=number == 0, end=number == len(pieces) - 1)
-    one.finish()
-    assert len([error for error in one.errors if message in error]) == 2, one.errors
-    eventually(lambda: voice.metric("qwen3_tts_requests_running") == 0)
+        stream.send(piece, start=number == 0, end=number == len(pieces) - 1)
+    stream.finish()
+    assert len([error for error in stream.errors if message in error]) == 2, stream.errors
+    eventually(lambda: caller.metric("qwen3_tts_requests_running") == 0)
 
 
-def test_only_the_first_request_says_how_to_speak(voice: Voice) -> None:
-    one = Dictation(voice)
-    one.send("Hello ", start=True, max_frames=9)
-    one.send("you ", speaker="serena")
-    one.send("there.", end=True)
-    one.finish()
-    [error] = one.errors
+def test_voice_fields_after_the_first_request_are_rejected(caller: Caller) -> None:
+    stream = SequenceStream(caller)
+    stream.send("Hello ", start=True, max_frames=9)
+    stream.send("you ", speaker="serena")
+    stream.send("there.", end=True)
+    stream.finish()
+    [error] = stream.errors
     assert "INVALID_ARG: speaker: 'serena': goes with the first request of a sequence" in error
-    assert len(one.frames) == 9
+    assert len(stream.frames) == 9
 
 
-def test_a_start_that_is_refused_opens_nothing(voice: Voice) -> None:
-    one = Dictation(voice)
-    one.send("Hello ", start=True, speaker="nobody")
-    one.send("you.", end=True)
-    one.finish()
-    assert "INVALID_ARG: speaker: 'nobody'" in one.errors[0]
-    assert NOT_OPEN in one.errors[1]
+def test_rejected_start_does_not_open_a_sequence(caller: Caller) -> None:
+    stream = SequenceStream(caller)
+    stream.send("Hello ", start=True, speaker="nobody")
+    stream.send("you.", end=True)
+    stream.finish()
+    assert "INVALID_ARG: speaker: 'nobody'" in stream.errors[0]
+    assert NOT_OPEN in stream.errors[1]
 
 
-def test_a_sequence_needs_an_id(voice: Voice) -> None:
+def test_sequence_without_an_id_is_rejected(caller: Caller) -> None:
     message = encode(SpeechRequest("Hello.", speaker="ryan"))
     message.parameters["sequence_start"].bool_param = True
-    [response] = list(voice.stub.ModelStreamInfer(iter([message]), timeout=30))
+    [response] = list(caller.stub.ModelStreamInfer(iter([message]), timeout=30))
     assert "INVALID_ARG: sequence_id: 0: sequence_start and sequence_end need one" in response.error_message

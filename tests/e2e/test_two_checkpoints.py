@@ -1,4 +1,4 @@
-"""Two checkpoints on one tritonserver, with the real talker and codec; streamed and long text through them."""
+"""Two checkpoints on one tritonserver, with the real talker and codec; streamed and long text."""
 
 import shutil
 import subprocess
@@ -26,7 +26,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.add_model import add_model
 from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.conftest import CheckpointOf
-from tests.e2e.serving import ROOT, Heard, Voice, copy_repository, serve
+from tests.e2e.serving import ROOT, Caller, Received, copy_repository, serve
 from tests.oracle.test_encoders import recording
 
 DESIGN = "qwen3_tts_design"
@@ -54,33 +54,35 @@ def server(
 
 
 @pytest.fixture(scope="module")
-def caller(server: TritonServer) -> Iterator[Voice]:
-    with Voice(server) as voice:
-        voice.hear("Warm up.", seed=0, max_frames=20)
-        yield voice
+def caller(server: TritonServer) -> Iterator[Caller]:
+    with Caller(server) as caller:
+        caller.speak("Warm up.", seed=0, max_frames=20)
+        yield caller
 
 
-def hear(voice: Voice, requests: list[SpeechRequest], model: str = "qwen3_tts") -> Heard:
-    heard = Heard()
-    for arrival, chunk in speak(voice.stub, [encode(request, model) for request in requests], Timeouts(120, 60)):
-        heard.pcm.append(chunk.pcm)
-        heard.arrivals.append(arrival)
-    return heard
+def request_speech(caller: Caller, requests: list[SpeechRequest], model: str = "qwen3_tts") -> Received:
+    received = Received()
+    for arrival, chunk in speak(caller.stub, [encode(request, model) for request in requests], Timeouts(120, 60)):
+        received.pcm.append(chunk.pcm)
+        received.arrivals.append(arrival)
+    return received
 
 
-def test_each_model_speaks_its_checkpoint_at_the_same_time(caller: Voice) -> None:
+def test_concurrent_models_use_their_own_checkpoints(caller: Caller) -> None:
     custom = SpeechRequest("Hello there.", seed=3, max_frames=20, **CUSTOM)
     design = SpeechRequest("Hello there.", seed=3, max_frames=20, instruct="A calm old man.")
-    alone = hear(caller, [custom]), hear(caller, [design], DESIGN)
+    alone = request_speech(caller, [custom]), request_speech(caller, [design], DESIGN)
     with ThreadPoolExecutor(8) as pool:
-        crowd = list(pool.map(lambda i: hear(caller, *(([custom],) if i % 2 else ([design], DESIGN))), range(8)))
-    for i, heard in enumerate(crowd):
+        concurrent = list(
+            pool.map(lambda i: request_speech(caller, *(([custom],) if i % 2 else ([design], DESIGN))), range(8))
+        )
+    for i, received in enumerate(concurrent):
         expected = alone[0] if i % 2 else alone[1]
-        np.testing.assert_allclose(heard.samples / 32767, expected.samples / 32767, atol=1e-4)
+        np.testing.assert_allclose(received.samples / 32767, expected.samples / 32767, atol=1e-4)
     assert not np.array_equal(alone[0].samples, alone[1].samples)
 
 
-def test_a_mode_that_a_checkpoint_has_not_is_refused_with_the_one_it_has(caller: Voice) -> None:
+def test_unsupported_mode_is_rejected_with_the_supported_one(caller: Caller) -> None:
     [response] = caller.stub.ModelStreamInfer(
         iter([encode(SpeechRequest("Hello.", instruct="Calm.", speaker="ryan"), DESIGN)]), timeout=30
     )
@@ -89,49 +91,51 @@ def test_a_mode_that_a_checkpoint_has_not_is_refused_with_the_one_it_has(caller:
     assert "INVALID_ARG: speaker: None: required: one of aiden" in response.error_message
 
 
-def test_each_model_has_its_own_metrics(caller: Voice) -> None:
-    time.sleep(1.5)  # metrics are reported twice a second
+def test_metrics_are_separate_for_each_model(caller: Caller) -> None:
+    time.sleep(1.5)  # metrics are exported every 0.5 s
     before = [caller.metric("qwen3_tts_requests_total", outcome="ok", model=m) for m in ("qwen3_tts", DESIGN)]
-    hear(caller, [SpeechRequest("Hello.", max_frames=5, instruct="Calm.")], DESIGN)
+    request_speech(caller, [SpeechRequest("Hello.", max_frames=5, instruct="Calm.")], DESIGN)
     time.sleep(1.5)
     after = [caller.metric("qwen3_tts_requests_total", outcome="ok", model=m) for m in ("qwen3_tts", DESIGN)]
     assert (after[0] - before[0], after[1] - before[1]) == (0, 1)
 
 
 @pytest.mark.parametrize("model", ["qwen3_tts", DESIGN])
-def test_words_that_come_one_by_one_sound_as_the_whole(caller: Voice, model: str) -> None:
+def test_words_sent_one_by_one_equal_the_whole_text(caller: Caller, model: str) -> None:
     how = {"seed": 4} | (CUSTOM if model == "qwen3_tts" else {"instruct": "A calm old man."})
-    whole = hear(caller, [SpeechRequest(LONG, **how)], model)
+    whole = request_speech(caller, [SpeechRequest(LONG, **how)], model)
     words = [f"{word} " for word in LONG.split()]
-    heard = Heard()
+    received = Received()
     sent: list[int] = []
 
-    def typed() -> Iterator[str]:
+    def type_words() -> Iterator[str]:
         for word in words:
             sent.append(time.perf_counter_ns())
             yield word
             time.sleep(0.2)
 
-    for arrival, chunk in speak(caller.stub, streamed(SpeechRequest("", **how), model, typed()), Timeouts(120, 60)):
-        heard.pcm.append(chunk.pcm)
-        heard.arrivals.append(arrival)
-    print(f"{model}: first audio {(heard.arrivals[0] - sent[0]) / 1e6:.0f} ms after the first of {len(words)} words")
-    assert heard.arrivals[0] < sent[2], "first audio before the third word"
-    assert len(heard.samples) == len(whole.samples)
-    np.testing.assert_allclose(heard.samples / 32767, whole.samples / 32767, atol=1e-4)
+    for arrival, chunk in speak(
+        caller.stub, streamed(SpeechRequest("", **how), model, type_words()), Timeouts(120, 60)
+    ):
+        received.pcm.append(chunk.pcm)
+        received.arrivals.append(arrival)
+    print(f"{model}: first audio {(received.arrivals[0] - sent[0]) / 1e6:.0f} ms after the first of {len(words)} words")
+    assert received.arrivals[0] < sent[2], "first audio before the third word"
+    assert len(received.samples) == len(whole.samples)
+    np.testing.assert_allclose(received.samples / 32767, whole.samples / 32767, atol=1e-4)
 
 
-def test_a_long_text_comes_without_a_pause(caller: Voice) -> None:
-    """Best of three: what else the machine does is not the server's doing. A seam costs a prefill, no silence."""
+def test_long_text_plays_without_a_stall(caller: Caller) -> None:
+    """Best of three runs, to exclude other load on the machine. A part costs one prefill, without a pause."""
     stalls = []
     for seed in range(3):
-        heard = hear(caller, [SpeechRequest(LONG, seed=seed, **CUSTOM)])
-        stalls.append(play(heard.arrivals, [len(pcm) for pcm in heard.pcm], SAMPLE_RATE).stalled_ns / 1e6)
+        received = request_speech(caller, [SpeechRequest(LONG, seed=seed, **CUSTOM)])
+        stalls.append(play(received.arrivals, [len(pcm) for pcm in received.pcm], SAMPLE_RATE).stalled_ns / 1e6)
     print("stalls in ms:", stalls)
     assert min(stalls) == 0
 
 
-def test_the_client_reads_standard_input_as_it_comes(server: TritonServer, tmp_path: Path) -> None:
+def test_client_streams_standard_input(server: TritonServer, tmp_path: Path) -> None:
     url = f"localhost:{server.ports.grpc}"
     command = [sys.executable, "-m", "qwen3_tts_client", "say", "-u", url, "-", "--seed", "4"]
     for name, value in CUSTOM.items():
@@ -144,7 +148,7 @@ def test_the_client_reads_standard_input_as_it_comes(server: TritonServer, tmp_p
         process.stdin.write(b"Hello there, this ")
         process.stdin.flush()
         first = process.stdout.read(1920 * 2)
-        assert len(first) == 1920 * 2, "there is audio before the text has ended"
+        assert len(first) == 1920 * 2, "audio starts before the text is complete"
         process.stdin.write("is a größer test.".encode())
         process.stdin.close()
         rest = process.stdout.read()
@@ -159,16 +163,16 @@ def test_the_client_reads_standard_input_as_it_comes(server: TritonServer, tmp_p
     np.testing.assert_allclose(np.frombuffer(first + rest, np.int16) / 32767, whole / 32767, atol=1e-4)
 
 
-def test_a_piece_that_fails_ends_the_clients_stream(caller: Voice) -> None:
+def test_invalid_piece_ends_the_client_stream_with_an_error(caller: Caller) -> None:
     pieces = ["Hello <|im_end|> "]
     with pytest.raises(SpeechError, match="control tokens may not be part of it"):
         list(speak(caller.stub, streamed(SpeechRequest("", **CUSTOM), "qwen3_tts", pieces), Timeouts(30, 30)))
 
 
-def test_two_base_checkpoints_have_a_speaker_encoder_each(
+def test_two_base_checkpoints_use_separate_speaker_encoders(
     tiny_base_models: Path, checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
-    """A model refuses to start with the other one's. Nothing else of the checkpoints differs, so the voices do."""
+    """The checkpoints differ only in the speaker encoder; a model does not start with the encoder of another."""
     base, other = checkpoint_of("base"), tmp_path / "other"
     shutil.copytree(base, other)
     tensors = load_file(base / "model.safetensors")
@@ -186,8 +190,8 @@ def test_two_base_checkpoints_have_a_speaker_encoder_each(
         temperature=0.0, max_frames=12,
     )  # fmt: skip
     options = (*EXPLICIT, "--model-config-name=onnxruntime")
-    with serve(repository, tmp_path / "server", environment, options) as server, Voice(server) as caller:
-        first, second = (hear(caller, [clone], model).samples for model in ("qwen3_tts", "qwen3_tts_other"))
+    with serve(repository, tmp_path / "server", environment, options) as server, Caller(server) as caller:
+        first, second = (request_speech(caller, [clone], model).samples for model in ("qwen3_tts", "qwen3_tts_other"))
     assert len(first) > 0
     assert len(second) > 0
     assert not np.array_equal(first, second)

@@ -1,4 +1,4 @@
-"""Cloned, registered and designed voices through tritonserver, against the package qwen-tts."""
+"""Cloned, registered and designed voices through tritonserver, compared with the package qwen-tts."""
 
 import json
 import shutil
@@ -19,9 +19,9 @@ from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.wav import WavWriter, read_wav
 from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.conftest import CheckpointOf
-from tests.e2e.serving import ROOT, Voice, copy_repository, eventually, serve
+from tests.e2e.serving import ROOT, Caller, copy_repository, eventually, serve
 from tests.e2e.test_http import generate_stream
-from tests.e2e.test_streamed_text import Dictation
+from tests.e2e.test_streamed_text import SequenceStream
 from tests.oracle.reference import clone_voice, load_processor, load_reference, reference_generate
 from tests.oracle.test_encoders import recording
 
@@ -50,12 +50,12 @@ def serving(repository: Path, checkpoint: Path, folder: Path, **settings: str) -
 
 
 @pytest.fixture(scope="module")
-def caller(repository: Path, checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voice]:
+def caller(repository: Path, checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
     with (
         serving(repository, checkpoint_of("base"), tmp_path_factory.mktemp("server")) as server,
-        Voice(server) as voice,
+        Caller(server) as caller,
     ):
-        yield voice
+        yield caller
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def greedy(text: str = "Hello there, how are you?", **fields: Any) -> dict[str, 
 
 
 def expected_speech(reference: Any, text: str, said: str | None, audio: np.ndarray = REFERENCE) -> np.ndarray:
-    """As the package's generate_voice_clone: the reference's frames decoded before the new ones, and cut off."""
+    """Decodes reference frames and new frames together and drops the former, as generate_voice_clone does."""
     model, processor = reference
     clone = clone_voice(model, audio, said)
     [codes] = reference_generate(model, processor, [text], clones=[clone], max_new_tokens=FRAMES + 1)
@@ -80,53 +80,53 @@ def expected_speech(reference: Any, text: str, said: str | None, audio: np.ndarr
     return waveform[frames * 1920 :]
 
 
-def assert_speech(heard: Any, expected: np.ndarray) -> None:
-    assert heard.error is None
-    assert len(heard.samples) == len(expected)
-    np.testing.assert_allclose(heard.samples / 32767, expected, atol=1e-4)
+def assert_speech(received: Any, expected: np.ndarray) -> None:
+    assert received.error is None
+    assert len(received.samples) == len(expected)
+    np.testing.assert_allclose(received.samples / 32767, expected, atol=1e-4)
 
 
 def assert_same(samples: np.ndarray, expected: np.ndarray) -> None:
-    """Equal but for rounding: chunks are cut by the clock."""
+    """Equal up to rounding, as chunk boundaries depend on timing."""
     assert len(samples) == len(expected) > 0
     np.testing.assert_allclose(samples, expected, atol=4)
 
 
 @pytest.mark.parametrize("said", [SAID, None], ids=["in-context", "x-vector-only"])
 @pytest.mark.parametrize("text", ["Hello there, how are you?", "Guten Morgen."])
-def test_a_clone_is_the_reference_clone(caller: Voice, reference: Any, text: str, said: str | None) -> None:
-    heard = caller.hear(**greedy(text, **(IN_CONTEXT if said else X_VECTOR)))
-    assert_speech(heard, expected_speech(reference, text, said))
+def test_clone_equals_the_reference(caller: Caller, reference: Any, text: str, said: str | None) -> None:
+    received = caller.speak(**greedy(text, **(IN_CONTEXT if said else X_VECTOR)))
+    assert_speech(received, expected_speech(reference, text, said))
 
 
-def test_a_clone_of_a_recording_at_another_rate(caller: Voice, reference: Any) -> None:
+def test_clone_of_a_recording_at_another_rate_equals_the_reference(caller: Caller, reference: Any) -> None:
     audio = recording(16000, 24_001)
-    heard = caller.hear(**greedy(ref_audio=audio, ref_sample_rate=16000, ref_text=SAID))
+    received = caller.speak(**greedy(ref_audio=audio, ref_sample_rate=16000, ref_text=SAID))
     resampled = librosa.resample(audio, orig_sr=16000, target_sr=24000)
-    assert_speech(heard, expected_speech(reference, greedy()["text"], SAID, resampled))
+    assert_speech(received, expected_speech(reference, greedy()["text"], SAID, resampled))
 
 
-def test_registered_deleted_and_unknown(caller: Voice) -> None:
-    spoken = caller.hear(**greedy(**IN_CONTEXT)).samples
+def test_registered_voice_equals_its_recording_until_deleted(caller: Caller) -> None:
+    spoken = caller.speak(**greedy(**IN_CONTEXT)).samples
     [registered] = caller.operate("register_voice", "anna", **IN_CONTEXT)
     assert (registered["name"], registered["ref_text"], registered["x_vector_only"]) == ("anna", SAID, False)
     assert registered["reference_seconds"] == pytest.approx(72007 / 24000)
     [alone] = caller.operate("register_voice", "bert 2", **X_VECTOR)
     assert (alone["ref_text"], alone["x_vector_only"]) == (None, True)
     assert [voice["name"] for voice in caller.operate("list_voices")] == ["anna", "bert 2"]
-    assert_same(caller.hear(**greedy(voice="anna")).samples, spoken)
-    by_vector = caller.hear(**greedy(**X_VECTOR)).samples
-    assert_same(caller.hear(**greedy(voice="bert 2")).samples, by_vector)
-    assert_same(caller.hear(**greedy(voice="anna", x_vector_only=True)).samples, by_vector)
+    assert_same(caller.speak(**greedy(voice="anna")).samples, spoken)
+    by_vector = caller.speak(**greedy(**X_VECTOR)).samples
+    assert_same(caller.speak(**greedy(voice="bert 2")).samples, by_vector)
+    assert_same(caller.speak(**greedy(voice="anna", x_vector_only=True)).samples, by_vector)
     for name in ("anna", "bert 2"):
         assert caller.operate("delete_voice", name)[0]["name"] == name
     assert caller.operate("list_voices") == []
-    assert "INVALID_ARG: voice: 'anna': no voice is registered" in (caller.hear(**greedy(voice="anna")).error or "")
+    assert "INVALID_ARG: voice: 'anna': no voice is registered" in (caller.speak(**greedy(voice="anna")).error or "")
     with pytest.raises(SpeechError, match="INVALID_ARG: voice: 'anna': no voice is registered"):
         caller.operate("delete_voice", "anna")
 
 
-def test_concurrent_registration_has_one_winner(caller: Voice) -> None:
+def test_one_of_several_concurrent_registrations_succeeds(caller: Caller) -> None:
     def register(index: int) -> str:
         try:
             audio = recording(24000, 30_000 + 500 * index)
@@ -143,21 +143,21 @@ def test_concurrent_registration_has_one_winner(caller: Voice) -> None:
     caller.operate("delete_voice", "race")
 
 
-def test_equal_references_at_once_are_one_voice(caller: Voice) -> None:
+def test_concurrent_requests_with_equal_references_sound_the_same(caller: Caller) -> None:
     audio = recording(24000, 50_000)
     fields = greedy(ref_audio=audio, ref_sample_rate=24000, ref_text=SAID)
     with ThreadPoolExecutor(8) as pool:
-        crowd = list(pool.map(lambda _: caller.hear(**fields), range(8)))
-    for heard in crowd:
-        assert heard.error is None
-        assert_same(heard.samples, crowd[0].samples)
+        concurrent = list(pool.map(lambda _: caller.speak(**fields), range(8)))
+    for received in concurrent:
+        assert received.error is None
+        assert_same(received.samples, concurrent[0].samples)
 
 
 def noise(seconds: float, rate: int = 24000) -> np.ndarray:
     return np.random.default_rng(0).normal(0, 0.1, round(seconds * rate)).astype(np.float32)
 
 
-def spoiled(value: float) -> np.ndarray:
+def noise_with(value: float) -> np.ndarray:
     audio = noise(1)
     audio[5000] = value
     return audio
@@ -168,8 +168,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (IN_CONTEXT | {"ref_audio": noise(0.07)}, "ref_audio: '0.070 s at 24000 Hz': 0.08 to 30 s are allowed"),
     (IN_CONTEXT | {"ref_audio": noise(30.1)}, "ref_audio: '30.100 s at 24000 Hz': 0.08 to 30 s are allowed"),
     (IN_CONTEXT | {"ref_audio": noise(0)}, "ref_audio: '0.000 s at 24000 Hz': 0.08 to 30 s are allowed"),
-    (IN_CONTEXT | {"ref_audio": spoiled(float("nan"))}, "ref_audio: nan: must be finite"),
-    (IN_CONTEXT | {"ref_audio": spoiled(float("-inf"))}, "ref_audio: -inf: must be finite"),
+    (IN_CONTEXT | {"ref_audio": noise_with(float("nan"))}, "ref_audio: nan: must be finite"),
+    (IN_CONTEXT | {"ref_audio": noise_with(float("-inf"))}, "ref_audio: -inf: must be finite"),
     (IN_CONTEXT | {"ref_audio": np.zeros(24000, np.float32)}, "ref_audio: 'peak 0': silent: 0.001 to 2 is allowed"),
     (IN_CONTEXT | {"ref_audio": noise(1) * 32767}, "not scaled to -1..1: 0.001 to 2 is allowed"),
     (IN_CONTEXT | {"ref_sample_rate": None}, "ref_sample_rate: None: required: the rate of ref_audio in Hz, 8000 to"),
@@ -192,12 +192,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "message"), BAD, ids=[message[:40] for _, message in BAD])
-def test_refused_with_a_reason(caller: Voice, fields: dict[str, Any], message: str) -> None:
-    heard = caller.hear(**{"speaker": None} | fields)
-    assert heard.pcm == []
-    assert heard.error is not None
-    assert heard.error.startswith("INVALID_ARG: ")
-    assert message in heard.error
+def test_invalid_clone_request_is_rejected_with_the_reason(
+    caller: Caller, fields: dict[str, Any], message: str
+) -> None:
+    received = caller.speak(**{"speaker": None} | fields)
+    assert received.pcm == []
+    assert received.error is not None
+    assert received.error.startswith("INVALID_ARG: ")
+    assert message in received.error
 
 
 @pytest.mark.parametrize(
@@ -212,76 +214,77 @@ def test_refused_with_a_reason(caller: Voice, fields: dict[str, Any], message: s
         ("a", IN_CONTEXT | {"ref_audio": noise(1) * 0}, "INVALID_ARG: ref_audio: 'peak 0': silent"),
     ],
 )
-def test_not_registered_with_a_reason(caller: Voice, name: str | None, fields: dict[str, Any], message: str) -> None:
+def test_invalid_registration_is_rejected_with_the_reason(
+    caller: Caller, name: str | None, fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(SpeechError) as refused:
         caller.operate("register_voice", name, **fields)
     assert message in str(refused.value)
     assert caller.operate("list_voices") == []
 
 
-def test_stereo_is_refused_by_its_shape(caller: Voice) -> None:
+def test_stereo_reference_is_rejected_with_its_shape(caller: Caller) -> None:
     text = ("BYTES", [1], b"\x01\0\0\0x")
     message = caller.raw(text=text, ref_audio=("FP32", [100, 2], bytes(800)))
     assert "'ref_audio'" in message
     assert "[100,2]" in message
 
 
-def test_voices_survive_a_restart_and_limits_hold(
+def test_voices_persist_across_restart_and_max_voices_is_enforced(
     repository: Path, checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
     base = checkpoint_of("base")
-    with serving(repository, base, tmp_path) as server, Voice(server) as caller:
+    with serving(repository, base, tmp_path) as server, Caller(server) as caller:
         caller.operate("register_voice", "anna", **IN_CONTEXT)
-        before = caller.hear(**greedy(voice="anna"))
-    with serving(repository, base, tmp_path, max_voices="1") as server, Voice(server) as caller:
+        before = caller.speak(**greedy(voice="anna"))
+    with serving(repository, base, tmp_path, max_voices="1") as server, Caller(server) as caller:
         assert [voice["name"] for voice in caller.operate("list_voices")] == ["anna"]
-        assert_same(caller.hear(**greedy(voice="anna")).samples, before.samples)
+        assert_same(caller.speak(**greedy(voice="anna")).samples, before.samples)
         with pytest.raises(SpeechError, match="1 voices are registered, max_voices allows no more"):
             caller.operate("register_voice", "bert", **IN_CONTEXT)
         with pytest.raises(SpeechError, match="registered already"):
             caller.operate("register_voice", "anna", **X_VECTOR)
 
 
-def test_a_designed_voice_and_the_modes_it_does_not_have(
+def test_voice_design_equals_the_reference_and_rejects_other_modes(
     repository: Path, checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
-    """The encoders of another checkpoint in the repository are in nobody's way."""
+    """Encoders of another checkpoint in the repository have no effect."""
     design = checkpoint_of("voice_design")
-    with serving(repository, design, tmp_path) as server, Voice(server) as caller:
+    with serving(repository, design, tmp_path) as server, Caller(server) as caller:
         text, instruct = "Hello there, how are you?", "A deep, calm voice."
-        heard = caller.hear(**greedy(text, instruct=instruct))
+        received = caller.speak(**greedy(text, instruct=instruct))
         model, processor = load_reference(design), load_processor(design)
         [codes] = reference_generate(model, processor, [text], instructs=[instruct], max_new_tokens=FRAMES + 1)
         with torch.inference_mode():
-            assert_speech(heard, model.speech_tokenizer.model.decoder(codes.T[None])[0, 0].numpy())
+            assert_speech(received, model.speech_tokenizer.model.decoder(codes.T[None])[0, 0].numpy())
         mode = "this checkpoint is for VoiceDesign and takes instruct, which describes the voice"
         for fields in (IN_CONTEXT, {"voice": "anna"}, {"speaker": "ryan"}, {"x_vector_only": True}):
-            assert mode in (caller.hear(**greedy(**fields)).error or "")
-        assert "INVALID_ARG: instruct: None: required" in (caller.hear(**greedy()).error or "")
+            assert mode in (caller.speak(**greedy(**fields)).error or "")
+        assert "INVALID_ARG: instruct: None: required" in (caller.speak(**greedy()).error or "")
         with pytest.raises(SpeechError, match=f"operation: 'list_voices': {mode}"):
             caller.operate("list_voices")
 
 
-def test_a_stopping_server_answers_whoever_waits_for_a_voice(
+def test_shutdown_ends_requests_that_wait_for_a_voice(
     repository: Path, checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
-    """Whoever waits for a voice is answered."""
-    with serving(repository, checkpoint_of("base"), tmp_path) as server, Voice(server) as caller:
-        caller.hear(**greedy(**IN_CONTEXT))
+    with serving(repository, checkpoint_of("base"), tmp_path) as server, Caller(server) as caller:
+        caller.speak(**greedy(**IN_CONTEXT))
         with ThreadPoolExecutor(12) as pool:
             long = [recording(24000, 29 * 24000 - index) for index in range(12)]
-            asked = [
-                pool.submit(caller.hear, **greedy(ref_audio=audio, ref_sample_rate=24000, ref_text=SAID))
+            requests = [
+                pool.submit(caller.speak, **greedy(ref_audio=audio, ref_sample_rate=24000, ref_text=SAID))
                 for audio in long
             ]
-            eventually(lambda: any(request.done() for request in asked), 60)
+            eventually(lambda: any(request.done() for request in requests), 60)
             server.stop()
-            answers = [request.result(5) for request in asked]
+            answers = [request.result(5) for request in requests]
     assert any(answer.error is None for answer in answers)
     assert all(answer.error is None or answer.error.startswith("UNAVAILABLE: ") for answer in answers)
 
 
-def test_a_missing_encoder_is_named_at_the_start(
+def test_missing_encoder_is_logged_at_start(
     tiny_base_models: Path, checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
     repository = copy_repository(tmp_path / "model_repository", fakes=False)
@@ -295,7 +298,7 @@ def test_a_missing_encoder_is_named_at_the_start(
     assert "speaker_encoder/1/model.json: missing; `python -m export` of the checkpoint writes it" in log
 
 
-def test_operations_over_http(caller: Voice) -> None:
+def test_voice_operations_and_clones_over_http(caller: Caller) -> None:
     caller.operate("register_voice", "anna", **X_VECTOR)
     [event] = generate_stream(caller.server, {"operation": "list_voices"})
     assert json.loads(event["voices"])["name"] == "anna"
@@ -309,39 +312,39 @@ def test_operations_over_http(caller: Voice) -> None:
     eventually(lambda: caller.metric("qwen3_tts_requests_running") == 0)
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["a new voice", "a known voice"])
-def test_a_clone_whose_text_streams_in(caller: Voice, reference: Any, known: bool) -> None:
-    """The voice is still being made when the next pieces of text come; the speech is that of the whole text."""
-    audio = recording(24000, 37_919 if known else 60_001)
+@pytest.mark.parametrize("cached", [False, True], ids=["new-voice", "cached-voice"])
+def test_clone_with_streamed_text_equals_the_reference(caller: Caller, reference: Any, cached: bool) -> None:
+    """Pieces of text arrive while the encoders run; the speech equals that of the whole text."""
+    audio = recording(24000, 37_919 if cached else 60_001)
     fields = {"ref_audio": audio, "ref_sample_rate": 24000, "ref_text": SAID}
-    if known:
-        assert caller.hear(**greedy(**fields)).error is None
+    if cached:
+        assert caller.speak(**greedy(**fields)).error is None
     text = "Hello there, how are you? I hope that you are well, and that all this is heard in one piece."
-    dictation = Dictation(caller, 77 + known)
+    stream = SequenceStream(caller, 77 + cached)
     pieces = [text[start : start + 20] for start in range(0, len(text), 20)]
     options = {key: value for key, value in greedy(**fields).items() if key != "text"}
-    dictation.send(pieces[0], start=True, **options)
+    stream.send(pieces[0], start=True, **options)
     for piece in pieces[1:]:
-        dictation.send(piece, "more")
-    dictation.send("", "more", end=True)
-    dictation.finish()
-    assert dictation.errors == []
+        stream.send(piece, "more")
+    stream.send("", "more", end=True)
+    stream.finish()
+    assert stream.errors == []
     expected = expected_speech(reference, text.strip(), SAID, audio)
-    samples = np.concatenate(dictation.pcm)
+    samples = np.concatenate(stream.pcm)
     assert len(samples) == len(expected)
     np.testing.assert_allclose(samples / 32767, expected, atol=1e-4)
 
 
-def test_a_sequence_whose_voice_cannot_be_had(caller: Voice) -> None:
-    dictation = Dictation(caller, 79)
-    dictation.send("Hello ", start=True, speaker=None, **CLONE)
-    dictation.send("there.", "more", end=True)
-    dictation.finish()
-    assert any("INVALID_ARG: ref_text: None: required" in error for error in dictation.errors)
-    assert dictation.pcm == []
+def test_sequence_with_an_invalid_reference_returns_only_the_error(caller: Caller) -> None:
+    stream = SequenceStream(caller, 79)
+    stream.send("Hello ", start=True, speaker=None, **CLONE)
+    stream.send("there.", "more", end=True)
+    stream.finish()
+    assert any("INVALID_ARG: ref_text: None: required" in error for error in stream.errors)
+    assert stream.pcm == []
 
 
-def test_the_command_line(caller: Voice, tmp_path: Path) -> None:
+def test_command_line_registers_speaks_and_deletes_a_voice(caller: Caller, tmp_path: Path) -> None:
     wav = tmp_path / "reference.wav"
     writer = WavWriter(wav, 24000)
     writer.write((REFERENCE * 32767).astype(np.int16))

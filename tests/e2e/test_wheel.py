@@ -1,4 +1,4 @@
-"""The wheel, installed alone into an empty environment, speaks."""
+"""Installs the client's wheel into an empty environment and runs `qwen3-tts say`."""
 
 import subprocess
 import sys
@@ -14,20 +14,20 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(600)
-def test_the_wheel_alone_speaks(tmp_path: Path) -> None:
+def test_wheel_contains_only_the_client_and_runs_say(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True)
     [wheel] = tmp_path.glob("*.whl")
-    home = tmp_path / "environment"
-    venv.create(home, with_pip=True)
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=True)
     constraints = ["--constraint", str(ROOT / "scripts" / "constraints.txt")]
-    subprocess.run([home / "bin" / "pip", "install", "--quiet", *constraints, wheel], check=True)
-    packages = {path.name for path in home.glob("lib/*/site-packages/*")}
+    subprocess.run([environment / "bin" / "pip", "install", "--quiet", *constraints, wheel], check=True)
+    packages = {path.name for path in environment.glob("lib/*/site-packages/*")}
     assert "qwen3_tts_client" in packages
     assert not packages & {"client", "export", "scripts", "qwen3_tts_engine", "code2wav_step"}
     sound = tmp_path / "hello.wav"
     with StubServer(frames=5) as server:
-        command = [home / "bin" / "qwen3-tts", "say", "--url", server.url, "Hello.", "--output", sound]
+        command = [environment / "bin" / "qwen3-tts", "say", "--url", server.url, "Hello.", "--output", sound]
         subprocess.run(command, check=True, cwd=tmp_path)
     with wave.open(str(sound)) as file:
         assert file.getnframes() == 5 * 1920

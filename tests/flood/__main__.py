@@ -1,10 +1,10 @@
-"""Floods an embedded tritonserver with refusals or cancels, and counts how often it dies.
+"""Floods an embedded tritonserver with rejected or cancelled requests, and counts its crashes.
 
     python -m tests.flood --kind mixed --count 10000 [--poll-seconds 0.02 --settle-seconds 0.25]
 
-The model is the least one that has streams. With the defaults it polls and ends as the talker does; with 0.004 and 0 as
-the talker did when Triton 2.51 died under it. Kinds: `refuse` is refused at once, `cancel` hangs up in the middle of a
-stream, `mixed` sends several requests on one gRPC stream and hangs up somewhere.
+The model is a minimal decoupled model. The defaults poll for cancellation and send FINAL at the times of the talker;
+0.004 and 0 reproduce the crashes of Triton 2.51. Kinds: `refuse` requests are rejected at once, `cancel` cancels in the
+middle of a stream, `mixed` sends several requests on one gRPC stream and cancels after a random response.
 """
 
 import itertools
@@ -37,7 +37,7 @@ class Kind(Enum):
     MIXED = "mixed"
 
     def draw(self, rng: random.Random) -> tuple[list[int], int | None]:
-        """Responses that each request of a gRPC stream asks for; after how many the caller hangs up."""
+        """Response counts of the requests on a gRPC stream, and after how many responses the caller cancels."""
         match self:
             case Kind.REFUSE:
                 return [0], None
@@ -48,14 +48,14 @@ class Kind(Enum):
 
 
 class Flood:
-    """Callers that go on until so many gRPC streams were opened in all."""
+    """Concurrent callers that open `count` gRPC streams in total."""
 
     def __init__(self, kind: Kind, count: int) -> None:
         self._kind, self._left = kind, iter(range(count))
         self.done = 0
 
     def run(self, server: TritonServer, callers: int) -> int | None:
-        """The exit code of a server that died, None when the flood is over."""
+        """Returns the exit code of a server that crashed, or None after the last stream."""
         threads = [threading.Thread(target=self._call, args=(server, seed), daemon=True) for seed in range(callers)]
         for thread in threads:
             thread.start()
@@ -87,7 +87,7 @@ def message(count: int) -> service_pb2.ModelInferRequest:
 
 
 def environment_of(poll: float = 0.02, settle: float = 0.25, tick: float = TICK) -> dict[str, str]:
-    """Seconds between two checks of a stream, from a cancel to FINAL, and between two responses of a stream."""
+    """Seconds between checks for cancellation, from a cancel to FINAL, and between responses of a stream."""
     return {f"FLOOD_{name}_SECONDS": str(value) for name, value in (("POLL", poll), ("SETTLE", settle), ("TICK", tick))}
 
 
@@ -96,19 +96,19 @@ def read(call: Iterator[service_pb2.ModelStreamInferResponse], patience: int | N
         for _ in itertools.islice(call, patience):
             pass
     except grpc.RpcError as error:
-        # Of a server that dies; the flood counts that.
+        # The server crashed, which `run` reports.
         if error.code() != grpc.StatusCode.UNAVAILABLE:
             raise
 
 
 def main(
     kind: Annotated[Kind, typer.Option()],
-    count: Annotated[int, typer.Option(help="gRPC streams in all")] = 10_000,
+    count: Annotated[int, typer.Option(help="gRPC streams in total")] = 10_000,
     callers: int = 16,
-    poll_seconds: Annotated[float, typer.Option(help="between two checks of a stream")] = 0.02,
+    poll_seconds: Annotated[float, typer.Option(help="between checks for cancellation")] = 0.02,
     settle_seconds: Annotated[float, typer.Option(help="from a cancel to FINAL")] = 0.25,
 ) -> None:
-    flood, deaths, begun = Flood(kind, count), 0, time.monotonic()
+    flood, crashes, started = Flood(kind, count), 0, time.monotonic()
     environment = environment_of(poll_seconds, settle_seconds)
     with tempfile.TemporaryDirectory() as folder:
         while True:
@@ -116,9 +116,9 @@ def main(
                 code = flood.run(server, callers)
             if code is None:
                 break
-            deaths += 1
-            print(f"tritonserver died with exit code {code} after {flood.done} streams", flush=True)
-    print(f"{kind.value}: {flood.done} streams, {deaths} deaths, {time.monotonic() - begun:.0f} s")
+            crashes += 1
+            print(f"tritonserver crashed with exit code {code} after {flood.done} streams", flush=True)
+    print(f"{kind.value}: {flood.done} streams, {crashes} crashes, {time.monotonic() - started:.0f} s")
 
 
 if __name__ == "__main__":

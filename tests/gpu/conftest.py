@@ -1,4 +1,4 @@
-"""Everything here needs a CUDA device and is skipped where there is none; QWEN3_TTS_TEST_DEVICE names another one."""
+"""Skips the tests of this folder without a CUDA device; QWEN3_TTS_TEST_DEVICE selects the device."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The codec step's kernels against PyTorch, and the step under CUDA graphs against the exporter's in FP32."""
+"""The codec step's kernels and CUDA graphs, compared with PyTorch and the exporter's step in FP32."""
 
 import logging
 from pathlib import Path
@@ -31,7 +31,7 @@ LIMIT = Agreement(max_error=0.05, snr_db=35.0)
 
 @pytest.fixture(scope="module")
 def reference() -> CodecStep:
-    """Of the released size, on the CPU."""
+    """The exporter's step in the released size, on the CPU."""
     config = CodecDecoderConfig.model_validate(CODEC_DECODER)
     shapes = codec_decoder_shapes(config)
     tensors = {name: initial(name, shape, 0, torch.device("cpu")) for name, shape in shapes.items()}
@@ -54,7 +54,7 @@ def snr_db(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_kernel_is_the_operation(name: str, device: torch.device) -> None:
+def test_kernel_agrees_with_pytorch(name: str, device: torch.device) -> None:
     from code2wav_step.kernel_ops import KernelOps
 
     config = small_config()
@@ -64,7 +64,7 @@ def test_kernel_is_the_operation(name: str, device: torch.device) -> None:
         assert snr_db(a, b) > 50
 
 
-def test_served_step_is_the_exporters(runner: GraphStepRunner, reference: CodecStep) -> None:
+def test_served_step_agrees_with_the_exporter(runner: GraphStepRunner, reference: CodecStep) -> None:
     verification = Verification(reference, python_form.as_step(runner))
     assert verification.batches == ALL_BATCHES
     assert failures(list(verification.run()), LIMIT) == ""
@@ -77,10 +77,10 @@ def inputs(config: StepConfig, rows: int, frames: int) -> tuple[Tensor, Tensor, 
 
 
 @pytest.mark.parametrize(("rows", "frames"), [(64, 4), (64, 32), (33, 1), (5, 7), (7, 16), (28, 16), (19, 8)])
-def test_rows_do_not_depend_on_their_neighbours_or_on_the_graph(
+def test_rows_are_independent_of_batch_and_graph(
     runner: GraphStepRunner, device: torch.device, rows: int, frames: int
 ) -> None:
-    """Other tiles sum in another order, so not to the bit; but a neighbour's row would be far off."""
+    """Not bit-exact, as other tiles sum in another order; mixed rows would differ far more."""
     given = inputs(runner.step.config, rows, frames)
     together = runner(*given)
     for row in (0, rows // 2, rows - 1):
@@ -90,8 +90,10 @@ def test_rows_do_not_depend_on_their_neighbours_or_on_the_graph(
 
 
 @pytest.mark.parametrize(("rows", "frames"), [(1, 1), (8, 4), (16, 8), (64, 1), (64, 4), (64, 8)])
-def test_same_inputs_give_the_same_bits(runner: GraphStepRunner, device: torch.device, rows: int, frames: int) -> None:
-    """A result that moves is a race."""
+def test_equal_inputs_give_bit_identical_outputs(
+    runner: GraphStepRunner, device: torch.device, rows: int, frames: int
+) -> None:
+    """A difference between runs indicates a race."""
     given = inputs(runner.step.config, rows, frames)
     first = runner(*given)
     for _ in range(20):
@@ -99,7 +101,7 @@ def test_same_inputs_give_the_same_bits(runner: GraphStepRunner, device: torch.d
 
 
 @pytest.mark.parametrize(("rows", "frames"), [(1, 1), (3, 2), (64, 4), (5, 7), (64, 16), (11, 32)])
-def test_states_that_stay_where_they_are_give_the_same(
+def test_shared_states_give_the_same_pcm_and_states(
     runner: GraphStepRunner, device: torch.device, rows: int, frames: int
 ) -> None:
     codes, state, history = inputs(runner.step.config, rows, frames)
@@ -114,7 +116,7 @@ def test_states_that_stay_where_they_are_give_the_same(
     assert torch.equal(states[rows:], state)
 
 
-def test_codec_that_the_kernels_cannot_take_is_served_by_pytorch(
+def test_codec_without_kernel_support_uses_pytorch(
     tiny_checkpoint: Path, tmp_path: Path, device: torch.device, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint)))

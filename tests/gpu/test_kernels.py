@@ -1,4 +1,4 @@
-"""Every kernel against the PyTorch operation that it stands for, computed in float32 from the same bfloat16 inputs."""
+"""Each kernel agrees with its PyTorch operation, computed in float32 from the same bfloat16 inputs."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tests.gpu.conftest import DEVICE
 EPS = 1e-6
 BF16 = torch.bfloat16
 LIMITS = RunnerLimits(num_slots=4, num_pages=12, page_size=8, max_positions=96, max_trailing=8)
-# (outputs, inputs) of the products of both released sizes.
+# (outputs, inputs) of the matrix products of both released sizes.
 LARGE = [(4096, 2048), (2048, 2048), (2048, 6144), (3072, 2048)]
 PRODUCTS = [*LARGE, (4096, 1024), (1024, 2048), (1024, 3072), (2048, 1024), (256, 128), (64, 256)]
 ROWS = [1, 2, 5, 8, 9, 16, 17, 24, 32, 33, 64, 100]
@@ -55,7 +55,7 @@ def random(*shape: int, scale: float = 1.0) -> Tensor:
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 8e-3) -> None:
-    """Within the rounding of bfloat16, relative to the size of the whole."""
+    """Asserts equality up to bfloat16 rounding, relative to the norm."""
     assert torch.isfinite(found.float()).all()
     error = (found.float() - expected.float()).norm() / expected.float().norm().clamp(min=1e-6)
     assert float(error) < tolerance
@@ -63,7 +63,9 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 8e-3) -> None:
 
 @pytest.mark.parametrize(("outputs", "inputs"), PRODUCTS)
 @pytest.mark.parametrize("rows", ROWS)
-def test_products(ops: Any, device: torch.device, rows: int, outputs: int, inputs: int) -> None:
+def test_matrix_products_agree_with_pytorch(
+    ops: Any, device: torch.device, rows: int, outputs: int, inputs: int
+) -> None:
     x, weight, norm = random(rows, 2, inputs)[:, 1], random(outputs, inputs, scale=0.02), random(inputs)
     wide = TorchOps()
     inputs32 = (x.float(), norm.float(), weight.float(), EPS)
@@ -71,7 +73,7 @@ def test_products(ops: Any, device: torch.device, rows: int, outputs: int, input
     out = torch.full((rows, 2, outputs), 7.0, device=device, dtype=BF16)
     ops.norm_linear(x, norm, weight, EPS, bias, out[:, 0])
     close(out[:, 0], wide.norm_linear(*inputs32, bias.float()))
-    assert (out[:, 1] == 7).all(), "wrote beside its rows"
+    assert (out[:, 1] == 7).all(), "wrote outside its rows"
     close(ops.norm_linear(x, norm, weight, EPS), wide.norm_linear(*inputs32))
     logits = ops.norm_logits(x, norm, weight, EPS)
     assert logits.dtype == torch.float32
@@ -84,7 +86,7 @@ def test_products(ops: Any, device: torch.device, rows: int, outputs: int, input
 
 
 @pytest.mark.parametrize("width", [64, 1024, 2048])
-def test_rows(ops: Any, device: torch.device, width: int) -> None:
+def test_norm_and_embedding_agree_with_pytorch(ops: Any, device: torch.device, width: int) -> None:
     x, norm = random(3, 2, width)[:, 0], random(width)
     close(ops.rms_norm(x, norm, EPS), TorchOps().rms_norm(x.float(), norm.float(), EPS))
     table = torch.cat([random(10, width), torch.zeros(1, width, device=device, dtype=BF16)])
@@ -94,10 +96,10 @@ def test_rows(ops: Any, device: torch.device, width: int) -> None:
 
 @pytest.mark.parametrize("config", [real_config(), None], ids=["real", "tiny"])
 @pytest.mark.parametrize("lengths", [[1, 5, 9], [64, 70, 3], [31, 32, 33], [300, 129, 700]])
-def test_paged_attention_prefill_then_decode(
+def test_paged_attention_agrees_in_prefill_and_decode(
     ops: Any, device: torch.device, talker: Talker, config: TalkerConfig | None, lengths: list[int]
 ) -> None:
-    """Prompts of several slots in one prefill, then two ticks of all slots, with pages in any order."""
+    """One prefill of several slots, then two ticks of all slots, with pages in random order."""
     config = config or talker.config
     norms = random(2, config.head_dim)
     table = torch.randperm(3 * 100, device=device).reshape(3, 100)
@@ -117,7 +119,7 @@ def test_paged_attention_prefill_then_decode(
 
 @pytest.mark.parametrize("config", [real_config(), None], ids=["real", "tiny"])
 @pytest.mark.parametrize("rows", [1, 3, 40])
-def test_frame_attention_over_a_whole_frame(
+def test_frame_attention_agrees_over_a_whole_frame(
     ops: Any, device: torch.device, talker: Talker, config: TalkerConfig | None, rows: int
 ) -> None:
     predictor = (config or talker.config).code_predictor_config
@@ -127,7 +129,7 @@ def test_frame_attention_over_a_whole_frame(
         qkv = random(rows * count, predictor.query_size + 2 * predictor.key_value_size)
         found = ops.frame_attention(caches[0], start, count)(1, qkv, layer(norms))
         close(found, TorchOps().frame_attention(caches[1], start, count)(1, qkv.float(), layer(norms.float())), 1.2e-2)
-    assert not caches[0].data[:, :, rows].any(), "wrote beside its rows"
+    assert not caches[0].data[:, :, rows].any(), "wrote outside its rows"
 
 
 def layer(norms: Tensor) -> LayerWeights:
@@ -157,10 +159,10 @@ SAMPLING = [
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_whole_frames_are_drawn_and_fed_back(
+def test_drawing_and_feeding_back_a_frame_agree_with_pytorch(
     ops: Any, device: torch.device, talker: Talker, sampling: dict[str, float]
 ) -> None:
-    """Greedy codes are equal; and everything behind the codes is what the PyTorch rows make of the same codes."""
+    """Greedy codes are equal; for equal codes, inputs and state of the next frame agree with PyTorch."""
     kernel_state, torch_state = slot_state(talker, **sampling), slot_state(talker, **sampling)
     slots = torch.tensor([0, 2, 1], device=device)
     inputs = random(3072 + 15 * 2048 + 1, 64)
@@ -184,7 +186,7 @@ def test_whole_frames_are_drawn_and_fed_back(
             assert torch.equal(getattr(kernel_state, name), getattr(torch_state, name)), name
 
 
-def test_padding_stays_where_it_is(ops: Any, device: torch.device, talker: Talker) -> None:
+def test_padding_rows_do_not_advance(ops: Any, device: torch.device, talker: Talker) -> None:
     state = slot_state(talker)
     position = state.position.clone()
     rows = ops.rows(state, torch.tensor([state.padding_slot, 0, state.padding_slot], device=device))
@@ -202,7 +204,7 @@ def test_padding_stays_where_it_is(ops: Any, device: torch.device, talker: Talke
 def test_drawn_codes_follow_the_distribution(
     ops: Any, device: torch.device, talker: Talker, first: bool, temperature: float, top_k: int, top_p: float
 ) -> None:
-    """Many seeds of one row: the codes are those of the reference distribution, as often as it says."""
+    """Codes drawn with many seeds have the frequencies of the reference distribution."""
     draws = 20000
     state = SlotState(talker, RunnerLimits(draws, num_pages=1, page_size=8, max_positions=8, max_trailing=1))
     chosen = [temperature, top_k, top_p]

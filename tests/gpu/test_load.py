@@ -1,4 +1,4 @@
-"""The whole engine on CUDA under random load: pages and slots stay each stream's own."""
+"""The engine on CUDA under random load: streams do not share pages or slots."""
 
 import random
 import time
@@ -25,15 +25,15 @@ from qwen3_tts_engine.talker.loader import load_runner
 from tests.fakes.scripted import Listener
 from tests.gpu.conftest import DEVICE
 
-# Up to 8 rows share one form of every kernel, so a stream's codes do not depend on the others at all.
+# Up to 8 rows use the same kernels, so a stream's codes do not depend on the others.
 SLOTS = 8
 REQUESTS = 120
-# As many as all streams may come to want: one that is parked draws other codes, as prompts round otherwise than frames.
+# Enough for all streams: a parked stream draws other codes, as prefills round differently than frames.
 PAGES = 64
 
 
 class CodesAsAudio:
-    """A codec that hands the codes on: the first samples of each frame."""
+    """A codec that returns the codes as the first samples of each frame."""
 
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         pcm = np.zeros((*chunks.codes.shape[:2], SAMPLES_PER_FRAME), np.int16)
@@ -58,7 +58,7 @@ def engine(checkpoint: Checkpoint) -> Iterator[Engine]:
     config = EngineConfig(checkpoint=str(checkpoint.folder), kernels="required", max_streams=SLOTS)
     runner = load_runner(checkpoint, config, DEVICE)
     table = SlotTable(SLOTS, config.max_frames_limit, 16)
-    # One prompt a prefill: its shape decides its rounding, as in the run alone.
+    # One prompt a prefill, as in the run alone, because rounding depends on the shape of a prefill.
     limits = SchedulerLimits(runner.limits.page_size, PAGES, SLOTS, REQUESTS, prefill_rows=1)
     scheduler = Scheduler(table, limits, Capacity(0, 8, batching_is_free=True))
     chunker = Chunker(table, 8, lambda streams: 0.002)
@@ -68,20 +68,20 @@ def engine(checkpoint: Checkpoint) -> Iterator[Engine]:
     engine.close()
 
 
-def test_streams_that_come_and_go_at_random_hear_what_they_hear_alone(engine: Engine, checkpoint: Checkpoint) -> None:
+def test_codes_under_random_load_equal_codes_alone(engine: Engine, checkpoint: Checkpoint) -> None:
     prompts = PromptBuilder(checkpoint, EngineConfig(checkpoint=str(checkpoint.folder)))
-    chance = random.Random(0)
+    rng = random.Random(0)
     utterances = [
         Utterance(
             SynthesisRequest.of(
                 {
-                    "text": "word " * chance.randint(1, 60),
+                    "text": "word " * rng.randint(1, 60),
                     "speaker": "ryan",
                     "seed": seed,
-                    "max_frames": chance.randint(1, 150),
+                    "max_frames": rng.randint(1, 150),
                 }
             ),
-            chance.uniform(0, 0.1) if chance.random() < 0.4 else None,
+            rng.uniform(0, 0.1) if rng.random() < 0.4 else None,
         )
         for seed in range(REQUESTS)
     ]
@@ -90,7 +90,7 @@ def test_streams_that_come_and_go_at_random_hear_what_they_hear_alone(engine: En
         engine.submit(prompts.stream(utterance.request, utterance.listener, str(key)))
         if utterance.cancel_after is not None:
             cancels.append((time.monotonic() + utterance.cancel_after, str(key)))
-        time.sleep(chance.uniform(0, 0.02))
+        time.sleep(rng.uniform(0, 0.02))
         due = [cancel for cancel in cancels if cancel[0] < time.monotonic()]
         for cancel in due:
             engine.cancel(cancel[1])
@@ -106,9 +106,9 @@ def test_streams_that_come_and_go_at_random_hear_what_they_hear_alone(engine: En
         alone = Utterance(utterance.request, None)
         engine.submit(prompts.stream(alone.request, alone.listener, f"alone {key}"))
         assert alone.listener.ended.wait(30)
-        heard = utterance.codes
-        np.testing.assert_array_equal(heard, alone.codes[: len(heard)])
-        assert utterance.listener.error is not None or len(heard) == len(alone.codes)
+        received = utterance.codes
+        np.testing.assert_array_equal(received, alone.codes[: len(received)])
+        assert utterance.listener.error is not None or len(received) == len(alone.codes)
 
 
 def assert_empty(engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""CUDA graphs go on with pages that come while they speak, and behind codes that are prefilled again."""
+"""CUDA graphs with pages added during generation, and after generated codes are prefilled again."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ import torch
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.core import Newcomer
 from qwen3_tts_engine.talker.runner import TalkerRunner
-from tests.gpu.test_runner import graphs, newcomer, waiting_is_an_error
+from tests.gpu.test_runner import forbid_device_sync, graphs, newcomer
 
 __all__ = ["graphs"]
 PAGE, FRAMES, SLOT = 32, 100, np.array([1])
@@ -16,14 +16,14 @@ def speak(runner: TalkerRunner, frames: int) -> np.ndarray:
     return np.concatenate([runner.collect(runner.launch(SLOT)).codes for _ in range(frames)])
 
 
-def test_pages_that_come_one_by_one(graphs: TalkerRunner, checkpoint: Checkpoint) -> None:
+def test_pages_added_one_by_one_give_the_same_codes(graphs: TalkerRunner, checkpoint: Checkpoint) -> None:
     whole = newcomer(checkpoint, 1, temperature=0.0, max_frames=FRAMES)
     graphs.prefill([whole])
     expected = speak(graphs, FRAMES)
     rows, held = len(whole.stream.prompt), -(-len(whole.stream.prompt) // PAGE)
     pages = whole.pages[::-1]
     made = []
-    with waiting_is_an_error():
+    with forbid_device_sync():
         graphs.prefill([Newcomer(whole.stream, 1, pages[:held])])
         for position in range(rows - 1, rows + FRAMES - 1):
             if position == held * PAGE:
@@ -33,16 +33,16 @@ def test_pages_that_come_one_by_one(graphs: TalkerRunner, checkpoint: Checkpoint
     np.testing.assert_array_equal(np.concatenate(made), expected)
 
 
-def test_codes_that_are_prefilled_again_leave_the_same_keys(graphs: TalkerRunner, checkpoint: Checkpoint) -> None:
-    """But for rounding: a prompt's pass and a frame's have kernels of their own."""
+def test_prefilled_codes_write_the_same_cache_as_generated_ones(graphs: TalkerRunner, checkpoint: Checkpoint) -> None:
+    """Equal up to rounding, as prefill and decode use different kernels."""
     one = newcomer(checkpoint, 1, temperature=0.0, max_frames=FRAMES)
     graphs.prefill([one])
     codes = speak(graphs, 60)
-    # The last frame's position is not written yet.
+    # The position of the last frame has not been written yet.
     positions = torch.arange(len(one.stream.prompt) + 59)
     rows = torch.tensor(one.pages)[positions // PAGE] * PAGE + positions % PAGE
     expected = graphs._cache.data[:, :, rows.to(graphs._device)].float()
-    with waiting_is_an_error():
+    with forbid_device_sync():
         graphs.prefill([Newcomer(one.stream, 1, one.pages, codes.astype(np.int16))])
     found = graphs._cache.data[:, :, rows.to(graphs._device)].float()
     assert float((found - expected).norm() / expected.norm()) < 0.02

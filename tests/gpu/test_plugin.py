@@ -1,4 +1,4 @@
-"""A plan whose layer is the compiled plugin, which QWEN3_TTS_TENSORRT_PLUGIN names, against PyTorch."""
+"""A plan of the compiled plugin that QWEN3_TTS_TENSORRT_PLUGIN names, compared with PyTorch."""
 
 import importlib.util
 import math
@@ -41,11 +41,11 @@ def plan(settings: TensorRtSettings, tmp_path_factory: pytest.TempPathFactory) -
 def test_every_shape_agrees_with_pytorch(settings: TensorRtSettings, plan: Path) -> None:
     form = tensorrt_form(settings)
     outcomes = list(Verification(small_step(), form.load(plan), form.batches, form.utterance).run())
-    # Random weights have no full scale, which the limit's error refers to.
+    # The error limit is relative to full scale, which random weights do not have.
     assert not failures(outcomes, replace(form.limit, max_error=math.inf))
 
 
-def test_shapes_that_were_not_recorded_are_refused(settings: TensorRtSettings, plan: Path) -> None:
+def test_unrecorded_shapes_are_rejected(settings: TensorRtSettings, plan: Path) -> None:
     step = tensorrt_form(settings).load(plan)
     assert isinstance(step, PlanStep)
     three: Shapes = input_shapes(2, 3, small_step().state_size)

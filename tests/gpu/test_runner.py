@@ -1,4 +1,4 @@
-"""The CUDA runner: graphs against the same operations without graphs, and against the CPU engine."""
+"""The CUDA runner with graphs, compared with eager operations and with the CPU runner."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,8 +46,8 @@ def newcomer(checkpoint: Checkpoint, slot: int, text: str = "Hello there.", **fi
 
 
 @contextmanager
-def waiting_is_an_error() -> Iterator[None]:
-    """Nothing but the reading of frames may wait for the device."""
+def forbid_device_sync() -> Iterator[None]:
+    """Raises on device synchronisation, except for the event wait that reads frames."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -56,8 +56,10 @@ def waiting_is_an_error() -> Iterator[None]:
 
 
 def speak(runner: TalkerRunner, newcomers: list[Newcomer], *, together: bool = False) -> np.ndarray:
-    """Codes [FRAMES, rows, codebooks]; nothing ends. One prompt at a time, unless `together`: a prefill's shape decides
-    its rounding."""
+    """Codes [FRAMES, rows, codebooks], past the end of speech.
+
+    Prefills one prompt at a time, unless `together`, as rounding depends on the shape of a prefill.
+    """
     for group in [newcomers] if together else [[one] for one in newcomers]:
         assert runner.prefill(group) == []
     slots = np.array([n.slot for n in newcomers])
@@ -72,36 +74,36 @@ def speak(runner: TalkerRunner, newcomers: list[Newcomer], *, together: bool = F
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 11, 16])
-def test_graphs_do_what_the_operations_do(checkpoint: Checkpoint, graphs: TalkerRunner, rows: int) -> None:
-    """Sampled codes are equal, also where a batch is padded to its bucket."""
+def test_graphs_equal_eager_operations(checkpoint: Checkpoint, graphs: TalkerRunner, rows: int) -> None:
+    """Sampled codes are equal, including batches padded to their bucket."""
     eager = load_runner(checkpoint, config_of(checkpoint, kernels="eager"), DEVICE)
     newcomers = [newcomer(checkpoint, slot) for slot in range(rows)]
-    with waiting_is_an_error():
+    with forbid_device_sync():
         found = speak(graphs, newcomers)
     np.testing.assert_array_equal(found, speak(eager, newcomers))
-    # However many ticks it pads: a growing one would cost every tick more than the last.
+    # The position of the padding slot stays 0, so that its attention cost does not grow.
     assert graphs._state.position[graphs._state.padding_slot] == 0
 
 
-def test_a_stream_does_not_depend_on_its_neighbours(checkpoint: Checkpoint, graphs: TalkerRunner) -> None:
-    """Up to 8 rows share one form of every kernel, so a row's arithmetic does not depend on the others."""
-    crowd = speak(graphs, [newcomer(checkpoint, slot) for slot in range(8)])
+def test_codes_do_not_depend_on_other_rows(checkpoint: Checkpoint, graphs: TalkerRunner) -> None:
+    """Up to 8 rows use the same kernels, so a row's arithmetic does not depend on the others."""
+    batched = speak(graphs, [newcomer(checkpoint, slot) for slot in range(8)])
     for slot in (0, 3, 7):
-        np.testing.assert_array_equal(speak(graphs, [newcomer(checkpoint, slot)])[:, 0], crowd[:, slot])
+        np.testing.assert_array_equal(speak(graphs, [newcomer(checkpoint, slot)])[:, 0], batched[:, slot])
     other_order = speak(graphs, [newcomer(checkpoint, slot) for slot in (5, 2, 7)])
-    np.testing.assert_array_equal(other_order, crowd[:, [5, 2, 7]])
+    np.testing.assert_array_equal(other_order, batched[:, [5, 2, 7]])
 
 
-def test_a_batch_invariant_runner_does_not_care_who_is_beside_a_stream(checkpoint: Checkpoint) -> None:
-    """Prompts of several streams in one prefill, ticks of more rows: the codes are those of the stream on its own."""
+def test_batch_invariant_codes_do_not_depend_on_the_batch(checkpoint: Checkpoint) -> None:
+    """Codes from a shared prefill and larger batches equal those of a stream alone."""
     runner = load_runner(checkpoint, config_of(checkpoint, batch_invariant=True), DEVICE)
-    crowd = speak(runner, [newcomer(checkpoint, slot) for slot in range(SLOTS)], together=True)
+    batched = speak(runner, [newcomer(checkpoint, slot) for slot in range(SLOTS)], together=True)
     for slot in (0, 7, SLOTS - 1):
-        np.testing.assert_array_equal(speak(runner, [newcomer(checkpoint, slot)])[:, 0], crowd[:, slot])
+        np.testing.assert_array_equal(speak(runner, [newcomer(checkpoint, slot)])[:, 0], batched[:, slot])
 
 
-def test_long_prompts_and_many_at_once_are_cut_into_prefills(checkpoint: Checkpoint, graphs: TalkerRunner) -> None:
-    """Prompts of 600 rows one by one, together in one prefill, and on the CPU, leave the same keys but for rounding."""
+def test_long_and_concurrent_prompts_write_the_same_cache(checkpoint: Checkpoint, graphs: TalkerRunner) -> None:
+    """Prompts of 600 rows prefilled alone, together and on the CPU write equal keys and values, up to rounding."""
     long = [newcomer(checkpoint, slot, "one two three four five six seven. " * 25) for slot in range(3)]
     assert sum(len(n.stream.prompt) for n in long) > 512
     cpu = load_runner(checkpoint, config_of(checkpoint), CPU)
@@ -119,8 +121,8 @@ def test_long_prompts_and_many_at_once_are_cut_into_prefills(checkpoint: Checkpo
             assert float((found - reference).norm() / reference.norm()) < 0.02
 
 
-def test_greedy_codes_agree_with_the_cpu(checkpoint: Checkpoint, graphs: TalkerRunner) -> None:
-    """bfloat16 against float32, random weights: the first frame agrees but for near ties, then they drift apart."""
+def test_greedy_first_frames_mostly_agree_with_the_cpu(checkpoint: Checkpoint, graphs: TalkerRunner) -> None:
+    """bfloat16 and float32 with random weights agree in the first frame except for near ties, then diverge."""
     newcomers = [newcomer(checkpoint, slot, temperature=0.0) for slot in range(SLOTS)]
     found = speak(graphs, newcomers)
     expected = speak(load_runner(checkpoint, config_of(checkpoint), CPU), newcomers)
@@ -129,8 +131,8 @@ def test_greedy_codes_agree_with_the_cpu(checkpoint: Checkpoint, graphs: TalkerR
     assert first > 0.6
 
 
-def test_logits_are_those_of_the_cpu_within_bfloat16(checkpoint: Checkpoint) -> None:
-    """The distance of the first logits, relative to their spread."""
+def test_logits_agree_with_the_cpu_within_bfloat16(checkpoint: Checkpoint) -> None:
+    """The distance is relative to the spread of the logits."""
     runners = [load_runner(checkpoint, config_of(checkpoint), device) for device in (DEVICE, CPU)]
     logits = []
     for runner in runners:
@@ -145,7 +147,7 @@ def test_logits_are_those_of_the_cpu_within_bfloat16(checkpoint: Checkpoint) -> 
 
 
 def clone(prompts: PromptBuilder, hidden: int, slot: int) -> Newcomer:
-    """A cloned voice: of 1 to 89 reference frames, or of its x-vector alone."""
+    """A stream with a cloned voice: 1 to 89 reference frames, or x-vector only."""
     random = np.random.default_rng(slot)
     vector, codes = (
         random.normal(0, 0.3, hidden).astype(np.float32),
@@ -158,17 +160,17 @@ def clone(prompts: PromptBuilder, hidden: int, slot: int) -> Newcomer:
     return Newcomer(stream, slot, list(range(slot * 40, slot * 40 + pages)))
 
 
-def test_cloned_voices(checkpoint_of: CheckpointOf) -> None:
-    """Graphs and eager operations agree, and a slot's next stream has nothing of the voice before it."""
+def test_cloned_voices_agree_with_eager_operations(checkpoint_of: CheckpointOf) -> None:
+    """Graphs and eager operations agree; a reused slot keeps nothing of the previous voice."""
     base = Checkpoint.open(str(checkpoint_of("base")))
     prompts, hidden = PromptBuilder(base, config_of(base)), base.config.talker_config.hidden_size
     graphs, eager = (load_runner(base, config_of(base, kernels=kind), DEVICE) for kind in ("required", "eager"))
     clones = [clone(prompts, hidden, slot) for slot in range(12)]
     expected = speak(eager, clones)
-    with waiting_is_an_error():
+    with forbid_device_sync():
         found = speak(graphs, clones)
     np.testing.assert_array_equal(found, expected)
-    assert graphs._state.vectors[-1].abs().max() == 0, "the slot of padding has no speaker"
+    assert graphs._state.vectors[-1].abs().max() == 0, "the padding slot has an x-vector"
     by_vector = [clone(prompts, hidden, slot) for slot in (0, 3, 6)]
     swapped = [Newcomer(n.stream, slot, n.pages) for n, slot in zip(by_vector, (3, 6, 0), strict=True)]
     np.testing.assert_array_equal(speak(graphs, swapped), expected[:, [0, 3, 6]])

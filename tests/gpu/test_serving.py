@@ -1,4 +1,4 @@
-"""Talker and codec on the GPU through a real tritonserver."""
+"""Talker and codec on the GPU, through a real tritonserver."""
 
 import re
 import shutil
@@ -22,7 +22,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint
 from scripts.benchmarks.serving import EXIT, configuration
 from scripts.embedded.server import EXPLICIT
 from scripts.synthetic.configs import CODEC_IDS
-from tests.e2e.serving import Heard, Voice, copy_repository, eventually, serve
+from tests.e2e.serving import Caller, Received, copy_repository, eventually, serve
 
 STREAMS, FRAMES = 8, 40
 ENDLESS = 4000
@@ -38,17 +38,17 @@ def repository(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @contextmanager
-def serving(repository: Path, folder: Path, checkpoint: Path, **settings: str) -> Iterator[Voice]:
+def serving(repository: Path, folder: Path, checkpoint: Path, **settings: str) -> Iterator[Caller]:
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), "QWEN3_TTS_MAX_STREAMS": str(STREAMS)}
     environment |= settings
     options = (*EXPLICIT, *EXIT, *configuration("python"))
-    with serve(repository, folder, environment, options) as server, Voice(server) as voice:
-        yield voice
+    with serve(repository, folder, environment, options) as server, Caller(server) as caller:
+        yield caller
 
 
 @pytest.fixture
 def endless_checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Path:
-    """Its speech never ends: the end's logit is 0, and the 50 that a frame is drawn from are above it."""
+    """A checkpoint whose utterances never end: the end token's logit is 0, below the top 50."""
     copy = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
     tensors = load_file(copy / WEIGHTS)
     tensors["talker.codec_head.weight"][CODEC_IDS["codec_eos_token_id"]] = 0
@@ -57,13 +57,13 @@ def endless_checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def caller(repository: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voice]:
-    with serving(repository, tmp_path_factory.mktemp("server"), tiny_checkpoint) as voice:
-        yield voice
+def caller(repository: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+    with serving(repository, tmp_path_factory.mktemp("server"), tiny_checkpoint) as caller:
+        yield caller
 
 
-def assert_same_speech(found: Heard, expected: Heard) -> None:
-    """But for the rounding of kernels that a batch of another size takes."""
+def assert_same_speech(found: Received, expected: Received) -> None:
+    """Equal up to rounding, as kernels differ by batch size."""
     assert (found.error, expected.error) == (None, None)
     assert len(found.samples) == len(expected.samples)
     difference = np.abs(found.samples.astype(np.int32) - expected.samples)
@@ -76,29 +76,31 @@ def test_equal_seeds_give_equal_speech_beside_other_streams(
     invariant = {"QWEN3_TTS_BATCH_INVARIANT": "1", "QWEN3_TTS_MAX_STREAMS": "32"}
     seeds = [11, *range(20, 30), 11, *range(30, 40), 11]
     with (
-        serving(repository, tmp_path, tiny_checkpoint, **invariant) as voice,
+        serving(repository, tmp_path, tiny_checkpoint, **invariant) as caller,
         ThreadPoolExecutor(len(seeds)) as pool,
     ):
-        alone = voice.hear(seed=11, max_frames=FRAMES)
-        crowd = list(pool.map(lambda seed: voice.hear(seed=seed, max_frames=FRAMES), seeds))
-    for seed, heard in zip(seeds, crowd, strict=True):
+        alone = caller.speak(seed=11, max_frames=FRAMES)
+        concurrent = list(pool.map(lambda seed: caller.speak(seed=seed, max_frames=FRAMES), seeds))
+    for seed, received in zip(seeds, concurrent, strict=True):
         if seed == 11:
-            assert_same_speech(heard, alone)
+            assert_same_speech(received, alone)
 
 
-def test_states_that_travel_give_the_speech_of_states_that_stay(
-    caller: Voice, repository: Path, tiny_checkpoint: Path, tmp_path: Path
+def test_shared_and_copied_codec_states_give_the_same_speech(
+    caller: Caller, repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     with serving(repository, tmp_path, tiny_checkpoint, QWEN3_TTS_SHARED_CODEC_STATES="off") as other:
-        assert_same_speech(other.hear(seed=7, max_frames=FRAMES), caller.hear(seed=7, max_frames=FRAMES))
+        assert_same_speech(other.speak(seed=7, max_frames=FRAMES), caller.speak(seed=7, max_frames=FRAMES))
 
 
-def test_a_cancelled_stream_makes_room_at_once(repository: Path, endless_checkpoint: Path, tmp_path: Path) -> None:
+def test_cancelled_stream_frees_its_slot_within_200_ms(
+    repository: Path, endless_checkpoint: Path, tmp_path: Path
+) -> None:
     with serving(repository, tmp_path, endless_checkpoint) as caller:
         cancel_one_of_many(caller)
 
 
-def cancel_one_of_many(caller: Voice) -> None:
+def cancel_one_of_many(caller: Caller) -> None:
     running = [caller.stream(seed=seed, max_frames=ENDLESS) for seed in range(STREAMS)]
     for stream in running:
         list(islice(stream, 2))
@@ -115,7 +117,7 @@ def cancel_one_of_many(caller: Voice) -> None:
     running[3].close()  # type: ignore[attr-defined]
     waiting.join()
     milliseconds = (first_audio[0] - cancelled) / 1e6
-    print(f"first audio of who waited: {milliseconds:.1f} ms after the cancel")
+    print(f"first audio of the waiting request: {milliseconds:.1f} ms after the cancel")
     assert 0 < milliseconds < 200
     for stream in running:
         stream.close()  # type: ignore[attr-defined]
@@ -126,13 +128,13 @@ def cancel_one_of_many(caller: Voice) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
-def test_the_second_device_speaks_as_the_first_does(
-    caller: Voice, repository: Path, tiny_checkpoint: Path, tmp_path: Path
+def test_second_device_gives_the_same_speech(
+    caller: Caller, repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     moved = shutil.copytree(repository, tmp_path / "model_repository")
     for config in (moved / "qwen3_tts" / "config.pbtxt", moved / "code2wav" / "configs" / "python.pbtxt"):
         groups = re.sub(r"^instance_group .*$", ON_SECOND_DEVICE, config.read_text(), flags=re.MULTILINE)
         config.write_text(groups)
-    with serving(moved, tmp_path, tiny_checkpoint, CUDA_VISIBLE_DEVICES="0,1") as voice:
+    with serving(moved, tmp_path, tiny_checkpoint, CUDA_VISIBLE_DEVICES="0,1") as second:
         for seed in range(STREAMS):
-            assert_same_speech(voice.hear(seed=seed, max_frames=FRAMES), caller.hear(seed=seed, max_frames=FRAMES))
+            assert_same_speech(second.speak(seed=seed, max_frames=FRAMES), caller.speak(seed=seed, max_frames=FRAMES))

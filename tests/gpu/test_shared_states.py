@@ -1,4 +1,4 @@
-"""Codec states that another process maps."""
+"""Codec states in GPU memory shared between processes."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ torch.cuda.synchronize(device)
 """
 
 
-def test_another_process_reads_and_writes_them(device: torch.device) -> None:
+def test_another_process_reads_and_writes_shared_states(device: torch.device) -> None:
     states, address = shared_zeros("talker", (3, 1000), torch.float16, device)
     states[0] = 5.0
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""A machine where the kernels cannot be built."""
+"""Start on a machine that cannot compile the kernels."""
 
 from pathlib import Path
 
@@ -16,22 +16,24 @@ from tests.gpu.test_runner import config_of, newcomer, speak
 
 @pytest.fixture
 def _no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # Not to be had without CUDA.
+    # These modules require CUDA.
     from qwen3_tts_engine.talker.kernels import cuda_module
     from qwen3_tts_engine.talker.ops import kernel_ops
 
-    def refuse(name: str, source: bytes, options: object) -> bytes:
+    def fail(name: str, source: bytes, options: object) -> bytes:
         raise cuda_module.KernelError(f"{name} does not compile: injected")
 
-    monkeypatch.setattr(cuda_module, "_compile", refuse)
+    monkeypatch.setattr(cuda_module, "_compile", fail)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    # What other tests built.
-    for known in (kernel_ops._kernel, kernel_ops._skinny_kernel):
-        known.cache_clear()
+    # Forget kernels that other tests compiled.
+    for cached in (kernel_ops._kernel, kernel_ops._skinny_kernel):
+        cached.cache_clear()
 
 
 @pytest.mark.usefixtures("_no_compiler")
-def test_pytorch_does_the_work_and_the_log_says_why(checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
+def test_kernels_auto_falls_back_to_pytorch_and_logs_the_error(
+    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
     runner = load_runner(checkpoint, config_of(checkpoint, kernels="auto"), DEVICE)
     assert not isinstance(runner, GraphTalkerRunner)
     assert isinstance(runner._ops, TorchOps)
@@ -43,7 +45,9 @@ def test_pytorch_does_the_work_and_the_log_says_why(checkpoint: Checkpoint, capl
 
 @pytest.mark.usefixtures("_no_compiler")
 @pytest.mark.parametrize("settings", [{"kernels": "required"}, {"kernels": "auto", "batch_invariant": True}])
-def test_who_insists_on_kernels_is_told(checkpoint: Checkpoint, settings: dict[str, object]) -> None:
+def test_required_kernels_or_batch_invariance_raise_the_compile_error(
+    checkpoint: Checkpoint, settings: dict[str, object]
+) -> None:
     with pytest.raises(RuntimeError, match="does not compile: injected"):
         load_runner(checkpoint, config_of(checkpoint, **settings), DEVICE)
     torch.cuda.empty_cache()

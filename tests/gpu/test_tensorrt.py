@@ -1,6 +1,6 @@
-"""Plans of the tiny codec and the encoders from their export to the stand-in backend.
+"""TensorRT plans of the tiny codec and the encoders: export, checks and the stand-in backend.
 
-QWEN3_TTS_TENSORRT_PYTHON names another Python.
+QWEN3_TTS_TENSORRT_PYTHON selects the Python that has TensorRT.
 """
 
 import importlib
@@ -56,7 +56,7 @@ def exported(checkpoint: Checkpoint, repository: Path, form: Form) -> Exported:
         return export(checkpoint, repository, form, progress)
 
 
-def test_plan_agrees_and_is_timed(exported: Exported, settings: TensorRtSettings) -> None:
+def test_exported_plan_agrees_with_pytorch_and_reports_times(exported: Exported, settings: TensorRtSettings) -> None:
     assert exported.agreement.snr_db > 35
     assert exported.lines[1].startswith("verified 320 shapes (batches 1 to 64 x 1, 2, 4, 8, 16 frames)")
     assert len(exported.lines) == 6
@@ -70,7 +70,7 @@ def test_plan_fits_this_machine(exported: Exported, repository: Path, checkpoint
     assert is_current(checkpoint, repository, form)
 
 
-def test_plan_that_is_none_is_refused(settings: TensorRtSettings, tmp_path: Path) -> None:
+def test_invalid_plan_file_is_rejected(settings: TensorRtSettings, tmp_path: Path) -> None:
     (tmp_path / "model.plan").write_bytes(b"no plan" * 100)
     with pytest.raises(PlanError, match="cannot load it"):
         PlanProcess(settings, tmp_path / "model.plan")
@@ -78,7 +78,7 @@ def test_plan_that_is_none_is_refused(settings: TensorRtSettings, tmp_path: Path
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The backend's module, imported as the server imports it."""
+    """The module of the stand-in backend, imported as in the server."""
     for folder in ("shared", "tensorrt"):
         monkeypatch.syspath_prepend(str(BACKENDS / folder))
     for name in ("merged_runs", "plan", "own_plan", "other_plan", "model"):
@@ -87,7 +87,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("model")
 
 
-def test_stand_in_gives_what_the_verified_plan_gives(
+def test_stand_in_agrees_with_the_verified_plan_and_rejects_other_shapes(
     exported: Exported, repository: Path, form: Form, stand_in: ModuleType
 ) -> None:
     path = repository / "code2wav" / "1" / "model.plan"
@@ -113,7 +113,7 @@ def test_stand_in_gives_what_the_verified_plan_gives(
 def encoder_plan(
     request: pytest.FixtureRequest, checkpoint_of: CheckpointOf, repository: Path, settings: TensorRtSettings
 ) -> tuple[EncoderExport, Path]:
-    """An encoder, and the version folder of its plan, which export has found to agree with PyTorch."""
+    """An encoder and the version folder of its plan, verified against PyTorch by the export."""
     encoder: EncoderExport = request.param
     folder, checkpoint = repository / encoder.name, Checkpoint.open(str(checkpoint_of("base")))
     with Progress(disable=True) as progress:
@@ -128,7 +128,7 @@ def test_encoder_plan_fits_this_machine(encoder_plan: tuple[EncoderExport, Path]
     check_plan(folder, EncoderManifest.read(folder), torch.device("cuda", 0), needed)
 
 
-def test_stand_in_gives_what_the_verified_encoder_plan_gives(
+def test_stand_in_agrees_with_the_verified_encoder_plan(
     encoder_plan: tuple[EncoderExport, Path], settings: TensorRtSettings, stand_in: ModuleType
 ) -> None:
     encoder, folder = encoder_plan

@@ -1,4 +1,4 @@
-"""The tiny codec's plan behind Triton's own TensorRT backend (docs/code2wav.md), with many callers at once."""
+"""The tiny codec's plan in Triton's own TensorRT backend (docs/code2wav.md), with concurrent callers."""
 
 import importlib.util
 import os
@@ -63,7 +63,7 @@ def codec(
         yield codec
 
 
-def test_calls_of_all_shapes_at_once_agree_with_pytorch(codec: Codec, checkpoint: Checkpoint, form: Form) -> None:
+def test_concurrent_calls_of_all_shapes_agree_with_pytorch(codec: Codec, checkpoint: Checkpoint, form: Form) -> None:
     reference = CodecStep.from_checkpoint(checkpoint)
 
     def outcomes(caller: int) -> list[Outcome]:
@@ -86,7 +86,7 @@ def step_of(codec: Codec) -> StepFunction:
     return step
 
 
-def test_malformed_call_fails_and_the_next_one_is_served(codec: Codec) -> None:
+def test_malformed_call_fails_and_the_next_one_succeeds(codec: Codec) -> None:
     expected = codec.call(codec.request())
     for request in (
         codec.request(1, 3),

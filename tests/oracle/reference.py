@@ -1,4 +1,4 @@
-"""The package qwen-tts as the oracle, in fp32 on the CPU, without the torchaudio that its top level imports."""
+"""The package qwen-tts as reference, in fp32 on the CPU, without its torchaudio dependency."""
 
 import importlib
 import importlib.util
@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoProcessor, PretrainedConfig, PreTrainedModel
 
 GREEDY = {"do_sample": False, "subtalker_dosample": False}
-# What the package uses for a setting that neither the caller nor generation_config.json names.
+# The package's defaults for settings given neither by the caller nor by generation_config.json.
 HARD_DEFAULTS = {
     "do_sample": True,
     "top_k": 50,
@@ -30,7 +30,7 @@ HARD_DEFAULTS = {
 
 
 class _Tokenizer25HzConfig(PretrainedConfig):
-    """Stands where the package wants its 25 Hz tokenizer, which needs torchaudio and sox."""
+    """Replaces the package's 25 Hz tokenizer, which requires torchaudio and sox."""
 
     model_type = "qwen3_tts_tokenizer_25hz"
 
@@ -75,7 +75,7 @@ def reference_codec(folder: Path) -> Any:
 
 
 def clone_voice(model: Any, audio: np.ndarray, text: str | None = None) -> VoiceClone:
-    """The voice of `audio` [samples], 24 kHz mono float32; with its text for in-context cloning, else x-vector only."""
+    """The voice of `audio` [samples], 24 kHz mono float32; in context if `text` is given, else x-vector only."""
     speaker = model.extract_speaker_embedding(audio, sr=24000)
     if text is None:
         return VoiceClone(speaker)
@@ -95,7 +95,7 @@ def reference_generate(
     greedy: bool = True,
     **settings: Any,
 ) -> list[torch.Tensor]:
-    """Codes int64 [frames, 16] of each text, as the package's wrapper would have the model generate them.
+    """Codes int64 [frames, 16] of each text, from the same call to the model as in the package's wrapper.
 
     `speakers` for custom_voice, `instructs` for custom_voice and voice_design, `clones` for base. `non_streaming`
     defaults as in the package: True, but False for base. `settings` are those of HARD_DEFAULTS; max_new_tokens N gives
@@ -134,7 +134,7 @@ def _ids(processor: Any, text: str) -> torch.Tensor:
 
 
 def _instruct_ids(model: Any, processor: Any, instructs: Sequence[str]) -> list[torch.Tensor | None]:
-    # The package drops instructions silently for the small CustomVoice model.
+    # The package ignores instructions for the small CustomVoice model.
     ignored = model.tts_model_type == "custom_voice" and model.tts_model_size == "0b6"
     return [_ids(processor, instruct_text(text)) if text and not ignored else None for text in instructs]
 
@@ -153,7 +153,7 @@ def _clone_inputs(processor: Any, clones: Sequence[VoiceClone]) -> dict[str, Any
 
 
 def _import_reference() -> ModuleType:
-    """Import the model classes; the packages above them are left empty, for their __init__ files import everything."""
+    """Imports the model classes; their parent packages stay empty, because each __init__ imports everything."""
     if "qwen_tts" not in sys.modules:
         root = _package_folder()
         for name in ("", "core", "core.models", "core.tokenizer_12hz", "inference"):

@@ -1,4 +1,4 @@
-"""The engine without Triton: the codes that it makes of requests."""
+"""Runs the engine without Triton and records the codes of each stream."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 class CodeRecorder:
-    """A codec client that keeps every stream's codes."""
+    """A codec client that records the codes of every stream."""
 
     def __init__(self) -> None:
         self.codes: dict[str, list[np.ndarray]] = {}
@@ -42,7 +42,7 @@ class CodeRecorder:
 def synthesise(
     folder: Path, requests: list[dict[str, Any]], voices: Sequence[Voice | None] = (), **settings: Any
 ) -> list[np.ndarray]:
-    """Codes [frames, 16] of each request, all in flight at once; `voices` are those of a Base checkpoint's requests."""
+    """Codes [frames, 16] of each request, all submitted together; `voices` are for a Base checkpoint."""
     checkpoint = Checkpoint.open(str(folder))
     config = EngineConfig(checkpoint=str(folder), max_streams=8, max_text_tokens=256, max_frames_limit=512, **settings)
     recorder = CodeRecorder()
@@ -65,7 +65,7 @@ def synthesise(
 def begin_sequence(
     sequences: Sequences, sequence_id: int, request: SynthesisRequest, listener: Listener, key: str, last: bool
 ) -> None:
-    """Open a sequence whose voice is at hand, and begin it."""
+    """Opens a sequence whose voice is available, and begins it."""
     sequence = sequences.open(sequence_id, request.text, last)
     try:
         sequences.begin(sequence, request, listener, key, time.perf_counter())
@@ -75,7 +75,7 @@ def begin_sequence(
 
 
 def reference_prefill(model: Any, generate: Callable[[], Any]) -> dict[str, torch.Tensor]:
-    """What the reference feeds to its talker when it is asked to `generate`, captured there."""
+    """The inputs of the reference's talker, captured when `generate` calls it."""
 
     class CapturedError(Exception):
         pass

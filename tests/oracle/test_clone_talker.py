@@ -1,4 +1,4 @@
-"""Cloned and designed voices: prompts and greedy codes are those of the package qwen-tts."""
+"""Prompts and greedy codes of cloned and designed voices equal those of the package qwen-tts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ FRAMES = 24
 
 @dataclass(frozen=True)
 class Clone:
-    """A text in a voice of `frames` reference frames that say `said`; None of them is the x-vector alone."""
+    """A text in a voice with `frames` reference frames of the text `said`; x-vector only without `said`."""
 
     text: str
     language: str = "auto"
@@ -100,24 +100,24 @@ def oracle(base: Path) -> Callable[..., list[np.ndarray]]:
 
 
 @pytest.mark.parametrize("layout", ["full", "streaming"])
-def test_clones_of_both_kinds_in_one_engine(
+def test_in_context_and_x_vector_clones_equal_the_reference(
     layout: str, base: Path, voices: list[Voice], oracle: Callable[..., list[np.ndarray]]
 ) -> None:
-    """Eight at once, in context and by x-vector side by side; each as the reference speaks it alone."""
+    """Clones in context and by x-vector in shared batches equal the reference of each alone."""
     ours = synthesise(base, [request(clone) for clone in CLONES], voices, text_layout=layout)
     for clone, voice, codes in zip(CLONES, voices, ours, strict=True):
         [expected] = oracle([clone], [voice], layout == "full")
         np.testing.assert_array_equal(codes, expected, err_msg=str(clone))
 
 
-def test_the_default_layout_is_the_reference_default(
+def test_default_layout_equals_the_reference_default(
     base: Path, voices: list[Voice], oracle: Callable[..., list[np.ndarray]]
 ) -> None:
     [codes], [expected] = synthesise(base, [request(CLONES[0])], voices[:1]), oracle([CLONES[0]], voices[:1], False)
     np.testing.assert_array_equal(codes, expected)
 
 
-def test_a_mixed_batch_of_the_reference(
+def test_codes_equal_a_mixed_batch_of_the_reference(
     base: Path, voices: list[Voice], oracle: Callable[..., list[np.ndarray]]
 ) -> None:
     chosen = [0, 8]
@@ -127,8 +127,8 @@ def test_a_mixed_batch_of_the_reference(
         np.testing.assert_array_equal(codes, expected)
 
 
-def test_the_voice_decides(base: Path, voices: list[Voice]) -> None:
-    """Text, reference frames and x-vector each change what is said; otherwise the tests above would show little."""
+def test_reference_text_frames_and_x_vector_change_the_codes(base: Path, voices: list[Voice]) -> None:
+    """Validates the tests above: reference text, frames and x-vector each change the codes."""
     first, said = voices[0], CLONES[0].said
     assert first.codes is not None
     others = [
@@ -143,7 +143,7 @@ def test_the_voice_decides(base: Path, voices: list[Voice]) -> None:
 
 
 @pytest.mark.parametrize("layout", ["full", "streaming"])
-def test_designed_voices(layout: str, checkpoint_of: CheckpointOf) -> None:
+def test_designed_voices_equal_the_reference(layout: str, checkpoint_of: CheckpointOf) -> None:
     folder = checkpoint_of("voice_design")
     model, processor = load_reference(folder), load_processor(folder)
     fields = [dict(zip(("text", "language", "instruct"), design, strict=True)) for design in DESIGNS]
@@ -159,7 +159,7 @@ def test_designed_voices(layout: str, checkpoint_of: CheckpointOf) -> None:
 
 
 def test_prompt_embeddings_equal_the_reference_prefill(base: Path, voices: list[Voice]) -> None:
-    """Row by row what the reference feeds to its talker, captured at the talker's generate."""
+    """Compares each prompt row with the inputs of the reference's talker."""
     model, processor = load_reference(base), load_processor(base)
     checkpoint = Checkpoint.open(str(base))
     for layout in ("full", "streaming"):
@@ -180,8 +180,8 @@ def test_prompt_embeddings_equal_the_reference_prefill(base: Path, voices: list[
             torch.testing.assert_close(trailing, captured["trailing_text_hidden"][0], atol=1e-5, rtol=1e-5)
 
 
-def test_the_small_custom_voice_model_drops_instruct_as_the_reference_does(tmp_path: Path) -> None:
-    """A tiny checkpoint that calls itself 0.6B."""
+def test_custom_voice_0_6b_ignores_instruct_like_the_reference(tmp_path: Path) -> None:
+    """Uses a tiny checkpoint whose config states size 0.6B."""
     folder = make_checkpoint(tmp_path / "small", "tiny", "custom_voice")
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"tts_model_size": "tiny"', '"tts_model_size": "0b6"'))

@@ -1,4 +1,4 @@
-"""The codec step, in whatever chunks, equals the reference that decodes everything at once."""
+"""The codec step in chunks of any length equals the reference, which decodes all frames at once."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +45,7 @@ def cold(step: CodecStep, rows: int) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def decode(step: StepFunction, codes: Tensor, chunks: list[int], state: Tensor, history: Tensor, window: int) -> Tensor:
-    """The waveform of `codes` in chunks of these lengths, as long as they reach."""
+    """The waveform of `codes`, decoded in chunks of the given lengths until either ends."""
     waveforms, start = [], 0
     for frames in chunks:
         chunk = codes[:, start : start + frames]
@@ -64,18 +64,20 @@ def assert_equal(actual: Tensor, expected: Tensor) -> None:
 
 @settings(max_examples=20)
 @given(chunks=st.lists(st.integers(1, MAX_FRAMES), min_size=5, max_size=60))
-def test_any_chunks(step: CodecStep, codes: Tensor, expected: Tensor, chunks: list[int]) -> None:
+def test_random_chunks_equal_the_reference(step: CodecStep, codes: Tensor, expected: Tensor, chunks: list[int]) -> None:
     assert_equal(decode(step, codes[:1], chunks, *cold(step, 1), max_history(step.config)), expected[:1])
 
 
 @pytest.mark.parametrize("frames", [1, 7, MAX_FRAMES])
-def test_whole_utterances_in_a_batch(step: CodecStep, codes: Tensor, expected: Tensor, frames: int) -> None:
+def test_batched_utterances_equal_the_reference(step: CodecStep, codes: Tensor, expected: Tensor, frames: int) -> None:
     actual = decode(step, codes, [frames] * FRAMES, *cold(step, 3), max_history(step.config))
     assert actual.shape == expected.shape
     assert_equal(actual, expected)
 
 
-def test_rows_of_different_age_share_a_batch(step: CodecStep, codes: Tensor, expected: Tensor) -> None:
+def test_rows_of_different_age_in_one_batch_equal_the_reference(
+    step: CodecStep, codes: Tensor, expected: Tensor
+) -> None:
     ages, window = [0, 23, 90], max_history(step.config)
     state, history = cold(step, 3)
     with torch.inference_mode():
@@ -89,20 +91,20 @@ def test_rows_of_different_age_share_a_batch(step: CodecStep, codes: Tensor, exp
     assert_equal(actual, torch.stack(parts))
 
 
-def test_history_decides_what_is_seen(step: CodecStep, codes: Tensor, expected: Tensor) -> None:
-    """Were the mask without effect, the tests above would prove little."""
+def test_history_masks_past_frames(step: CodecStep, codes: Tensor, expected: Tensor) -> None:
+    """Validates the tests above: without history the mask hides the past and the waveform differs."""
     state, history = cold(step, 3)
     with torch.inference_mode():
         _, state = step(codes[:, :32], state, history)
         warm, _ = step(codes[:, 32:40], state, history + 32)
-        forgetful, _ = step(codes[:, 32:40], state, history)
+        without_history, _ = step(codes[:, 32:40], state, history)
     start = 32 * SAMPLES_PER_FRAME
     assert_equal(warm, expected[:, start:])
-    assert (forgetful - expected[:, start : start + forgetful.shape[1]]).abs().max() > 10 * TOLERANCE
+    assert (without_history - expected[:, start : start + without_history.shape[1]]).abs().max() > 10 * TOLERANCE
 
 
 @pytest.mark.parametrize("bad_code", [-1, 2048, 2**31 - 1, -(2**31)])
-def test_malformed_row_changes_nothing_for_others(step: CodecStep, codes: Tensor, bad_code: int) -> None:
+def test_malformed_row_does_not_change_other_rows(step: CodecStep, codes: Tensor, bad_code: int) -> None:
     chunk, (state, history) = codes[:, :9], cold(step, 3)
     malformed = chunk.clone()
     malformed[1, 4:, 3:] = bad_code
@@ -115,7 +117,7 @@ def test_malformed_row_changes_nothing_for_others(step: CodecStep, codes: Tensor
     assert waveform.isfinite().all()
 
 
-def test_onnx_file(tiny_code2wav: Path, step: CodecStep, codes: Tensor, expected: Tensor) -> None:
+def test_onnx_file_equals_the_reference(tiny_code2wav: Path, step: CodecStep, codes: Tensor, expected: Tensor) -> None:
     onnx_step = ONNX.load(tiny_code2wav / "code2wav" / "1" / ONNX.filename)
     chunks = [1, 1, 2, 4, 8, 3, 16, 32, 5] + [32] * 3
     actual = decode(onnx_step, codes, chunks, *cold(step, 3), max_history(step.config))

@@ -1,4 +1,4 @@
-"""A reference recording becomes what the package qwen-tts makes of it: resampled sound, mel, x-vector, codes."""
+"""Resampled audio, mel, x-vector and codes of a recording equal those of the package qwen-tts."""
 
 from pathlib import Path
 from typing import Any
@@ -53,17 +53,17 @@ def codec_encoder(folder: Path) -> CodecEncoder:
     return CodecEncoder.from_checkpoint(Checkpoint.open(str(folder)))
 
 
-def test_mel_filters_are_librosas() -> None:
+def test_mel_filters_equal_librosa() -> None:
     expected = librosa.filters.mel(sr=24000, n_fft=1024, n_mels=128, fmin=0, fmax=12000)
     np.testing.assert_allclose(mel_filters(), expected, atol=1e-8)
 
 
 @pytest.mark.parametrize(("rate", "count"), RECORDINGS)
 @torch.inference_mode()
-def test_codes_and_x_vector(
+def test_codes_and_x_vector_equal_the_reference(
     rate: int, count: int, model: Any, speaker_encoder: SpeakerEncoder, codec_encoder: CodecEncoder
 ) -> None:
-    """As the package's create_voice_clone_prompt: codes from the recording at its rate, the x-vector at 24 kHz."""
+    """As in create_voice_clone_prompt, codes use the original rate and the x-vector uses 24 kHz."""
     samples = recording(rate, count)
     [codes] = model.speech_tokenizer.encode(samples, sr=rate).audio_codes
     expected = librosa.resample(samples, orig_sr=rate, target_sr=24000) if rate != 24000 else samples
@@ -74,14 +74,14 @@ def test_codes_and_x_vector(
     ours = codec_encoder(sound, torch.tensor([[len(resampled)]], dtype=torch.int32))
     np.testing.assert_array_equal(ours[0].numpy(), codes.numpy())
     if len(codes) > 20:
-        assert len(np.unique(codes[:, 0])) > 10, "these codes would show little"
+        assert len(np.unique(codes[:, 0])) > 10, "the codes hardly vary"
 
     vector = speaker_encoder(torch.from_numpy(log_mel(resampled))[None])[0]
     torch.testing.assert_close(vector, model.extract_speaker_embedding(expected, sr=24000), atol=X_VECTOR_ERROR, rtol=0)
 
 
-def test_exported_encoders(tiny_base_models: Path, model: Any) -> None:
-    """The files that Triton serves."""
+def test_exported_encoders_equal_the_reference(tiny_base_models: Path, model: Any) -> None:
+    """Compares the ONNX files that Triton serves."""
     sessions = {
         name: onnxruntime.InferenceSession(
             tiny_base_models / name / "1" / ONNX.filename, providers=["CPUExecutionProvider"]

@@ -1,4 +1,4 @@
-"""Codebook 0 is drawn from the distribution that the reference's logits processors leave."""
+"""Codebook 0 is sampled from the distribution of the reference's logits processors."""
 
 import pytest
 import torch
@@ -43,7 +43,9 @@ def reference_probabilities(
     ("temperature", "top_k", "top_p"), [(0.9, 50, 1.0), (1.3, 5, 0.8), (0.7, 0, 0.9), (1.0, 1, 1.0)]
 )
 @pytest.mark.parametrize("length", [0, 1, 2, 40])
-def test_distribution(penalty: float, temperature: float, top_k: int, top_p: float, length: int) -> None:
+def test_codes_follow_the_reference_distribution(
+    penalty: float, temperature: float, top_k: int, top_p: float, length: int
+) -> None:
     generator = torch.Generator().manual_seed(length)
     logits = torch.randn(VOCABULARY, generator=generator) * 4
     logits[EOS] = 14.0
@@ -60,14 +62,14 @@ def test_distribution(penalty: float, temperature: float, top_k: int, top_p: flo
     torch.testing.assert_close(found, expected, atol=2 / GRID, rtol=0)
 
 
-def test_rows_are_drawn_with_their_own_parameters() -> None:
+def test_each_row_uses_its_own_sampling_parameters() -> None:
     logits = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
     parameters = DrawParameters(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 0]), torch.tensor([1.0, 1.0, 1e-6]))
     uniform = torch.full((3,), 0.999)
     assert draw(logits, parameters, uniform).tolist() == logits.argmax(-1).tolist()
 
 
-def test_uniforms_depend_on_seed_frame_and_codebook_alone() -> None:
+def test_uniforms_depend_only_on_seed_frame_and_codebook() -> None:
     seed, frame = torch.tensor([5, 5, 6, 2**63 - 1]), torch.tensor([0, 1, 0, 8191])
     together = uniforms(seed, frame, 16)
     alone = torch.cat([uniforms(seed[i : i + 1], frame[i : i + 1], 16) for i in range(4)])
@@ -75,7 +77,7 @@ def test_uniforms_depend_on_seed_frame_and_codebook_alone() -> None:
     assert len(set(together.flatten().tolist())) == 64
 
 
-def test_uniforms_are_uniform() -> None:
+def test_uniforms_are_uniform_and_uncorrelated() -> None:
     frame = torch.arange(100_000)
     x = uniforms(torch.zeros_like(frame), frame, 16)[:, 3]
     assert float(x.min()) >= 0

@@ -1,4 +1,4 @@
-"""Text that comes in pieces, and text in several parts, give the codes of whole texts, on the CPU engine."""
+"""Streamed text and text in several parts give the same codes as whole texts, on the CPU engine."""
 
 import itertools
 import random
@@ -50,12 +50,12 @@ SENTENCES = [
 LONG = " ".join(SENTENCES)
 
 
-# A cap that lets every part go on for some frames behind its text, but not for long.
+# The cap allows each part a few frames after its text.
 BRIEF = {"base_frames": 9, "frames_per_text_token": 1}
 
 
 class LocalCodec(CodeRecorder):
-    """The PyTorch step as the codec, with its state kept as the Triton client keeps it; records codes too."""
+    """Decodes with the PyTorch step and the state handling of the Triton client; records codes."""
 
     def __init__(self, checkpoint: Checkpoint, slots: int) -> None:
         super().__init__()
@@ -73,8 +73,8 @@ class LocalCodec(CodeRecorder):
         return to_pcm(waveform)
 
 
-class Studio:
-    """An engine on the CPU with everything that a test looks at."""
+class EngineHarness:
+    """An engine on the CPU with its recorder, prompt builder and sequences."""
 
     def __init__(self, folder: Path, codec: CodecClient | None = None, lookahead: int = 0, **settings: Any) -> None:
         self.checkpoint = Checkpoint.open(str(folder))
@@ -94,7 +94,7 @@ class Studio:
     def submit(self, request: SynthesisRequest, listener: Listener, key: str) -> None:
         self.engine.submit(self.prompts.stream(request, listener, key))
 
-    def whole(self, text: str, **fields: Any) -> np.ndarray:
+    def synthesise(self, text: str, **fields: Any) -> np.ndarray:
         key, listener = self.key(), Listener()
         self.submit(SynthesisRequest.of({"text": text, **VOICE, **fields}), listener, key)
         assert listener.ended.wait(WAIT)
@@ -108,16 +108,16 @@ class Studio:
         return key, listener
 
 
-class Dictation:
-    """Sends the pieces of a text with pauses, from a thread of its own."""
+class PieceSender:
+    """Sends the pieces of a text with pauses, from its own thread."""
 
-    # Triton hands requests over one after the other.
+    # Triton calls `execute` for one request at a time.
     _turn = threading.Lock()
 
-    def __init__(self, live: Studio, number: int, pieces: list[str], options: dict[str, Any]) -> None:
-        self._live, self._number, self._pieces = live, number, pieces
+    def __init__(self, harness: EngineHarness, number: int, pieces: list[str], options: dict[str, Any]) -> None:
+        self._harness, self._number, self._pieces = harness, number, pieces
         with self._turn:
-            self._key, self._listener = live.start(number, pieces[0], last=len(pieces) == 1, **options)
+            self._key, self._listener = harness.start(number, pieces[0], last=len(pieces) == 1, **options)
         self._thread = threading.Thread(target=self._send)
         self._thread.start()
 
@@ -125,24 +125,24 @@ class Dictation:
         self._thread.join(WAIT)
         assert self._listener.ended.wait(WAIT)
         assert (self._listener.error, self._listener.ends) == (None, 1)
-        return self._live.recorder.of(self._key)
+        return self._harness.recorder.of(self._key)
 
     def _send(self) -> None:
         for number, piece in enumerate(self._pieces[1:], 2):
             time.sleep(0.02 * (number % 3 == 0))
             with self._turn:
-                self._live.sequences.append(self._number, piece, number == len(self._pieces))
+                self._harness.sequences.append(self._number, piece, number == len(self._pieces))
 
 
 @contextmanager
-def studio(folder: Path, **settings: Any) -> Iterator[Studio]:
-    opened = Studio(folder, **settings)
-    opened.engine.start()
-    yield opened
-    opened.engine.scheduler.check_integrity()
-    scheduler = opened.engine.scheduler
+def running_engine(folder: Path, **settings: Any) -> Iterator[EngineHarness]:
+    harness = EngineHarness(folder, **settings)
+    harness.engine.start()
+    yield harness
+    harness.engine.scheduler.check_integrity()
+    scheduler = harness.engine.scheduler
     assert (scheduler.slots.num_used, scheduler.pages.num_used, len(scheduler.live)) == (0, 0, 0)
-    opened.engine.close()
+    harness.engine.close()
 
 
 def cut(text: str, rng: random.Random) -> list[str]:
@@ -151,62 +151,64 @@ def cut(text: str, rng: random.Random) -> list[str]:
 
 
 @pytest.mark.parametrize("lookahead", [0, 1], ids=["read-at-once", "read-one-tick-late"])
-# Batches of other sizes round differently: with this seed no draw lies within that of the next code.
+# Rounding depends on the batch size; with this seed it changes no sampled code.
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"seed": 8}], ids=["greedy", "sampled"])
-def test_pieces_give_the_codes_of_the_whole(tiny_checkpoint: Path, lookahead: int, options: dict[str, Any]) -> None:
-    """Several sequences at once, each cut at random and sent with random pauses, beside whole requests."""
+def test_pieces_give_the_codes_of_the_whole_text(
+    tiny_checkpoint: Path, lookahead: int, options: dict[str, Any]
+) -> None:
+    """Concurrent sequences, cut at random and sent with random pauses, beside whole requests."""
     settings = {"text_layout": "streaming", "lookahead": lookahead, "base_frames": 20, "frames_per_text_token": 2}
     rng = random.Random(lookahead)
-    with studio(tiny_checkpoint, **settings) as live:
-        expected = [live.whole(text, **options) for text in TEXTS]
+    with running_engine(tiny_checkpoint, **settings) as harness:
+        expected = [harness.synthesise(text, **options) for text in TEXTS]
 
         for _ in range(3):
-            dictated = [Dictation(live, number, cut(text, rng), options) for number, text in enumerate(TEXTS)]
-            live.whole("A request beside them.", **options)
-            for dictation, codes, text in zip(dictated, expected, TEXTS, strict=True):
-                assert_same(dictation.codes(), codes, text)
+            senders = [PieceSender(harness, number, cut(text, rng), options) for number, text in enumerate(TEXTS)]
+            harness.synthesise("A request beside them.", **options)
+            for sender, codes, text in zip(senders, expected, TEXTS, strict=True):
+                assert_same(sender.codes(), codes, text)
 
 
-def test_a_stream_without_text_stalls_alone_and_is_never_fed_padding(tiny_checkpoint: Path) -> None:
-    with studio(tiny_checkpoint, text_layout="streaming", base_frames=40) as live:
-        expected = live.whole("Hello there my good friend.", temperature=0.0)
-        key, listener = live.start(1, "Hello ", temperature=0.0)
-        other = live.whole("Another one speaks on.", temperature=0.0)
+def test_stream_without_text_pauses_alone_and_receives_no_padding(tiny_checkpoint: Path) -> None:
+    with running_engine(tiny_checkpoint, text_layout="streaming", base_frames=40) as harness:
+        expected = harness.synthesise("Hello there my good friend.", temperature=0.0)
+        key, listener = harness.start(1, "Hello ", temperature=0.0)
+        other = harness.synthesise("Another one speaks on.", temperature=0.0)
         assert len(other) > 10
-        num_ids = len(live.prompts._tokenizer.encode("Hello"))
-        wait_for(lambda: len(live.recorder.of(key)) == num_ids)
+        num_ids = len(harness.prompts._tokenizer.encode("Hello"))
+        wait_for(lambda: len(harness.recorder.of(key)) == num_ids)
         time.sleep(0.2)
-        assert len(live.recorder.of(key)) == num_ids, "one frame for each id, and no more"
-        live.sequences.append(1, "there my good ", False)
-        wait_for(lambda: len(live.recorder.of(key)) > num_ids)
-        live.sequences.append(1, "friend.", True)
+        assert len(harness.recorder.of(key)) == num_ids, "the stream generates one frame for each text id"
+        harness.sequences.append(1, "there my good ", False)
+        wait_for(lambda: len(harness.recorder.of(key)) > num_ids)
+        harness.sequences.append(1, "friend.", True)
         assert listener.ended.wait(WAIT)
-        np.testing.assert_array_equal(live.recorder.of(key), expected)
+        np.testing.assert_array_equal(harness.recorder.of(key), expected)
 
 
 @pytest.mark.parametrize("layout", ["full", "streaming"])
 @pytest.mark.parametrize("lookahead", [0, 1], ids=["read-at-once", "read-one-tick-late"])
-def test_a_long_text_is_what_its_parts_are_apart(tiny_checkpoint: Path, layout: str, lookahead: int) -> None:
+def test_long_text_equals_its_parts_synthesised_alone(tiny_checkpoint: Path, layout: str, lookahead: int) -> None:
     settings = {"text_layout": layout, "lookahead": lookahead, **BRIEF}
-    with studio(tiny_checkpoint, part_text_tokens=shortest(tiny_checkpoint), **settings) as live:
-        together = live.whole(LONG, seed=5)
-        apart = [live.whole(sentence, seed=5 + i) for i, sentence in enumerate(SENTENCES)]
+    with running_engine(tiny_checkpoint, part_text_tokens=shortest(tiny_checkpoint), **settings) as harness:
+        together = harness.synthesise(LONG, seed=5)
+        apart = [harness.synthesise(sentence, seed=5 + i) for i, sentence in enumerate(SENTENCES)]
         np.testing.assert_array_equal(together, np.concatenate(apart))
-        key, listener = live.start(3, LONG[:30], seed=5)
-        live.sequences.append(3, LONG[30:], True)
+        key, listener = harness.start(3, LONG[:30], seed=5)
+        harness.sequences.append(3, LONG[30:], True)
         assert listener.ended.wait(WAIT)
         if layout == "streaming":
-            np.testing.assert_array_equal(live.recorder.of(key), together)
-        capped = live.whole(LONG, seed=5, max_frames=len(apart[0]) + 3)
+            np.testing.assert_array_equal(harness.recorder.of(key), together)
+        capped = harness.synthesise(LONG, seed=5, max_frames=len(apart[0]) + 3)
         np.testing.assert_array_equal(capped[: len(apart[0])], together[: len(apart[0])])
 
 
-def test_the_seam_is_what_the_codec_makes_of_all_codes_at_once(tiny_checkpoint: Path) -> None:
+def test_audio_across_parts_equals_decoding_all_codes_at_once(tiny_checkpoint: Path) -> None:
     checkpoint = Checkpoint.open(str(tiny_checkpoint))
     codec = LocalCodec(checkpoint, 8)
-    with studio(tiny_checkpoint, codec=codec, part_text_tokens=shortest(tiny_checkpoint), **BRIEF) as live:
-        key, listener = live.key(), Listener()
-        live.submit(SynthesisRequest.of({"text": LONG, **VOICE, "seed": 1}), listener, key)
+    with running_engine(tiny_checkpoint, codec=codec, part_text_tokens=shortest(tiny_checkpoint), **BRIEF) as harness:
+        key, listener = harness.key(), Listener()
+        harness.submit(SynthesisRequest.of({"text": LONG, **VOICE, "seed": 1}), listener, key)
         assert listener.ended.wait(WAIT)
         assert listener.error is None
     codes = torch.from_numpy(codec.of(key)).int()
@@ -220,11 +222,11 @@ def test_the_seam_is_what_the_codec_makes_of_all_codes_at_once(tiny_checkpoint: 
 def assert_same(codes: np.ndarray, expected: np.ndarray, text: str) -> None:
     same = (codes[: len(expected)] == expected[: len(codes)]).all(axis=1)
     first = int(same.argmin()) if not same.all() else len(same)
-    assert first == len(codes) == len(expected), f"{text!r}: frame {first} of {len(expected)} is the first to differ"
+    assert first == len(codes) == len(expected), f"{text!r}: frame {first} of {len(expected)} differs first"
 
 
 def shortest(folder: Path) -> int:
-    """The limit of tokens behind which each of the sentences is a part of its own."""
+    """The token limit that makes each sentence a separate part."""
     tokenizer = TextTokenizer(Checkpoint.open(str(folder)), 256)
     lengths = [len(tokenizer.encode(sentence)) for sentence in SENTENCES]
     assert max(lengths) < 2 * min(lengths)

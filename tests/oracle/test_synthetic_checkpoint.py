@@ -1,4 +1,4 @@
-"""The reference package loads a synthetic checkpoint, which behaves enough like a trained one to test with."""
+"""Synthetic checkpoints load in the reference package and behave sufficiently like trained ones."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def voice(model: Any, noise: np.ndarray) -> dict[str, Any]:
-    """What says who speaks, to the model type at hand."""
+    """Voice arguments of `reference_generate` for the model type."""
     if model.tts_model_type == "base":
         return {"clones": [clone_voice(model, noise)] * len(TEXTS)}
     if model.tts_model_type == "voice_design":
@@ -85,20 +85,20 @@ def sampled_codes(model: Any, processor: Any, voice: dict[str, Any]) -> list[tor
     return reference_generate(model, processor, TEXTS, greedy=False, max_new_tokens=FRAMES + 1, **voice)
 
 
-def test_opens(folder: Path) -> None:
+def test_checkpoint_opens_with_its_model_type(folder: Path) -> None:
     assert Checkpoint.open(str(folder)).config.tts_model_type == folder.name
 
 
-def test_shapes_are_those_of_the_reference(folder: Path, model: Any) -> None:
+def test_shapes_equal_the_reference(folder: Path, model: Any) -> None:
     assert model_shapes(folder) == shapes_of(model)
 
 
-def test_codec_shapes_are_those_of_the_reference(tiny_checkpoint: Path) -> None:
+def test_codec_shapes_equal_the_reference(tiny_checkpoint: Path) -> None:
     codec = reference_codec(tiny_checkpoint)
     assert speech_tokenizer_shapes(tiny_checkpoint / "speech_tokenizer") == shapes_of(codec)
 
 
-def test_files_hold_exactly_these_tensors(folder: Path) -> None:
+def test_files_contain_exactly_the_expected_tensors(folder: Path) -> None:
     for name, shapes, dtype in (
         ("model.safetensors", model_shapes(folder), "BF16"),
         ("speech_tokenizer/model.safetensors", speech_tokenizer_shapes(folder / "speech_tokenizer"), "F32"),
@@ -108,7 +108,7 @@ def test_files_hold_exactly_these_tensors(folder: Path) -> None:
             assert {file.get_slice(name).get_dtype() for name in shapes} == {dtype}
 
 
-def test_templates_tokenise_into_the_slices_of_the_prompt(folder: Path, processor: Any) -> None:
+def test_chat_templates_tokenise_into_the_prompt_slices(folder: Path, processor: Any) -> None:
     config = Checkpoint.open(str(folder)).config
     start, end, newline = config.im_start_token_id, config.im_end_token_id, 198
     header = [start, config.assistant_token_id, newline]
@@ -121,7 +121,7 @@ def test_templates_tokenise_into_the_slices_of_the_prompt(folder: Path, processo
         assert processor.tokenizer(instruct_text(text))["input_ids"][3:-2] == ids[3:-5]
 
 
-def test_control_tokens_have_the_ids_of_the_config(folder: Path, processor: Any) -> None:
+def test_control_token_ids_equal_the_config(folder: Path, processor: Any) -> None:
     config = Checkpoint.open(str(folder)).config
     tokens = ["<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>"]
     ids = [config.im_start_token_id, config.im_end_token_id]
@@ -130,12 +130,12 @@ def test_control_tokens_have_the_ids_of_the_config(folder: Path, processor: Any)
     assert max(ids) < config.talker_config.text_vocab_size
 
 
-def test_words_are_tokens(folder: Path, processor: Any) -> None:
+def test_each_word_is_one_token(folder: Path, processor: Any) -> None:
     for word in (*ROLES, *WORDS, *(f" {word}" for word in WORDS)):
         assert len(processor.tokenizer(word)["input_ids"]) == 1, word
 
 
-def test_released_text_ids() -> None:
+def test_text_token_ids_equal_the_released_ones() -> None:
     assert text_tokenizer("1.7b").ids_for_config() == {
         "assistant_token_id": 77091,
         "im_start_token_id": 151644,
@@ -146,12 +146,12 @@ def test_released_text_ids() -> None:
     }
 
 
-def test_greedy_codes_vary_with_the_text_and_over_time(greedy_codes: list[torch.Tensor]) -> None:
+def test_greedy_codes_vary_with_text_and_time(greedy_codes: list[torch.Tensor]) -> None:
     assert len({tuple(codes[:20].flatten().tolist()) for codes in greedy_codes}) == len(TEXTS)
     assert all(len(codes[:, 0].unique()) > len(codes) / 2 for codes in greedy_codes)
 
 
-def test_some_utterances_end_by_themselves_and_some_at_the_cap(
+def test_some_utterances_end_before_the_cap_and_some_at_it(
     greedy_codes: list[torch.Tensor], sampled_codes: list[torch.Tensor]
 ) -> None:
     lengths = [len(codes) for codes in (*greedy_codes, *sampled_codes)]
@@ -167,7 +167,7 @@ def test_sampled_speech_is_audible_and_not_clipped(model: Any, sampled_codes: li
     assert (waveform.abs() > 0.99).float().mean() < 0.01
 
 
-def test_voice_of_a_reference(checkpoint_of: CheckpointOf, noise: np.ndarray) -> None:
+def test_cloned_voice_depends_on_the_recording(checkpoint_of: CheckpointOf, noise: np.ndarray) -> None:
     model = load_reference(checkpoint_of("base"))
     loud, quiet = (clone_voice(model, audio, "hello world") for audio in (noise, noise[::-1].copy() / 4))
     assert loud.codes is not None
@@ -177,7 +177,7 @@ def test_voice_of_a_reference(checkpoint_of: CheckpointOf, noise: np.ndarray) ->
     assert (loud.speaker - quiet.speaker).abs().max() > 0.01
 
 
-def test_seed_decides(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_files_and_others_differ(tiny_checkpoint: Path, tmp_path: Path) -> None:
     same, other = (make_checkpoint(tmp_path / str(seed), "tiny", "custom_voice", seed=seed) for seed in (0, 1))
     for name in ("model.safetensors", "speech_tokenizer/model.safetensors"):
         assert (same / name).read_bytes() == (tiny_checkpoint / name).read_bytes() != (other / name).read_bytes()

@@ -1,4 +1,4 @@
-"""The talker engine gives the codes that the package qwen-tts gives, greedily, in fp32."""
+"""Greedy codes of the talker engine equal those of the package qwen-tts, in fp32."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ def test_greedy_codes_equal_the_reference(
         np.testing.assert_array_equal(codes, expected, err_msg=str(case))
 
 
-def test_a_reference_batch_of_two_with_unequal_lengths(
+def test_codes_equal_a_reference_batch_of_unequal_lengths(
     tiny_checkpoint: Path, oracle: Callable[..., list[np.ndarray]]
 ) -> None:
     pair = [CASES[0], CASES[7]]
@@ -95,10 +95,10 @@ def test_a_reference_batch_of_two_with_unequal_lengths(
         np.testing.assert_array_equal(codes, expected)
 
 
-def test_the_end_of_speech_is_where_the_reference_ends(
+def test_speech_ends_at_the_same_frame_as_the_reference(
     tiny_checkpoint: Path, oracle: Callable[..., list[np.ndarray]]
 ) -> None:
-    """Somewhere in the table an utterance must end before its cap, or this would show nothing."""
+    """At least one utterance ends before its cap."""
     cap = 200
     ours = synthesise(tiny_checkpoint, [greedy(case, cap) for case in CASES])
     lengths = [len(codes) for codes in ours]
@@ -108,20 +108,22 @@ def test_the_end_of_speech_is_where_the_reference_ends(
     np.testing.assert_array_equal(ours[early], expected)
 
 
-def test_repetition_penalty_reaches_codebook_0(tiny_checkpoint: Path, oracle: Callable[..., list[np.ndarray]]) -> None:
+def test_codes_with_repetition_penalty_equal_the_reference(
+    tiny_checkpoint: Path, oracle: Callable[..., list[np.ndarray]]
+) -> None:
     request = greedy(CASES[3]) | {"repetition_penalty": 1.7}
     [codes], [expected] = synthesise(tiny_checkpoint, [request]), oracle([CASES[3]], True, repetition_penalty=1.7)
     np.testing.assert_array_equal(codes, expected)
 
 
-def test_a_stream_does_not_depend_on_its_neighbours(tiny_checkpoint: Path) -> None:
+def test_codes_do_not_depend_on_other_streams(tiny_checkpoint: Path) -> None:
     requests = [{**vars(case), "seed": 100 + i, "max_frames": FRAMES} for i, case in enumerate(CASES)]
     together = synthesise(tiny_checkpoint, requests)
     for request, codes in list(zip(requests, together, strict=True))[::5]:
         np.testing.assert_array_equal(synthesise(tiny_checkpoint, [request])[0], codes)
 
 
-def test_seeds_decide(tiny_checkpoint: Path) -> None:
+def test_equal_seeds_give_equal_codes_and_others_differ(tiny_checkpoint: Path) -> None:
     request = {**vars(CASES[1]), "max_frames": FRAMES}
     same, again, other = synthesise(tiny_checkpoint, [request | {"seed": seed} for seed in (1, 1, 2)])
     np.testing.assert_array_equal(same, again)
@@ -137,7 +139,7 @@ def test_sampled_codes_are_in_range(tiny_checkpoint: Path) -> None:
 
 
 def test_prompt_embeddings_equal_the_reference_prefill(tiny_checkpoint: Path) -> None:
-    """Row by row what the reference feeds to its talker, captured at the talker's generate."""
+    """Compares each prompt row with the inputs of the reference's talker."""
     model, processor = load_reference(tiny_checkpoint), load_processor(tiny_checkpoint)
     checkpoint = Checkpoint.open(str(tiny_checkpoint))
     for layout in ("full", "streaming"):

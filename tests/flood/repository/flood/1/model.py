@@ -1,4 +1,4 @@
-"""The least decoupled model that shows Triton's races of a cancel with a stream's end; see tests/flood/__main__.py."""
+"""A minimal decoupled model for Triton's race between a cancel and the end of a stream; see tests/flood/__main__.py."""
 
 import os
 import threading
