@@ -1,3 +1,3 @@
-"""Tools of the repository; each is run from its root with `python -m scripts.…`."""
+"""Tools of the repository; run them from its root with `python -m scripts.…`."""
 
-import export  # noqa: F401  (it makes the engine importable)
+import export  # noqa: F401  (makes the engine importable)

@@ -1,6 +1,6 @@
-"""Adds a model for another checkpoint to a repository: its own name and settings, the code and the codec shared.
+"""Adds a model for another checkpoint to a repository, with its own name and settings, sharing code and codec.
 
-A Base checkpoint's model is set to the speaker encoder that `python -m export` made of it, under whatever name.
+A Base checkpoint's model uses the speaker encoder that `python -m export` exported from it, under any name.
 
 python -m scripts.add_model qwen3_tts_design --checkpoint Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign
 """
@@ -32,24 +32,24 @@ class AddModelError(Exception):
 
 
 def add_model(name: str, checkpoint: str, repository: Path, copy: bool = False) -> Path:
-    """The folder of the new model. Raises AddModelError, and CheckpointError for a checkpoint that cannot be read.
+    """Returns the folder of the new model. Raises AddModelError, and CheckpointError for an unreadable checkpoint.
 
-    `copy` gives the model a copy of the code, for repositories that cannot hold links (object stores).
+    `copy` copies the code instead of linking it, for repositories without links (object stores).
     """
     main, folder = repository / MAIN_MODEL, repository / name
     if not NAME.fullmatch(name):
         raise AddModelError(f"{name!r}: a model's name has letters, digits, '_', '-' and '.'")
     if not (main / CONFIG).is_file():
-        raise AddModelError(f"{main / CONFIG}: missing; a model is added beside {MAIN_MODEL}, whose code it uses")
+        raise AddModelError(f"{main / CONFIG}: missing; the new model uses the code of {MAIN_MODEL}")
     if folder.exists():
-        raise AddModelError(f"{folder}: is there already; choose another name, or remove it")
+        raise AddModelError(f"{folder}: already exists; choose another name, or remove it")
     opened = Checkpoint.open(checkpoint)
     check_codec(opened, repository)
     parameters = {"checkpoint": checkpoint}
     if opened.config.tts_model_type == "base":
         parameters["speaker_encoder"] = find_speaker_encoder(opened, repository, name)
     with tempfile.TemporaryDirectory(dir=repository, prefix=".add-") as temporary:
-        # A server that polls the repository must not see half a model.
+        # A server that polls the repository must not see a partial model.
         new = Path(temporary) / name
         new.mkdir()
         text = configured((main / CONFIG).read_text(encoding="utf-8"), name, parameters)
@@ -66,17 +66,17 @@ def check_codec(checkpoint: Checkpoint, repository: Path) -> None:
     """Raises AddModelError unless the repository's code2wav was exported from this checkpoint's codec or is missing."""
     folder = repository / contract.MODEL_NAME / VERSION
     if not (folder / MANIFEST).is_file():
-        typer.echo(f"{folder / MANIFEST}: not there yet: python -m export --checkpoint {checkpoint.folder}")
+        typer.echo(f"{folder / MANIFEST}: missing; run python -m export --checkpoint {checkpoint.folder}")
         return
     if CodecManifest.read(folder).codec_digest != checkpoint.codec_digest:
         raise AddModelError(
-            f"{checkpoint.folder / 'speech_tokenizer'}: another codec than the one in {folder}. All checkpoints of the "
-            "released family share theirs; one with a codec of its own needs a model repository and a server of its own"
+            f"{checkpoint.folder / 'speech_tokenizer'}: another codec than the one in {folder}. All released "
+            "checkpoints share one codec; another codec requires a model repository and a server of its own"
         )
 
 
 def find_speaker_encoder(checkpoint: Checkpoint, repository: Path, name: str) -> str:
-    """The model that was exported from this checkpoint's speaker encoder, or what it is to be called."""
+    """Name of the model exported from this checkpoint's speaker encoder, or a free name for it."""
     for manifest in sorted(repository.glob(f"*/{VERSION}/{MANIFEST}")):
         try:
             read_encoder(manifest.parent, checkpoint.speaker_digest, checkpoint.folder)
@@ -85,12 +85,12 @@ def find_speaker_encoder(checkpoint: Checkpoint, repository: Path, name: str) ->
         return manifest.parents[1].name
     free = f"{name}_{SPEAKER_ENCODER}" if (repository / SPEAKER_ENCODER).exists() else SPEAKER_ENCODER
     command = f"python -m export --checkpoint {checkpoint.folder} --speaker-encoder {free}"
-    typer.echo(f"{repository / free}: not there yet: {command}")
+    typer.echo(f"{repository / free}: missing; run {command}")
     return free
 
 
 def configured(text: str, name: str, parameters: dict[str, str]) -> str:
-    """The main model's config.pbtxt with another name and these parameters; everything else, comments too, stays."""
+    """The main model's config.pbtxt with another name and these parameters; everything else stays, comments too."""
     text = NAMED.sub(f'name: "{name}"', text, count=1)
     for key, value in parameters.items():
         if not QUOTED.fullmatch(value):
@@ -102,13 +102,13 @@ def configured(text: str, name: str, parameters: dict[str, str]) -> str:
 
 
 def main(
-    name: Annotated[str, typer.Argument(help="the new model's name, which requests give")],
+    name: Annotated[str, typer.Argument(help="name of the new model in requests")],
     checkpoint: Annotated[str, typer.Option(help="a folder, or a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign")],
     model_repository: Annotated[Path, typer.Option(exists=True, file_okay=False)] = Path("model_repository"),
-    copy: Annotated[bool, typer.Option("--copy", help="copy the code: where the repository cannot hold links")] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="copy the code, for repositories without links")] = False,
 ) -> None:
     """Add the model NAME for another checkpoint."""
-    # The server may be started from anywhere.
+    # The server may have another working directory.
     given = str(Path(checkpoint).resolve()) if Path(checkpoint).is_dir() else checkpoint
     try:
         folder = add_model(name, given, model_repository, copy)
@@ -116,8 +116,8 @@ def main(
         typer.secho(str(error), err=True, fg=typer.colors.RED)
         raise typer.Exit(1) from None
     typer.echo(
-        f"{folder}: made for {given}; a server loads it when it starts, or with a load request for {name} that carries "
-        "the server's admin key"
+        f"{folder}: created for {given}; a server loads it at start, or on a load request for {name} with the server's "
+        "admin key"
     )
 
 

@@ -1,9 +1,9 @@
-"""Prints the path of a perf_analyzer that runs here: the one on PATH, or the one that a wheel carries.
+"""Prints the path of a perf_analyzer that runs here: the one on PATH, or the one in a wheel.
 
     perf_analyzer=$(python -m scripts.find_perf_analyzer)
 
-The wheel tritonclient 2.51.0 is the last whose binary runs with glibc 2.35 and 2.36. Two libraries that it wants
-besides are in the wheel nvidia-pytriton, which the extra `embedded` installs.
+The wheel tritonclient 2.51.0 is the last whose binary runs with glibc 2.35 and 2.36. Two more libraries that
+it requires are in the wheel nvidia-pytriton, which the extra `embedded` installs.
 """
 
 import shutil
@@ -15,7 +15,7 @@ from pathlib import Path
 
 WHEEL = "tritonclient==2.51.0"
 BINARY = "data/bin/perf_analyzer"
-# Name that the binary asks for, and how the file in nvidia_pytriton.libs begins.
+# Name that the binary loads, and prefix of the file in nvidia_pytriton.libs.
 LIBRARIES = {"libb64.so.0d": "libb64-", "libcudart.so.12": "libcudart-"}
 FOLDER = Path(__file__).parents[1] / "build" / "perf_analyzer"
 
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def unpacked(folder: Path) -> Path:
-    """The start script of the wheel's binary, which is fetched unless it is there."""
+    """The start script of the wheel's binary, which is downloaded if missing."""
     start = folder / "perf_analyzer.sh"
     if not start.is_file():
         extract(fetch(folder), folder / "perf_analyzer")
@@ -53,12 +53,12 @@ def extract(wheel: Path, binary: Path) -> None:
 def link_libraries(folder: Path) -> None:
     spec = find_spec("pytriton")
     if spec is None or spec.origin is None:
-        sys.exit("perf_analyzer needs two libraries of the wheel nvidia-pytriton: pip install '.[embedded]'")
+        sys.exit("perf_analyzer requires two libraries of the wheel nvidia-pytriton: pip install '.[embedded]'")
     libraries = Path(spec.origin).parents[1] / "nvidia_pytriton.libs"
-    for name, beginning in LIBRARIES.items():
+    for name, prefix in LIBRARIES.items():
         link = folder / name
         link.unlink(missing_ok=True)
-        link.symlink_to(next(libraries.glob(f"{beginning}*")))
+        link.symlink_to(next(libraries.glob(f"{prefix}*")))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Callers of a Triton server for locust: each speaks, listens to the end, and speaks again.
+"""Locust users of a Triton server: each requests speech, plays it to the end, and repeats.
 
     locust -f scripts/locustfile.py --host localhost:8001 --speaker vivian                          web UI on port 8089
     locust -f scripts/locustfile.py --host localhost:8001 --speaker vivian --headless -u 32 -r 4 -t 60s
 
-Entries: TTFA, audible TTFA and E2E in ms, and `stalled`, the ms that the listener of a stream waited in all.
+Entries: TTFA, audible TTFA and E2E in ms, and `stalled`, the total stall of a stream in ms.
 """
 
 import random
@@ -12,7 +12,7 @@ from argparse import ArgumentParser
 from dataclasses import replace
 from pathlib import Path
 
-# First: locust makes the standard library cooperative, but not modules that imported queue or threading before.
+# First: locust patches the standard library for gevent, but not modules that imported queue or threading before.
 from locust import User, events, task
 
 # isort: split
@@ -79,8 +79,8 @@ class Caller(User):
         self._fire("audible TTFA", timeline, metrics.audible_ttfa_ns(timeline, playback))
         self._fire("stalled", timeline, playback.stalled_ns)
         self._fire("E2E", timeline, metrics.e2el_ns(timeline))
-        heard_ns = playback.starts_ns[-1] + duration_ns(timeline.samples[-1], timeline.sample_rate)
-        time.sleep(max(0, heard_ns - time.perf_counter_ns()) / NS)
+        playback_end_ns = playback.starts_ns[-1] + duration_ns(timeline.samples[-1], timeline.sample_rate)
+        time.sleep(max(0, playback_end_ns - time.perf_counter_ns()) / NS)
 
     def _fire(self, name: str, timeline: Timeline, value_ns: int | None, error: SpeechError | None = None) -> None:
         if value_ns is not None:

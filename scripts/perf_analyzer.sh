@@ -6,14 +6,14 @@
 #
 # Settings, from the environment: URL, CONCURRENCY and RATE (start:end:step), INTERVAL (ms; each point takes three),
 # BATCHES, FRAMES (of a code2wav chunk), CODE2WAV (folder of the served version, whose model.json has the state size),
-# OUTPUT (folder), QWEN3_TTS_ADMIN_KEY (the server's; --shared-memory needs it).
+# OUTPUT (folder), QWEN3_TTS_ADMIN_KEY (the server's; --shared-memory requires it).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=${1:?qwen3_tts or code2wav}
 shift
 URL=${URL:-localhost:8001}
 OUTPUT=${OUTPUT:-artifacts/perf_analyzer-$model-$(date +%Y%m%d-%H%M%S)}
-# Streams are few and long: three windows are measured, however much they differ.
+# Streams are few and long: measure three windows, however much they differ.
 common=(-m "$model" -u "$URL" -i grpc --measurement-interval "${INTERVAL:-10000}" --max-trials 3 --stability-percentage 999)
 common+=(${QWEN3_TTS_ADMIN_KEY:+-H "triton-grpc-protocol-admin-key:$QWEN3_TTS_ADMIN_KEY"})
 perf_analyzer=$(python -m scripts.find_perf_analyzer)

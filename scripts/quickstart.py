@@ -27,13 +27,13 @@ TEXT = (
     "Hello! This is a talker with random weights, so all it does is babble, "
     "but it comes through every real part of the server."
 )
-# A talker with random weights ends where it likes: this one makes it go on for a few seconds.
+# A talker with random weights ends at random: with this seed after a few seconds.
 SEED = "10"
 console = Console()
 
 
 def main(
-    text: Annotated[str, typer.Option(help="what to say")] = TEXT,
+    text: Annotated[str, typer.Option(help="text to speak")] = TEXT,
     output: Annotated[Path, typer.Option(help="WAV file")] = ROOT / "build" / "hello.wav",
     build_folder: Annotated[Path, typer.Option(help="checkpoint, backends and the server's log")] = ROOT / "build",
 ) -> None:
@@ -50,7 +50,7 @@ def main(
                 running.enter_context(server)
         except ServerError as error:
             sys.exit(f"error: {error}: {log}")
-        # This server takes requests while it still proves the codec; one that waits for that is not to be measured.
+        # The server accepts requests during the codec proof: an unmeasured first request waits for its end.
         with console.status("Proving the codec"):
             say("Hello.", "--speaker", "ryan", "--max-frames", "1", "--output", "-")
         request = ["--speaker", "ryan", "--language", "english", "--seed", SEED]
@@ -59,7 +59,7 @@ def main(
 
 
 def prepare_checkpoint(build_folder: Path) -> Path:
-    """The tiny checkpoint, made unless it is there."""
+    """The tiny checkpoint, created if missing."""
     folder = build_folder / "checkpoints" / "tiny-custom_voice"
     if not (folder / CONFIG).is_file():
         console.print("Making a synthetic checkpoint")

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC1091
-# Source this with the extra to install (embedded or test): it activates an environment that has it.
-# An active virtual environment is used; otherwise .venv is made. Nothing is installed a second time.
+# Source this with the extra to install (embedded or test). Uses the active virtual environment, otherwise creates and
+# activates .venv. Installs once.
 
 if [ -z "${VIRTUAL_ENV:-}" ]; then
     [ -d .venv ] || python3 -m venv .venv
@@ -11,7 +11,7 @@ setup_stamp="$VIRTUAL_ENV/qwen3-tts-$1.sha256"
 setup_sum=$(cat pyproject.toml scripts/constraints.txt | sha256sum; pwd)
 if [ "$(cat "$setup_stamp" 2>/dev/null)" != "$setup_sum" ]; then
     echo "Installing into $VIRTUAL_ENV (about 1.5 GB with a CPU build of PyTorch)"
-    # PyTorch first and alone: a resolver that meets it among others may look for newer builds.
+    # PyTorch first and alone: resolved with others, it may be replaced by a newer build.
     python -m pip install --constraint scripts/constraints.txt torch
     python -m pip install --constraint scripts/constraints.txt --editable ".[$1]"
     if [ "$1" = test ]; then

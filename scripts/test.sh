@@ -9,6 +9,6 @@ mypy
 if [ $# -gt 0 ]; then
     exec python -m pytest "$@"
 fi
-# Side by side where nothing is timed; a server's tests have the machine to themselves.
+# In parallel where nothing is timed; a server's tests run alone.
 python -m pytest --numprocesses 2 --dist loadfile tests/unit tests/oracle
 exec python -m pytest tests/e2e tests/gpu

@@ -1,8 +1,8 @@
-"""Microseconds of the codec step for each frame and stream, by batch and chunk length, and its error, on a CUDA device.
+"""Microseconds of the codec step per frame and stream, and its error, by batch and chunk length, on a CUDA device.
 
     python -m scripts.benchmarks.codec --checkpoint CHECKPOINT --output docs/benchmarks/codec-h200.json
 
-Without a checkpoint, random weights of the released size are measured.
+Without a checkpoint, measures random weights of the released size.
 """
 
 import json
@@ -51,7 +51,7 @@ def main(
     checkpoint: Annotated[str | None, typer.Option(help="folder or hub id")] = None,
     shapes: Annotated[str, typer.Option(help="batch x frames")] = SHAPES,
     kernels: Annotated[bool, typer.Option(help="fused kernels rather than PyTorch's")] = True,
-    repeats: Annotated[int, typer.Option(help="the median counts")] = 7,
+    repeats: Annotated[int, typer.Option(help="reports the median")] = 7,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -95,9 +95,9 @@ def random_codes(config: CodecDecoderConfig, batch: int, frames: int) -> Tensor:
 
 
 def measure(runner: GraphStepRunner, streams: Streams, batch: int, frames: int, repeats: int) -> dict[str, Any]:
-    """Median time of a call, copies of states to and from the graph's buffers included, and the error of its result."""
+    """Median time of a call, including copies of states to and from the graph's buffers, and its error."""
     codes, state, history = streams.inputs(batch, frames)
-    inputs = (codes.cpu(), state, history.cpu())  # as a request brings them
+    inputs = (codes.cpu(), state, history.cpu())  # as in a request
     waveform, _ = runner(*inputs)
     with torch.inference_mode():
         expected, _ = streams.reference(codes[:8], state[:8].float(), history[:8])
@@ -123,14 +123,14 @@ def measure(runner: GraphStepRunner, streams: Streams, batch: int, frames: int, 
 
 @torch.inference_mode()
 def long_error(runner: GraphStepRunner, reference: CodecStep) -> dict[str, Any]:
-    """SNR of a minute decoded in irregular chunks against the reference's regular ones; of its ends apart."""
+    """SNR of a minute decoded in irregular chunks against the reference's regular ones, also of both ends."""
     window = max_history(reference.config)
     codes = random_codes(reference.config, LONG_ROWS, SECONDS * SAMPLE_RATE // SAMPLES_PER_FRAME)
     cold = torch.zeros(LONG_ROWS, reference.state_size, device=codes.device)
     expected = _decode(reference, codes, cold, window, cycle([MAX_FRAMES]))
 
     def served(codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        return runner(codes.cpu(), state, history.cpu())  # as a request brings them
+        return runner(codes.cpu(), state, history.cpu())  # as in a request
 
     actual = _decode(served, codes, cold.half(), window, cycle(IRREGULAR_CHUNKS))
     parts = {"all": slice(None), "first_10_s": slice(EDGE_SAMPLES), "last_10_s": slice(-EDGE_SAMPLES, None)}

@@ -1,4 +1,4 @@
-"""What the benchmarks share: how they show their rows, and what was set while they ran."""
+"""Shared by the benchmarks: tables of rows, and the settings of a run."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 
 
 def gpu_of(machine: Mapping[str, Any]) -> str:
-    """The GPU, or the CPU in its place, of what qwen3_tts_client.records.environment says."""
+    """The GPUs, or else the CPU, of a qwen3_tts_client.records.environment."""
     return ", ".join(gpu["name"] for gpu in machine["gpus"]) or f"none ({machine['cpu']}, {machine['cpus']} cores)"
 
 

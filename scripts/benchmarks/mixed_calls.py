@@ -1,10 +1,10 @@
-"""Calls of code2wav from several callers at once, of mixed shapes, each answer compared with the FP32 PyTorch step.
+"""Concurrent calls of code2wav with mixed shapes; compares each output with the FP32 PyTorch step.
 
     python -m scripts.benchmarks.mixed_calls --checkpoint CHECKPOINT --calls 10000
 
-against a server that runs, with whatever else it does. States lie in memory that the server maps, so the calls are not
-about copying them; registering it requires its admin key (docs/operations.md). Ends with 1 when a call failed or an
-answer was wrong.
+runs against a running server under any other load. States are in memory that the server maps, so that copying them does
+not dominate; registering it requires the admin key (docs/operations.md). Exits with 1 if a call failed or an output was
+wrong.
 """
 
 import json
@@ -44,16 +44,16 @@ from scripts.embedded.protection import ADMIN_KEY_VARIABLE, GRPC_HEADER
 
 REGION = "mixed_calls"
 STATE_DTYPES = {"FP16": np.float16, "FP32": np.float32}
-# Most calls are a few streams; one in so many has any number, and one in so many is asked for its states too.
+# Most calls have a few streams; one in ANY_EVERY has any number, one in STATES_EVERY requests the states too.
 FEW, ANY_EVERY, STATES_EVERY = 8, 30, 50
-# Calls that one caller makes before the next one takes its place.
+# Calls of one caller before the next one replaces it.
 PART = 100
 console = Console()
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Inputs and answers of MAX_BATCH streams by chunk length, as NumPy arrays; states are the same for all."""
+    """Inputs and outputs of MAX_BATCH streams by chunk length, as NumPy arrays; states are the same for all."""
 
     state: np.ndarray
     history: np.ndarray
@@ -65,14 +65,14 @@ class Rows:
     def of(cls, step: CodecStep, dtype: type) -> "Rows":
         pool, every = RowPool(Reference(step), MAX_BATCH, np.random.default_rng(0)), np.arange(MAX_BATCH)
         batches = {frames: pool.batch(frames, every) for frames in CHUNK_FRAMES}
-        named = {name: {f: getattr(b, name).cpu().numpy() for f, b in batches.items()} for name in ANSWERS}
-        # Codes out of range are answered as the nearest ones, and refused where values are checked.
+        named = {name: {f: getattr(b, name).cpu().numpy() for f, b in batches.items()} for name in PER_LENGTH}
+        # The codec clamps codes out of range; backends that check values reject them.
         named["codes"] = {frames: codes.clip(0, CODEBOOK_SIZE - 1) for frames, codes in named["codes"].items()}
         first = batches[CHUNK_FRAMES[0]]
         return cls(first.state.cpu().numpy().astype(dtype), first.history.cpu().numpy(), **named)
 
 
-ANSWERS = ("codes", "waveform", "state_out")
+PER_LENGTH = ("codes", "waveform", "state_out")
 
 
 @dataclass
@@ -106,20 +106,20 @@ class Caller:
         return outcome
 
     def _call(self, first: int, count: int, frames: int, outcome: Outcome) -> None:
-        """The rows from `first` on, the first ones behind the last."""
+        """Calls with the rows from `first` on, wrapping around."""
         indices, rows = np.arange(first, first + count) % MAX_BATCH, self._rows
         names = [WAVEFORM, STATE_OUT] if self._random.randrange(STATES_EVERY) == 0 else [WAVEFORM]
         try:
-            answer = self._client.infer(
+            result = self._client.infer(
                 MODEL_NAME, self._inputs(first, indices, frames), outputs=[InferRequestedOutput(n) for n in names]
             )
         except InferenceServerException as error:
             outcome.errors.append(f"{count} x {frames}: {error}")
             return
         expected = {WAVEFORM: rows.waveform[frames], STATE_OUT: rows.state_out[frames]}
-        # Copied, since Triton's client hands out arrays that cannot be written, of which PyTorch warns.
-        answers = [(torch.from_numpy(expected[name][indices]), torch.tensor(answer.as_numpy(name))) for name in names]
-        worst = min(compare(*pair).snr_db for pair in answers)
+        # Copied: PyTorch warns of the read-only arrays that Triton's client returns.
+        pairs = [(torch.from_numpy(expected[name][indices]), torch.tensor(result.as_numpy(name))) for name in names]
+        worst = min(compare(*pair).snr_db for pair in pairs)
         outcome.worst_db = min(outcome.worst_db, worst)
         if not worst >= self._limit:
             outcome.wrong.append(f"{count} x {frames}: {worst:.1f} dB")
@@ -134,7 +134,7 @@ class Caller:
 
 @contextmanager
 def mapped(url: str, state: np.ndarray, admin_key: str) -> Iterator[None]:
-    """The states twice, one behind the other, in memory that the server maps."""
+    """Maps the states, twice in a row so that rows can wrap around, in the server."""
     twice, headers = np.concatenate([state, state]), {GRPC_HEADER: admin_key}
     handle = shared_memory.create_shared_memory_region(REGION, REGION, twice.nbytes)
     try:
@@ -148,7 +148,7 @@ def mapped(url: str, state: np.ndarray, admin_key: str) -> Iterator[None]:
 
 
 def run(url: str, admin_key: str, rows: Rows, calls: int, callers: int, limit_db: float) -> Outcome:
-    """Spread over the callers."""
+    """Distributes the calls over the callers."""
     parts, total = [PART] * (calls // PART) + [calls % PART], Outcome()
     with mapped(url, rows.state, admin_key), Progress(console=console) as progress, ThreadPoolExecutor(callers) as pool:
         task = progress.add_task("calls", total=calls)
@@ -160,13 +160,13 @@ def run(url: str, admin_key: str, rows: Rows, calls: int, callers: int, limit_db
 
 
 def main(
-    checkpoint: Annotated[str, typer.Option(help="folder or hub id, of which the server's codec was exported")],
+    checkpoint: Annotated[str, typer.Option(help="folder or hub id that the server's codec was exported from")],
     state_dtype: Annotated[str, typer.Option(help="of model.json: FP16, or FP32 for the form onnx")] = "FP16",
     url: Annotated[str, typer.Option("--url", "-u", help="gRPC endpoint")] = "localhost:8001",
     admin_key: Annotated[str, typer.Option(envvar=ADMIN_KEY_VARIABLE, help="of the server")] = "",
     calls: Annotated[int, typer.Option(min=1)] = 10_000,
     callers: Annotated[int, typer.Option(min=1)] = 8,
-    limit_db: Annotated[float, typer.Option(help="SNR that every row must have")] = 30.0,
+    limit_db: Annotated[float, typer.Option(help="lowest SNR of a correct row")] = 30.0,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
     rows = Rows.of(CodecStep.from_checkpoint(Checkpoint.open(checkpoint)), STATE_DTYPES[state_dtype])

@@ -1,8 +1,8 @@
-"""What four times the load does to those who are being served, and to those who are refused.
+"""Effect of four times the load on requests that are served and on those that are refused.
 
     python -m scripts.benchmarks.overload --checkpoint CHECKPOINT --artifact-dir FOLDER --request-rate 4
 
-Serves with overload=refuse, and lets requests arrive at the rate, at four times the rate, and at the rate again.
+Serves with overload=refuse, and sends requests at the rate, at four times the rate, and at the rate again.
 """
 
 import json
@@ -24,7 +24,7 @@ from scripts.benchmarks.common import gpu_of, settings_of_environment, show
 from scripts.benchmarks.serving import run, server_of
 
 OVERLOAD = 4
-# First audio of as many times the 95th percentile of the first load is still normal.
+# First audio up to this multiple of the first load's 95th percentile is normal.
 NORMAL = 1.5
 WARM_UP = 16
 console = Console()
@@ -32,7 +32,7 @@ console = Console()
 
 @dataclass(frozen=True)
 class Load:
-    """The requests that were sent while a load lasted."""
+    """The requests sent during a load."""
 
     record: LoadRecord
     requests: list[RequestRecord]
@@ -50,7 +50,7 @@ class Load:
         return [_first_audio_ms(request) for request in self.of_outcome("ok")]
 
     def sent_in(self, second: int) -> list[RequestRecord]:
-        """Requests of a second of the load, from 0."""
+        """Requests sent in a second of the load, from 0."""
         begin = self.record.start_ns + second * NS
         return [request for request in self.requests if begin <= request.timeline.sent_ns < begin + NS]
 
@@ -73,11 +73,11 @@ class Load:
 
 def main(
     checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
-    artifact_dir: Annotated[Path, typer.Option(help="a folder that does not hold a record yet")],
-    request_rate: Annotated[float, typer.Option(help="a second, that the server can serve")],
-    seconds: Annotated[int, typer.Option(help="of each load")] = 60,
-    form: Annotated[str, typer.Option(help="of the codec, as `python -m export` made it")] = "onnx",
-    max_streams: Annotated[int, typer.Option(help="streams that may run at once")] = 64,
+    artifact_dir: Annotated[Path, typer.Option(help="a folder without a record")],
+    request_rate: Annotated[float, typer.Option(help="per second, that the server sustains")],
+    seconds: Annotated[int, typer.Option(help="per load")] = 60,
+    form: Annotated[str, typer.Option(help="of the codec, as in `python -m export`")] = "onnx",
+    max_streams: Annotated[int, typer.Option(help="concurrent streams")] = 64,
     speaker: Annotated[str, typer.Option(help="of the checkpoint")] = "vivian",
     max_frames: Annotated[int, typer.Option(help="of a request")] = 71,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
@@ -110,7 +110,7 @@ def recorded(run: Run) -> dict[str, Any]:
 
 
 def normal_after(before: Load, after: Load) -> int:
-    """Seconds of the load behind the overload until one in which nothing is refused and first audio is as before."""
+    """Seconds from the end of the overload to the first without refusals and with normal first audio."""
     limit = NORMAL * (_percentile(before.first_audio_ms, 95) or 0)
     seconds = 0
     while (requests := after.sent_in(seconds)) and not _are_normal(requests, limit):

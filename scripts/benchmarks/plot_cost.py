@@ -1,4 +1,4 @@
-"""What streams cost: milliseconds of a frame and time to first audio against how many there are, from two records."""
+"""Plots milliseconds per frame and time to first audio against concurrent streams, from two records."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def draw(axes: Axes, streams: list[int], lines: dict[str, list[Any]]) -> None:
         axes.plot(streams, values, "o-", label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(streams, [str(count) for count in streams])
-    axes.set_xlabel("streams at once")
+    axes.set_xlabel("concurrent streams")
     axes.legend()
 
 

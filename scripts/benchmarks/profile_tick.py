@@ -1,4 +1,4 @@
-"""Where the time of one tick goes: kernels, gaps between them, and the host."""
+"""Profiles a tick: kernels, gaps between them, and the host."""
 
 import re
 import time
@@ -56,7 +56,7 @@ def main(
 
 
 def host_microseconds(runner: GraphTalkerRunner, slots: np.ndarray) -> float:
-    """What the host spends on launching a tick, the device being far behind."""
+    """Host time to launch a tick while the device is far behind."""
     start = time.perf_counter()
     ticks = [runner.launch(slots) for _ in range(TICKS)]
     spent = time.perf_counter() - start
@@ -75,7 +75,7 @@ def traced(runner: GraphTalkerRunner, slots: np.ndarray) -> list[Kernel]:
 
 
 def show(batch: int, kernels: list[Kernel], host_us: float, floor: float, rows: int) -> None:
-    """Kernels by their share; a kernel that starts while the one before it ends counts from that end."""
+    """Kernels by their share; a kernel that overlaps its predecessor counts from the predecessor's end."""
     spent: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     busy_until, busy, gaps = 0.0, 0.0, 0.0
@@ -87,7 +87,7 @@ def show(batch: int, kernels: list[Kernel], host_us: float, floor: float, rows: 
         spent[shorten(kernel.name)] += own
         counts[shorten(kernel.name)] += 1
         busy_until = max(busy_until, kernel.end_us)
-    table = Table("kernel", "a tick", "µs each", "ms a tick", "share", title=f"batch {batch}")
+    table = Table("kernel", "per tick", "µs each", "ms/tick", "share", title=f"batch {batch}")
     for name, us in sorted(spent.items(), key=lambda item: -item[1])[:rows]:
         count = counts[name]
         table.add_row(name, f"{count / TICKS:.0f}", f"{us / count:.2f}", f"{us / TICKS / 1e3:.3f}", f"{us / busy:.0%}")

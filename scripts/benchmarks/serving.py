@@ -1,8 +1,8 @@
-"""The whole server under load, by one command: export, serve, closed and open loops, report, record.
+"""Benchmarks the whole server in one command: export, serve, closed and open loops, report, record.
 
     python -m scripts.benchmarks.serving --checkpoint CHECKPOINT --artifact-dir artifacts/serving
 
-The folder gets the client's record, its report and the server's log; `--output` gets the rows as JSON.
+Writes the client's record, its report and the server's log to the folder; `--output` is for the rows as JSON.
 """
 
 import json
@@ -24,7 +24,7 @@ from scripts.embedded.server import EXPLICIT, GPU_OPTIONS, TritonServer, backend
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
-# Every stream has ended by then. On a GPU Triton 2.51 waits in vain for a thread of the talker's process, which waits
+# Every stream has ended by then. On a GPU Triton 2.51 waits forever for a thread of the talker's process, which waits
 # for the address of the CUDA memory pool.
 EXIT = ("--exit-timeout-secs=3",)
 CODE2WAV = 'model="code2wav"'
@@ -33,13 +33,13 @@ console = Console()
 
 def main(
     checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
-    artifact_dir: Annotated[Path, typer.Option(help="a folder that does not hold a record yet")],
-    form: Annotated[str, typer.Option(help="of the codec, as `python -m export --form` makes it")] = "python",
-    max_streams: Annotated[int, typer.Option(help="streams that may run at once")] = 512,
+    artifact_dir: Annotated[Path, typer.Option(help="a folder without a record")],
+    form: Annotated[str, typer.Option(help="of the codec, as in `python -m export --form`")] = "python",
+    max_streams: Annotated[int, typer.Option(help="concurrent streams")] = 512,
     concurrency: Annotated[str, typer.Option(help="closed loops")] = "1,2,4,8,16,32,64,128,256,512",
     request_rate: Annotated[str, typer.Option(help="open loops")] = "1,2,5,10,20,30,40",
-    measurement_interval: Annotated[int, typer.Option(help="ms of each load")] = 15_000,
-    text: Annotated[str | None, typer.Option(help="of every request, instead of the client's 200 sentences")] = None,
+    measurement_interval: Annotated[int, typer.Option(help="ms per load")] = 15_000,
+    text: Annotated[str | None, typer.Option(help="for every request, instead of the client's 200 sentences")] = None,
     speaker: Annotated[str, typer.Option(help="of the checkpoint")] = "vivian",
     max_frames: Annotated[int, typer.Option(min=0, help="of a request; 0 leaves the limit to the server")] = 71,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
@@ -52,7 +52,7 @@ def main(
     bench = ["bench", "--concurrency", concurrency, "--request-rate", request_rate, "--artifact-dir", artifact_dir]
     bench += ["--measurement-interval", measurement_interval, "--warmup-request-count", 16]
     bench += ["--speaker", speaker, *(["--text", text] if text else [])]
-    # Random weights seldom end by themselves.
+    # With random weights, streams seldom end by themselves.
     bench += ["--max-frames", max_frames] if max_frames else []
     with server_of(form, checkpoint, max_streams, artifact_dir / "server.log", real_backend or []):
         run("qwen3_tts_client", *bench)
@@ -87,7 +87,7 @@ def server_of(
 
 
 def configuration(form: str) -> list[str]:
-    """Options that make the server run this form of the codec."""
+    """Server options for this form of the codec."""
     if form == "onnx":
         return ["--model-config-name=onnxruntime"]
     return [*GPU_OPTIONS, *(["--model-config-name=python"] if form == "python" else [])]
@@ -102,7 +102,7 @@ def run(module: str, *arguments: object) -> None:
 def record(
     summary: dict[str, Any], calls: list[dict[str, Any]], form: str, max_streams: int, text: str | None
 ) -> dict[str, Any]:
-    """What docs/benchmarks/ keeps of a run; `calls` are the codec's of each load."""
+    """The record of a run in docs/benchmarks/; `calls` are the codec's of each load."""
     return {
         "gpu": gpu_of(summary),
         "commit": summary["commit"],
@@ -135,25 +135,25 @@ def rows(loads: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def codec_calls(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
-    """How many calls of code2wav a load took and of how many rows; the mean of what a call took the talker, and of what
-    the backend took of it (Triton's compute_infer). Nothing where the server did not say."""
+    """Number of code2wav calls of a load and mean rows per call; mean time of a call at the talker, and of that in the
+    backend (Triton's compute_infer). Empty without metrics."""
 
-    def more(name: str, label: str = "") -> float:
+    def increase(name: str, label: str = "") -> float:
         return (total(after, name, label) or 0.0) - (total(before, name, label) or 0.0)
 
-    seen, calls = more("qwen3_tts_codec_seconds_count"), more("nv_inference_exec_count", CODE2WAV)
+    seen, calls = increase("qwen3_tts_codec_seconds_count"), increase("nv_inference_exec_count", CODE2WAV)
     if not seen or not calls:
         return {}
     return {
         "codec_calls": int(calls),
-        "codec_rows": round(more("nv_inference_count", CODE2WAV) / calls, 1),
-        "codec_call_ms": round(1e3 * more("qwen3_tts_codec_seconds_sum") / seen, 2),
-        "codec_own_ms": round(more("nv_inference_compute_infer_duration_us", CODE2WAV) / calls / 1e3, 2),
+        "codec_rows": round(increase("nv_inference_count", CODE2WAV) / calls, 1),
+        "codec_call_ms": round(1e3 * increase("qwen3_tts_codec_seconds_sum") / seen, 2),
+        "codec_own_ms": round(increase("nv_inference_compute_infer_duration_us", CODE2WAV) / calls / 1e3, 2),
     }
 
 
 def rounded(statistics: dict[str, float] | None, name: str, digits: int) -> float | None:
-    """None where there was nothing to measure."""
+    """None without measurements."""
     return round(statistics[name], digits) if statistics else None
 
 

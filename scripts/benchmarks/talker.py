@@ -1,4 +1,4 @@
-"""Milliseconds for one frame of the talker and code predictor, by batch size, on a CUDA device."""
+"""Milliseconds per frame of the talker and code predictor, by batch size, on a CUDA device."""
 
 import json
 import shlex
@@ -28,7 +28,7 @@ console = Console()
 FRAMES = 70
 
 
-class Deaf:
+class NullSink:
     """A sink that discards audio."""
 
     def send(self, pcm: np.ndarray) -> None: ...
@@ -38,7 +38,7 @@ class Deaf:
 def main(
     checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
     batches: Annotated[str, typer.Option(help="batch sizes")] = "1,2,4,8,16,32,64,128,256",
-    repeats: Annotated[int, typer.Option(help="runs of 70 frames; the median counts")] = 5,
+    repeats: Annotated[int, typer.Option(help="runs of 70 frames; reports the median")] = 5,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
     sizes = [int(size) for size in batches.split(",")]
@@ -58,7 +58,7 @@ def main(
 
 
 def settings(checkpoint: str, max_streams: int) -> EngineConfig:
-    """Of a runner to be measured; the environment may have others (config.py)."""
+    """Of the measured runner; the environment can set others (config.py)."""
     fixed = {
         "checkpoint": checkpoint,
         "max_streams": str(max_streams),
@@ -93,9 +93,9 @@ def run(runner: GraphTalkerRunner, prompts: PromptBuilder, batch: int) -> tuple[
     begin.record()
     launched, stamps = runner.launch(slots), []
     for _ in range(FRAMES - 2):
-        following = runner.launch(slots)
+        next_tick = runner.launch(slots)
         runner.collect(launched)
-        launched = following
+        launched = next_tick
         stamps.append(time.perf_counter())
     runner.collect(launched)
     end.record()
@@ -108,7 +108,7 @@ def newcomer(prompts: PromptBuilder, slot: int, pages: list[int]) -> Newcomer:
     """A stream with a prompt of about 60 rows."""
     text = "one two three four five six seven eight nine ten " * 10
     request = SynthesisRequest(text=text, speaker="ryan", language="english", seed=slot, max_frames=FRAMES)
-    stream = prompts.stream(request, Deaf(), str(slot))
+    stream = prompts.stream(request, NullSink(), str(slot))
     keep = min(60, len(stream.prompt))
     prompt = type(stream.prompt)(stream.prompt.text_ids[-keep:], stream.prompt.code_ids[-keep:], [], keep)
     stream.prompt = prompt

@@ -1,10 +1,10 @@
-"""The codec's TensorRT plan by itself, behind Triton's own backend, and under mixed calls beside 64 streams.
+"""Benchmarks the codec's TensorRT plan alone, in Triton's own backend, and under mixed calls beside 64 streams.
 
     python -m scripts.benchmarks.tensorrt --checkpoint CHECKPOINT --artifact-dir artifacts/tensorrt \
         --real-backend FOLDER/tensorrt --output docs/benchmarks/tensorrt-h200.json
 
-The plan is exported with the plugin that QWEN3_TTS_TENSORRT_PLUGIN names. The folder gets the client's record and the
-server's log.
+Exports the plan with the plugin in QWEN3_TTS_TENSORRT_PLUGIN. Writes the client's record and the server's log to the
+folder.
 """
 
 import json
@@ -50,12 +50,12 @@ console = Console()
 
 def main(
     checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
-    artifact_dir: Annotated[Path, typer.Option(help="a folder that does not hold a record yet")],
+    artifact_dir: Annotated[Path, typer.Option(help="a folder without a record")],
     real_backend: Annotated[Path, typer.Option(exists=True, file_okay=False, help="folder of the compiled backend")],
     output: Annotated[Path, typer.Option(help="JSON record")],
     calls: Annotated[int, typer.Option(help="of mixed shapes")] = 100_000,
-    measurement_interval: Annotated[int, typer.Option(help="ms of each load")] = 15_000,
-    text: Annotated[str, typer.Option(help="of every request")] = TEXT,
+    measurement_interval: Annotated[int, typer.Option(help="ms per load")] = 15_000,
+    text: Annotated[str, typer.Option(help="for every request")] = TEXT,
     tensorrt_python: Annotated[Path, typer.Option(envvar=TENSORRT_PYTHON)] = Path(sys.executable),
     tensorrt_level: Annotated[int, typer.Option(min=0, max=5)] = 0,
 ) -> None:
@@ -69,7 +69,7 @@ def main(
         interval = ["--measurement-interval", measurement_interval, "--warmup-request-count", 8]
         bench = ["bench", "--concurrency", LOADS, *interval, *talk, "--artifact-dir", artifact_dir / "serving"]
         run("qwen3_tts_client", *bench)
-        with streams_beside(*talk, "--artifact-dir", artifact_dir / "beside"):
+        with background_streams(*talk, "--artifact-dir", artifact_dir / "beside"):
             mixed = artifact_dir / "mixed.json"
             options = ["--admin-key", server.admin_key, "--checkpoint", checkpoint, "--calls", calls]
             run("scripts.benchmarks.mixed_calls", *options, "--output", mixed)
@@ -79,7 +79,7 @@ def main(
 
 
 def recorded(plan: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """What docs/benchmarks/ keeps of a run whose records lie in `folder`."""
+    """The record in docs/benchmarks/ of a run whose records are in `folder`."""
     summary = json.loads((folder / "serving" / "summary.json").read_text())
     engine = CodecManifest.read(version_folder(REPOSITORY)).engine
     assert engine is not None
@@ -97,7 +97,7 @@ def recorded(plan: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
 
 
 def plan_rows(checkpoint: str, settings: TensorRtSettings) -> Iterator[dict[str, Any]]:
-    """What a call of each shape takes and how well it agrees."""
+    """Time and agreement of a call of each shape."""
     form = tensorrt_form(settings)
     step = form.load(version_folder(REPOSITORY) / form.filename)
     assert isinstance(step, PlanStep)
@@ -123,15 +123,15 @@ def first_requests(log: Path, text: str) -> dict[str, float]:
     with grpc.insecure_channel("localhost:8001") as channel:
         grpc.channel_ready_future(channel).result()
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        # The client's own first steps are not the server's: a request that is refused takes them.
-        refused = heard_after(stub, SpeechRequest(text, speaker="nobody"))
+        # A refused request takes the client's own start-up cost.
+        refused = first_audio_ms(stub, SpeechRequest(text, speaker="nobody"))
         assert refused is None, "refused"
-        first, *others = [heard_after(stub, SpeechRequest(text, speaker="vivian", max_frames=20)) for _ in range(13)]
+        first, *others = [first_audio_ms(stub, SpeechRequest(text, speaker="vivian", max_frames=20)) for _ in range(13)]
     return {"first_ms": round(first or 0, 1), "median_ms": round(statistics.median(ms or 0 for ms in others), 1)}
 
 
-def heard_after(stub: Any, request: SpeechRequest) -> float | None:
-    """Milliseconds to the first chunk, None when there is none; listens to the end."""
+def first_audio_ms(stub: Any, request: SpeechRequest) -> float | None:
+    """Milliseconds to the first chunk, None without one; reads the stream to its end."""
     started, first = time.perf_counter_ns(), None
     try:
         for arrived, _ in speak(stub, [encode(request)], Timeouts(60, 60)):
@@ -142,20 +142,20 @@ def heard_after(stub: Any, request: SpeechRequest) -> float | None:
 
 
 @contextmanager
-def streams_beside(*options: object) -> Iterator[None]:
-    """STREAMS callers of the talker, for as long as it takes."""
+def background_streams(*options: object) -> Iterator[None]:
+    """Runs STREAMS callers of the talker until the block ends."""
     command = ["qwen3_tts_client", "bench", "--concurrency", STREAMS, "--measurement-interval", 3_600_000, *options]
-    beside = subprocess.Popen([sys.executable, "-m", *map(str, command)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", *map(str, command)], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         yield
     finally:
-        # Its record is not wanted, and what runs in the background may be deaf to SIGINT.
-        beside.terminate()
-        beside.wait()
+        # Its record is not needed, and a background process may ignore SIGINT.
+        process.terminate()
+        process.wait()
 
 
 def proof_seconds(log: str) -> float | None:
-    """How long the codec proof took, by the server's log; None where it says nothing of it."""
+    """Duration of the codec proof in the server's log; None if absent."""
     found = PROOF.search(log)
     return float(found[1]) if found else None
 

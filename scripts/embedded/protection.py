@@ -1,4 +1,4 @@
-"""What a server accepts: from where, which APIs without the admin key, and how much of it (docs/operations.md)."""
+"""A server's addresses, the APIs that require the admin key, and size limits (docs/operations.md)."""
 
 import os
 import re
@@ -16,20 +16,20 @@ RESTRICTING_OPTIONS = ("--http-restricted-api", "--grpc-restricted-protocol")
 
 LOCAL = tuple(f"--{protocol}-address=127.0.0.1" for protocol in ("http", "grpc", "metrics"))
 # A reference of 30 s at 192 kHz is 23 MB. A full response pool blocks the thread that sends every stream's audio, so
-# it holds more than max_frames_limit, the most chunks of a request.
+# it exceeds max_frames_limit, the maximum chunks of a request.
 LIMITS = ("--http-max-input-size=67108864", "--grpc-max-response-pool-size=8192")
-# The memory between tritonserver and a Python model: its size at the start, and by how much it grows.
+# The memory shared by tritonserver and a Python model: initial size and growth step.
 REGION_SETTINGS = ("shm-default-byte-size=67108864", "shm-growth-byte-size=16777216")
-# The most it grows to for what callers send. 64 states of the released codec in FP32 take 333 MB each way on a CPU.
+# The limit of its growth. 64 states of the released codec in FP32 take 333 MB each way on a CPU.
 MAX_REGION_BYTES = 768 << 20
 
 
 class AdminKeyError(ValueError):
-    """The admin key cannot be used; the message says what is allowed."""
+    """The admin key is invalid; the message says what is allowed."""
 
 
 def choose_admin_key(environment: Mapping[str, str], file: Path) -> str:
-    """The key that the environment names, else a new one, which goes to `file`. Raises AdminKeyError."""
+    """The key from the environment, else a new one, written to `file`. Raises AdminKeyError."""
     if given := environment.get(ADMIN_KEY_VARIABLE):
         if not ADMIN_KEY.fullmatch(given):
             raise AdminKeyError(f"{ADMIN_KEY_VARIABLE}: 16 or more letters, digits, '_' and '-' are allowed")
@@ -47,7 +47,7 @@ def new_admin_key() -> str:
 
 
 def protections(given: Sequence[str], known: str, admin_key: str) -> list[str]:
-    """Options of tritonserver that `given` leaves open. `known` is its --help: older releases lack some limits."""
+    """tritonserver options that `given` does not set. `known` is its --help: older releases lack some limits."""
     limits = [option for option in LIMITS if f"{_name(option)} " in known]
     return [*_absent([*LOCAL, *limits, *region_options("python")], given), *restrictions(given, admin_key)]
 
@@ -57,7 +57,7 @@ def region_options(backend: str) -> list[str]:
 
 
 def restrictions(given: Sequence[str], admin_key: str) -> list[str]:
-    """Triton takes each API in one group only, so those that `given` restricts keep the key given there."""
+    """Triton allows an API in one group only, so those that `given` restricts keep their key."""
     options = []
     for option in RESTRICTING_OPTIONS:
         taken = ",".join(re.findall(rf"{option}=([^:]*):", _joined(given))).split(",")
@@ -67,10 +67,10 @@ def restrictions(given: Sequence[str], admin_key: str) -> list[str]:
 
 
 def bound_files(process: int) -> None:
-    """Keep files that a tritonserver process grows, shared-memory regions above all, below MAX_REGION_BYTES.
+    """Limits the files of a tritonserver process, above all shared-memory regions, to MAX_REGION_BYTES.
 
     The Python backend copies a request into its region before the model sees it, without a limit of its own, and a
-    region never shrinks. The process must ignore SIGXFSZ, as Python does; it gets EFBIG then, and the caller an error.
+    region never shrinks. The process must ignore SIGXFSZ, as Python does; it then gets EFBIG, and the caller an error.
     """
     _, hard = resource.prlimit(process, resource.RLIMIT_FSIZE)
     resource.prlimit(process, resource.RLIMIT_FSIZE, (MAX_REGION_BYTES, hard))
@@ -81,10 +81,10 @@ def _absent(options: Iterable[str], given: Sequence[str]) -> list[str]:
 
 
 def _name(option: str) -> str:
-    """Without the value; of a backend's option the setting is part of the name."""
+    """Without the value; a backend option's name includes the setting."""
     return option.rpartition("=")[0]
 
 
 def _joined(options: Sequence[str]) -> str:
-    """`--name value` and `--name=value` alike."""
+    """Makes `--name value` equal to `--name=value`."""
     return "=".join(options) + "="

@@ -1,10 +1,10 @@
-"""tritonserver without a container: the complete server that the wheel nvidia-pytriton carries.
+"""tritonserver without a container: the complete server in the wheel nvidia-pytriton.
 
     python -m scripts.embedded.server --model-repository model_repository [any option of tritonserver]
 
-Its ONNX Runtime and TensorRT backends are stand-ins written in Python (the folders beside this file), so that the model
-repository is the same one that the real backends serve in an NGC container. --real-backend FOLDER/onnxruntime serves
-with FOLDER/onnxruntime/libtriton_onnxruntime.so instead of that stand-in.
+Its ONNX Runtime and TensorRT backends are stand-ins written in Python (the folders beside this file), which serve the
+same model repository as the real backends in an NGC container. --real-backend FOLDER/onnxruntime replaces a stand-in
+with FOLDER/onnxruntime/libtriton_onnxruntime.so.
 """
 
 import os
@@ -34,22 +34,22 @@ from scripts.embedded.protection import (
     protections,
     region_options,
 )
-from scripts.embedded.supervisor import answers, supervise
+from scripts.embedded.supervisor import responds, supervise
 
 BACKENDS = Path(__file__).parent / "backends"
-# What several stand-ins need; each one's folder is all that the server puts on its path.
+# Modules of several stand-ins; the server adds only a backend's own folder to sys.path.
 SHARED = BACKENDS / "shared"
-# Shared libraries that the real backends load, by the names that they ask for.
+# Shared libraries that the real backends load, by the requested names.
 LIBRARIES = {"onnxruntime": ("libonnxruntime.so.1",), "tensorrt": ("libnvinfer.so.8", "libnvinfer_plugin.so.8")}
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-# The mode in which models can be loaded and unloaded while the server runs.
+# Models can be loaded and unloaded at run time.
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
-# One codec call carries the states of 64 streams in and out. Triton's default pool of 64 MB cannot hold them, and then
-# every call allocates: measured on an H200, a round trip of 64 states takes 10 ms instead of 2.8.
+# One codec call copies the states of 64 streams in and out. They exceed Triton's default pool of 64 MB, and then every
+# call allocates: measured on an H200, a round trip of 64 states takes 10 ms instead of 2.8.
 GPU_OPTIONS = ("--cuda-memory-pool-byte-size=0:2147483648",)
 STUB = "triton_python_backend_stub"
 READY_POLL_SECONDS = 0.1
-# What a developer may have built in the model repository.
+# Files that a developer may have built in the model repository.
 BUILT = ("__pycache__", "model.onnx*", "model.safetensors", "golden.safetensors", "model.json", "*_encoder*")
 
 
@@ -121,7 +121,7 @@ class TritonServer:
         bound_files(self._process.pid)
 
     def wait_ready(self) -> None:
-        """Raises ServerError when the server ends first or takes too long."""
+        """Raises ServerError if the server ends first or takes too long."""
         deadline = time.monotonic() + self._ready_timeout
         while not self.is_ready():
             if (code := self.poll()) is not None:
@@ -144,7 +144,7 @@ class TritonServer:
         return self._process.wait(timeout)
 
     def stop(self, timeout: float = 60.0) -> int:
-        """Ask the server to end, as `docker stop` does; returns its exit code."""
+        """Sends SIGTERM, as `docker stop` does; returns the exit code."""
         assert self._process is not None
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
@@ -156,16 +156,16 @@ class TritonServer:
 
 
 def is_ready(ports: Ports, model: str | None = None) -> bool:
-    """Whether a server answers there, and its models were loaded, or one is ready now.
+    """Whether the server, or one of its models, reports ready.
 
-    The first is for a server that starts: where a model dies later, Triton 2.51 goes on to call the server ready.
+    The server's own readiness is for its start only: Triton 2.51 still reports it after a model has died.
     """
     path = f"models/{model}/ready" if model else "health/ready"
-    return answers(f"http://localhost:{ports.http}/v2/{path}")
+    return responds(f"http://localhost:{ports.http}/v2/{path}")
 
 
 def find_tritonserver() -> Path:
-    """The server on PATH, as in an NGC container, else the one of the wheel; raises ServerError without either."""
+    """The server on PATH, as in an NGC container, else the wheel's; raises ServerError without either."""
     if installed := shutil.which("tritonserver"):
         return Path(installed)
     binary = _wheel() / "tritonserver" / "bin" / "tritonserver"
@@ -175,10 +175,10 @@ def find_tritonserver() -> Path:
 
 
 def server_command(repository: Path, options: Sequence[str], admin_key: str) -> list[str]:
-    """Serves `repository` with `options`, and protected where they say nothing else."""
+    """Serves `repository` with `options`, and with the protections that they do not set."""
     server = find_tritonserver()
-    helped = subprocess.run([server, "--help"], env=server_environment(), capture_output=True, text=True, check=False)
-    return [str(server), f"--model-repository={repository}", *protections(options, helped.stdout, admin_key), *options]
+    usage = subprocess.run([server, "--help"], env=server_environment(), capture_output=True, text=True, check=False)
+    return [str(server), f"--model-repository={repository}", *protections(options, usage.stdout, admin_key), *options]
 
 
 def server_environment() -> dict[str, str]:
@@ -189,16 +189,16 @@ def server_environment() -> dict[str, str]:
         return environment
     libraries = [str(_wheel().parent / "nvidia_pytriton.libs"), str(_libpython_folder())]
     environment["LD_LIBRARY_PATH"] = os.pathsep.join([*libraries, *filter(None, [environment.get("LD_LIBRARY_PATH")])])
-    # The stub takes its packages from whatever python3 comes first.
+    # The stub uses the packages of the first python3 on PATH.
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
     return environment
 
 
 def backend_directory(target: Path, real: Sequence[Path] = ()) -> Path:
-    """Lay out a backend directory in `target`: the Python backend with the stub of this Python, and the stand-ins.
+    """Creates a backend directory in `target`: the Python backend with the stub of this Python, and the stand-ins.
 
     Each folder of `real` holds a compiled backend, libtriton_<name of the folder>.so, which replaces its stand-in.
-    Raises ServerError when a library is missing.
+    Raises ServerError if a library is missing.
     """
     wheel = _wheel() / "tritonserver"
     stub = wheel / "python_backend_stubs" / PYTHON / STUB
@@ -219,9 +219,9 @@ def backend_directory(target: Path, real: Sequence[Path] = ()) -> Path:
 
 
 def backend_options(build_folder: Path, real: Sequence[Path] = ()) -> list[str]:
-    """What makes the server find its backends, unless one is installed with its own, and their plugins.
+    """Options for backends, unless an installed server has its own, and for their plugins.
 
-    A stand-in is a Python backend of its own name, and so is its memory.
+    A stand-in is a Python backend under its own name, and its memory is configured under that name.
     """
     library = os.environ.get(PLUGIN_LIBRARY)
     plugins = [f"--backend-config=tensorrt,plugins={library}"] if library else []
@@ -242,7 +242,7 @@ def _real_files(folder: Path) -> dict[str, Path]:
 
 
 def find_library(name: str) -> Path:
-    """Where the onnxruntime wheel or a folder on LD_LIBRARY_PATH has it, also as name.x.y; raises ServerError."""
+    """Finds it, also as name.x.y, in the onnxruntime wheel or on LD_LIBRARY_PATH; raises ServerError."""
     for folder in _library_folders():
         if found := sorted(folder.glob(f"{name}*")):
             return found[0].resolve()
@@ -281,12 +281,12 @@ def _libpython_folder() -> Path:
 def main(
     context: typer.Context,
     model_repository: Annotated[Path, typer.Option(exists=True, file_okay=False)] = Path("model_repository"),
-    build_folder: Annotated[Path, typer.Option(help="where the backend directory is laid out")] = Path("build"),
+    build_folder: Annotated[Path, typer.Option(help="folder of the backend directory")] = Path("build"),
     real_backend: Annotated[
         list[Path] | None, typer.Option(exists=True, file_okay=False, help="folder of a compiled backend")
     ] = None,
 ) -> None:
-    """Serve a model repository, again when the server dies; every other option goes to tritonserver as it is."""
+    """Serve a model repository and restart a dead server; every other option goes to tritonserver unchanged."""
     key_file = build_folder / "admin_key"
     try:
         admin_key = choose_admin_key(os.environ, key_file)

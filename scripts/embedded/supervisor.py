@@ -1,7 +1,7 @@
-"""Runs tritonserver, starts it again when it dies, and ends with its exit code when it is asked to stop.
+"""Runs tritonserver, restarts it when it dies, and exits with its exit code on SIGINT or SIGTERM.
 
-A server that never became ready is started max_failed_starts times, with longer and longer pauses in between; one that
-did is started again for as often as it takes.
+A server that never became ready is started max_failed_starts times, with exponential backoff; one that did is restarted
+without a limit.
 """
 
 import ctypes
@@ -20,10 +20,10 @@ import psutil
 PROBE_SECONDS = 0.5
 # tritonserver's own default.
 HTTP_PORT = 8000
-# How the guard ends a server that loads and cannot serve (qwen3_tts_engine/lifecycle/guard.py).
+# Exit code of a server that loads but cannot serve (qwen3_tts_engine/lifecycle/guard.py).
 UNUSABLE = -signal.SIGUSR1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-# A stub ends a third of a second after its server, its guard two seconds later at the latest.
+# A stub exits a third of a second after its server, its guard at most two seconds later.
 ORPHAN_SECONDS = 5.0
 
 
@@ -31,7 +31,7 @@ ORPHAN_SECONDS = 5.0
 class Patience:
     max_failed_starts: int = 4
     pause_seconds: float = 1.0
-    """After a failed start twice as long as before."""
+    """Doubled after each failed start."""
 
     def pause(self, failed_starts: int) -> float:
         return self.pause_seconds * float(2**failed_starts)
@@ -44,7 +44,7 @@ class Supervisor:
     is_ready: Callable[[], bool]
     patience: Patience = Patience()
     end_orphans: Callable[[], object] = lambda: None
-    """Called when a server has ended, before the next one starts."""
+    """Called after a server has exited, before the next start."""
     _stopping: threading.Event = field(default_factory=threading.Event)
     _process: subprocess.Popen[bytes] | None = None
     _signal: int = signal.SIGTERM
@@ -58,14 +58,14 @@ class Supervisor:
                 return _shell_code(code)
             failed_starts = 0 if became_ready else failed_starts + 1
             if failed_starts == self.patience.max_failed_starts:
-                _say(f"it never became ready in {failed_starts} starts, the last exit code is {_shell_code(code)}")
+                _log(f"it never became ready in {failed_starts} starts, the last exit code is {_shell_code(code)}")
                 return _shell_code(code)
             pause = self.patience.pause(failed_starts)
-            _say(f"tritonserver ended with exit code {_shell_code(code)}; it is started again in {pause:g} s")
+            _log(f"tritonserver ended with exit code {_shell_code(code)}; it is started again in {pause:g} s")
             self._stopping.wait(pause)
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:
-        """A signal handler: hands the signal on."""
+        """Signal handler: forwards the signal."""
         self._signal = number
         self._stopping.set()
         if self._process is not None:
@@ -79,7 +79,7 @@ class Supervisor:
         self._process = subprocess.Popen(
             self.command, env=self.environment, preexec_fn=_end_with_parent, restore_signals=False
         )
-        if self._stopping.is_set():  # while it was started
+        if self._stopping.is_set():  # during the start
             self._process.send_signal(self._signal)
         became_ready = False
         while (code := _wait(self._process)) is None:
@@ -89,20 +89,20 @@ class Supervisor:
 
 
 def supervise(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run tritonserver until it is asked to stop; returns the exit code."""
+    """Runs tritonserver until a signal stops it; returns the exit code."""
     url = f"http://localhost:{_http_port(command)}/v2/models/qwen3_tts/ready"
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    supervisor = Supervisor(command, environment, lambda: answers(url), end_orphans=end_orphans)
+    supervisor = Supervisor(command, environment, lambda: responds(url), end_orphans=end_orphans)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, supervisor.stop)
     return supervisor.run()
 
 
 def end_orphans() -> None:
-    """End what a dead server left behind: a stub that waits for a lock which the server held waits for ever."""
+    """Kills orphans of a dead server: a stub that waits for a lock of the server never exits."""
     _, alive = psutil.wait_procs(psutil.Process().children(), ORPHAN_SECONDS)
     for process in alive:
-        _say(f"process {process.pid} outlived its server and is killed")
+        _log(f"killing process {process.pid}, which outlived its server")
         process.kill()
     psutil.wait_procs(alive)
 
@@ -114,8 +114,8 @@ def _wait(process: subprocess.Popen[bytes]) -> int | None:
         return None
 
 
-def answers(url: str) -> bool:
-    """Whether something is served there."""
+def responds(url: str) -> bool:
+    """Whether a GET succeeds."""
     try:
         with urllib.request.urlopen(url, timeout=2):
             return True
@@ -133,9 +133,9 @@ def _shell_code(code: int) -> int:
 
 
 def _end_with_parent() -> None:
-    """In the child: a supervisor that is killed takes the server along."""
+    """In the child: a killed supervisor stops the server."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _say(message: str) -> None:
+def _log(message: str) -> None:
     print(f"supervisor: {message}", file=sys.stderr, flush=True)

@@ -1,11 +1,11 @@
-"""A soak: callers of all kinds at once, faults at random, and every answer checked.
+"""A soak test: callers of all kinds at once, injected faults, and every output checked.
 
     python -m scripts.soak --minutes 3
 
-Each utterance is first heard alone; from then on it has to sound the same, whatever else happens. In the first half of
-the time faults are injected: a failed codec call, a prefill without memory, processes killed or stopped. In the second
-half there are none, and what the server's processes hold is compared. Ends with 1 when a request hung, sounded like
-another one, or ended as it should not have.
+Each utterance is first recorded alone; from then on it must sound the same under any load. The first half injects
+faults: a failed codec call, a prefill out of memory, processes killed or stopped. The second half has none, and
+compares the resources of the server's processes. Exits with 1 if a request hung, had other audio, or ended with a wrong
+outcome.
 """
 
 import json
@@ -43,29 +43,29 @@ from scripts.soak.server import Server, Setting, launched
 from scripts.soak.utterances import Utterance, requests
 from scripts.synthetic.configs import Size
 
-# In a fault's time a request may also end so.
-MET_A_FAULT = {"error", "unavailable", "disconnected", "cancelled"}
+# Further outcomes allowed during a fault.
+FAULT_OUTCOMES = {"error", "unavailable", "disconnected", "cancelled"}
 TIMED_OUT = "timeout"
-# Between two requests of a caller that found no server.
+# After a refused connection.
 PAUSE_SECONDS = 0.2
-QUIET_SECONDS = 5.0
-# Shares of the time. What a new server takes by and by, it has taken once it is warm.
+IDLE_SECONDS = 5.0
+# Shares of the time. A new server allocates some memory lazily, until it is warm.
 WITH_FAULTS, WARM_UP = 0.5, 0.1
 SETTINGS = {
     "QWEN3_TTS_CALL_TIMEOUT_SECONDS": "10",
     "QWEN3_TTS_SEQUENCE_IDLE_SECONDS": "3",
     "QWEN3_TTS_PART_TEXT_TOKENS": "20",
-    # What words that come one by one are to sound like.
+    # So that streamed words sound like the whole text.
     "QWEN3_TTS_TEXT_LAYOUT": "streaming",
 }
-# Failures on the console.
+# Failures printed.
 SHOWN = 20
 console = Console()
 
 
 @dataclass
 class Tally:
-    """What became of the requests; `unreached` found no server."""
+    """Outcomes of the requests; `unreached` counts refused connections."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     unreached: int = 0
@@ -75,12 +75,12 @@ class Tally:
         with self._lock:
             self.outcomes.append(outcome)
 
-    def miss(self) -> None:
+    def add_unreached(self) -> None:
         with self._lock:
             self.unreached += 1
 
     def wrong(self, faults: list[Fault]) -> list[Outcome]:
-        """Requests that ended otherwise than they should have, and neither hung nor sounded wrong."""
+        """Requests with a wrong outcome, except hung ones and those with other audio."""
         return [o for o in self.outcomes if o.result not in (MIXED, TIMED_OUT) and not is_right(o, faults)]
 
     def of_result(self, result: str) -> list[Outcome]:
@@ -88,15 +88,15 @@ class Tally:
 
 
 def is_right(outcome: Outcome, faults: list[Fault]) -> bool:
-    if outcome.result == KINDS[outcome.kind].right:
+    if outcome.result == KINDS[outcome.kind].expected:
         return True
-    met = any(fault.meets(outcome.began, outcome.ended) for fault in faults)
-    return met and outcome.result in MET_A_FAULT
+    overlaps = any(fault.overlaps(outcome.began, outcome.ended) for fault in faults)
+    return overlaps and outcome.result in FAULT_OUTCOMES
 
 
 def main(
     minutes: Annotated[float, typer.Option(min=0.5)] = 3.0,
-    callers: Annotated[int, typer.Option(min=1, help="at once")] = 12,
+    callers: Annotated[int, typer.Option(min=1, help="concurrent")] = 12,
     size: Annotated[Size, typer.Option(help="of the synthetic checkpoints")] = "tiny",
     form: Annotated[str, typer.Option(help="of the codec, onnx or python")] = "onnx",
     fault_interval: Annotated[float, typer.Option(help="seconds between two faults")] = 10.0,
@@ -107,8 +107,8 @@ def main(
     setting.prepare()
     seconds, tally = minutes * 60, Tally()
     with launched(setting, SETTINGS) as server:
-        utterances = list(heard_alone(server))
-        console.print(f"{len(utterances)} utterances heard alone")
+        utterances = list(record_alone(server))
+        console.print(f"{len(utterances)} utterances recorded alone")
         faults = Faults(setting, server, fault_interval, partial(is_serving, server, utterances))
         call = partial(calling, server, utterances, tally, callers)
         with call(), injected(faults):
@@ -116,10 +116,10 @@ def main(
         console.print(f"{len(tally.outcomes)} requests, {len(faults.restart_seconds)} restarts; no more faults")
         with call():
             time.sleep(seconds * WARM_UP)
-        before = quiet(server)
+        before = idle_figures(server)
         with call():
             time.sleep(seconds * (1 - WITH_FAULTS - WARM_UP))
-        after = quiet(server)
+        after = idle_figures(server)
     record = recorded(tally, faults, before, after)
     console.print(record)
     show_failures(tally, faults.happened)
@@ -128,7 +128,7 @@ def main(
     raise typer.Exit(bool(record["hung"] or record["mixed"] or record["wrong_outcome"]))
 
 
-def heard_alone(server: Server) -> Iterator[Utterance]:
+def record_alone(server: Server) -> Iterator[Utterance]:
     stub = connect(server)
     for model, request in requests():
         chunks = [chunk.pcm for _, chunk in speak(stub, [encode(request, model)], Timeouts())]
@@ -140,7 +140,7 @@ def connect(server: Server) -> service_pb2_grpc.GRPCInferenceServiceStub:
 
 
 def is_serving(server: Server, utterances: list[Utterance]) -> bool:
-    """Whether each model speaks."""
+    """Whether each model returns speech."""
     stub = connect(server)
     try:
         for utterance in {utterance.model: utterance for utterance in utterances}.values():
@@ -153,7 +153,7 @@ def is_serving(server: Server, utterances: list[Utterance]) -> bool:
 
 @contextmanager
 def calling(server: Server, utterances: list[Utterance], tally: Tally, count: int) -> Iterator[None]:
-    """So many callers, for as long as it takes; they end the requests that they have begun."""
+    """Runs `count` callers until the block ends; they finish requests in flight."""
     stop = threading.Event()
 
     def run(seed: int) -> None:
@@ -161,7 +161,7 @@ def calling(server: Server, utterances: list[Utterance], tally: Tally, count: in
             while not stop.is_set():
                 outcome = caller.call()
                 if outcome.result == "disconnected" and "Connection refused" in outcome.message:
-                    tally.miss()
+                    tally.add_unreached()
                     stop.wait(PAUSE_SECONDS)
                 else:
                     tally.add(outcome)
@@ -185,7 +185,7 @@ def injected(faults: Faults) -> Iterator[None]:
 
 @contextmanager
 def running(jobs: list[Callable[[], None]]) -> Iterator[None]:
-    """Each in a thread; waits for them, and raises what one of them raised."""
+    """Runs each job in a thread; waits for all, and re-raises their exceptions."""
     with ThreadPoolExecutor(len(jobs)) as pool:
         futures = [pool.submit(job) for job in jobs]
         yield
@@ -193,9 +193,9 @@ def running(jobs: list[Callable[[], None]]) -> Iterator[None]:
         future.result()
 
 
-def quiet(server: Server) -> Figures:
-    """What an idle server holds."""
-    time.sleep(QUIET_SECONDS)
+def idle_figures(server: Server) -> Figures:
+    """Resources of the idle server."""
+    time.sleep(IDLE_SECONDS)
     return Figures.of(server.processes)
 
 

@@ -1,4 +1,4 @@
-"""The callers of a soak: each makes one request of its kind and says how it went."""
+"""The callers of a soak: each makes one request of its kind and returns its outcome."""
 
 import http.client
 import json
@@ -25,12 +25,12 @@ from qwen3_tts_client.voices import operate
 from scripts.embedded.server import Ports
 from scripts.soak.utterances import BASE, CUSTOM, REFERENCE_RATE, Utterance, recording
 
-# Longer than a server that died takes to serve again.
+# Longer than a dead server takes to serve again.
 PATIENCE = Timeouts(stream_s=180.0, chunk_s=120.0)
 HUNG_UP, RESET, MIXED = "hung up", "reset", "mixed"
 LONGEST_PAUSE = 0.2
-# A field's value that is refused.
-WRONG: tuple[dict[str, Any], ...] = (
+# Invalid fields.
+INVALID: tuple[dict[str, Any], ...] = (
     {"text": ""},
     {"text": "x" * 100_000},
     {"speaker": "nobody"},
@@ -44,7 +44,7 @@ WRONG: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one request; times in monotonic seconds. `result` is of errors.OUTCOMES, or one of the constants above."""
+    """Of one request; times in monotonic seconds. `result` is one of errors.OUTCOMES or the constants above."""
 
     kind: str
     result: str
@@ -54,7 +54,7 @@ class Outcome:
 
 
 class Caller:
-    """One caller after the other, in one thread."""
+    """Acts as one caller after another, in one thread."""
 
     def __init__(self, ports: Ports, utterances: list[Utterance], seed: int) -> None:
         self._ports, self._utterances, self._random = ports, utterances, random.Random(seed)
@@ -85,30 +85,30 @@ class Caller:
         return self._hear(utterance, utterance.whole(), self._pause)
 
     def type(self) -> str:
-        """Text that comes word by word."""
+        """Streams the text word by word."""
         utterance = self._choose()
         return self._hear(utterance, utterance.typed(self._pause))
 
     def hang_up(self) -> str:
-        """Some time after the request was sent, or in the middle of the audio."""
+        """Cancels after one to four chunks."""
         utterance = self._choose()
-        heard, patience = [np.empty(0, np.int16)], self._random.randint(1, 4)
+        heard, chunks = [np.empty(0, np.int16)], self._random.randint(1, 4)
         with closing(speak(self._stub, utterance.whole(), PATIENCE)) as stream:
             for _, chunk in stream:
                 heard.append(chunk.pcm)
-                if len(heard) > patience:
+                if len(heard) > chunks:
                     break
         return HUNG_UP if utterance.is_beginning_of(np.concatenate(heard)) else MIXED
 
-    def leave(self) -> str:
-        """Before the first audio."""
+    def cancel_early(self) -> str:
+        """Cancels before the first audio."""
         call = self._stub.ModelStreamInfer(self._choose().whole(), timeout=PATIENCE.stream_s)
         time.sleep(self._random.uniform(0, LONGEST_PAUSE / 4))
         call.cancel()
         return HUNG_UP
 
-    def fall_silent(self) -> str:
-        """The text's first word alone; the server gives up on the rest."""
+    def stop_sending(self) -> str:
+        """Sends only the text's first word; the server times out waiting for the rest."""
         request = replace(self._choose(CUSTOM).request, text="Hello ", max_frames=None)
         sequence_id = self._random.getrandbits(62) + 1
         over = threading.Event()
@@ -124,9 +124,9 @@ class Caller:
             over.set()
         return "ok"
 
-    def err(self) -> str:
-        """Something is wrong with the request."""
-        request = replace(self._choose(CUSTOM).request, **self._random.choice(WRONG))
+    def send_invalid(self) -> str:
+        """Sends an invalid field."""
+        request = replace(self._choose(CUSTOM).request, **self._random.choice(INVALID))
         for _ in speak(self._stub, [encode(request, CUSTOM)], PATIENCE):
             pass
         return "ok"
@@ -142,28 +142,28 @@ class Caller:
         return self._compared(utterance, heard)
 
     def reset(self) -> str:
-        """Gone without a word, by a TCP reset, once the first audio came."""
+        """Resets the TCP connection once the first audio has come."""
         with closing(self._connect()) as connection:
             connection.connect()
-            # Closing a socket that lingers for no time resets it.
+            # Closing a socket with a linger time of 0 resets the connection.
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             with self._post(connection, self._choose(CUSTOM).request) as response:
                 response.read(self._random.randint(1, 2000))
         return RESET
 
-    def keep_a_voice(self) -> str:
-        """Register one, speak in it, list it, delete it."""
+    def use_voice(self) -> str:
+        """Lists voices, registers one, speaks with it, deletes it."""
         clone = self._choose(BASE)
-        asked = {"ref_audio": recording(), "ref_sample_rate": REFERENCE_RATE, "ref_text": clone.request.ref_text}
+        reference = {"ref_audio": recording(), "ref_sample_rate": REFERENCE_RATE, "ref_text": clone.request.ref_text}
         with Connection(f"localhost:{self._ports.grpc}", BASE) as connection:
 
             def do(operation: str, **fields: Any) -> list[dict[str, Any]]:
                 return operate(connection, SpeechRequest("", operation=operation, **fields), PATIENCE.stream_s)
 
-            # One that a death of the server left behind.
+            # Left over if the server died.
             if any(voice["name"] == self._name for voice in do("list_voices")):
                 do("delete_voice", voice=self._name)
-            do("register_voice", voice=self._name, **asked)
+            do("register_voice", voice=self._name, **reference)
             named = replace(clone.request, voice=self._name, ref_audio=None, ref_sample_rate=None, ref_text=None)
             result = self._hear(clone, [encode(named, BASE)])
             do("delete_voice", voice=self._name)
@@ -208,22 +208,22 @@ class Caller:
 
 @dataclass(frozen=True)
 class Kind:
-    """How a caller behaves, how often compared with others, and how its requests are to end."""
+    """A caller's behaviour, its relative frequency, and the expected result of its requests."""
 
     call: Callable[[Caller], str]
     weight: int
-    right: str = "ok"
+    expected: str = "ok"
 
 
 KINDS = {
     "listen": Kind(Caller.listen, 30),
     "listen slowly": Kind(Caller.listen_slowly, 4),
     "type": Kind(Caller.type, 6),
-    "fall silent": Kind(Caller.fall_silent, 1, "cancelled"),
+    "fall silent": Kind(Caller.stop_sending, 1, "cancelled"),
     "hang up": Kind(Caller.hang_up, 20, HUNG_UP),
-    "leave": Kind(Caller.leave, 12, HUNG_UP),
-    "err": Kind(Caller.err, 30, "invalid"),
+    "leave": Kind(Caller.cancel_early, 12, HUNG_UP),
+    "err": Kind(Caller.send_invalid, 30, "invalid"),
     "listen by HTTP": Kind(Caller.listen_by_http, 5),
     "reset": Kind(Caller.reset, 5, RESET),
-    "keep a voice": Kind(Caller.keep_a_voice, 2),
+    "keep a voice": Kind(Caller.use_voice, 2),
 }

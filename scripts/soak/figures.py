@@ -1,4 +1,4 @@
-"""What the server's processes hold."""
+"""Resources of the server's processes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Figures:
-    """Of all processes together; `shared_mib` is what lies in /dev/shm."""
+    """Totals over all processes; `shared_mib` is the usage of /dev/shm."""
 
     rss_mib: float
     fds: int

@@ -28,7 +28,7 @@ STUB = "triton_python_backend_stub"
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a soak keeps its files, and what it serves."""
+    """Files of a soak, and what it serves."""
 
     folder: Path
     size: Size
@@ -52,7 +52,7 @@ class Setting:
         return self.folder / "checkpoints" / MODEL_TYPES[model]
 
     def prepare(self) -> None:
-        """Make checkpoints and repository; what an earlier soak exported stays."""
+        """Creates checkpoints and repository; keeps the exports of an earlier soak."""
         self.faults.mkdir(parents=True, exist_ok=True)
         unbuilt = shutil.ignore_patterns(*BUILT)
         shutil.copytree(ROOT / "model_repository", self.repository, ignore=unbuilt, dirs_exist_ok=True)
@@ -71,7 +71,7 @@ class Setting:
 
 
 class Server:
-    """The launcher, which starts tritonserver again when it dies."""
+    """The launcher, which restarts tritonserver when it dies."""
 
     def __init__(self, launcher: psutil.Process, ports: Ports) -> None:
         self._launcher, self.ports = launcher, ports
@@ -79,7 +79,7 @@ class Server:
     @property
     def triton(self) -> psutil.Process:
         """Raises LookupError while there is none."""
-        return _one(self._launcher.children(), "tritonserver")
+        return _find(self._launcher.children(), "tritonserver")
 
     @property
     def processes(self) -> list[psutil.Process]:
@@ -88,8 +88,8 @@ class Server:
         return [triton, *(child for child in triton.children() if STUB in child.name() or STUB in _command(child))]
 
     def stub(self, model: str) -> psutil.Process:
-        """Raises LookupError where the model is not served by Python, or there is no server."""
-        return _one(self.triton.children(), f"/{model}/1/")
+        """Raises LookupError if the model is not served by Python or there is no server."""
+        return _find(self.triton.children(), f"/{model}/1/")
 
     def is_ready(self) -> bool:
         return all(is_ready(self.ports, model) for model in MODEL_TYPES)
@@ -123,11 +123,11 @@ def launched(setting: Setting, environment: dict[str, str]) -> Iterator[Server]:
             launcher.wait()
 
 
-def _one(processes: list[psutil.Process], sign: str) -> psutil.Process:
+def _find(processes: list[psutil.Process], part: str) -> psutil.Process:
     for process in processes:
-        if sign in _command(process):
+        if part in _command(process):
             return process
-    raise LookupError(f"no process of {sign}")
+    raise LookupError(f"no process of {part}")
 
 
 def _command(process: psutil.Process) -> str:

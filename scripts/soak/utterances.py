@@ -1,4 +1,4 @@
-"""What the callers of a soak say, and what each utterance sounds like alone."""
+"""Utterances of a soak, and the audio of each when spoken alone."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ TEXTS = (
     "I have booked a table for two at seven. Is that all right? It has a view of the harbour.",
     "今天天气很好。",
 )
-# Short enough for many, and a few that are longer than a part of a text.
+# Short enough for many, and some that are longer than a text part.
 FRAMES = (4, 7, 12, 40)
-# Samples of 16 bits that rounding may change: products of other batch sizes round otherwise.
+# Difference of 16-bit samples by rounding: products of other batch sizes round differently.
 TOLERANCE = 4
-# On a GPU, where the codec computes in float16: a share of the utterance, both as Euclidean norms.
+# On a GPU, where the codec computes in float16: relative to the utterance, both as Euclidean norms.
 GPU_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
 class Utterance:
-    """`samples` int16 [n] is what it sounds like alone."""
+    """`samples` int16 [n] is its audio when spoken alone."""
 
     model: str
     request: SpeechRequest
@@ -50,7 +50,7 @@ class Utterance:
             yield f" {word}" if i else word
 
     def is_beginning_of(self, heard: np.ndarray) -> bool:
-        """Whether what was heard, all or a part, is this utterance."""
+        """Whether the audio, whole or cut short, is this utterance's."""
         expected = self.samples[: len(heard)].astype(np.int32)
         if len(expected) != len(heard):
             return False

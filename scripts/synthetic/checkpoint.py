@@ -1,4 +1,4 @@
-"""Write a checkpoint in the released layout with random weights, to test and to measure without the released ones."""
+"""Writes a checkpoint in the released layout with random weights, for tests and benchmarks."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ from scripts.synthetic.weights import write_weights
 def make_checkpoint(
     folder: Path, size: Size, model_type: ModelType, seed: int = 0, progress: Progress | None = None
 ) -> Path:
-    """Write the checkpoint into `folder`, which is made where it is missing, and return `folder`.
+    """Writes the checkpoint into `folder`, created if missing, and returns `folder`.
 
     Tiny models have two layers and small widths, but the released codebooks, frame length, control ids and speakers.
     """

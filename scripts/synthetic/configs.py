@@ -176,7 +176,7 @@ CODEC_ENCODER: Json = {
     "vector_quantization_hidden_dimension": 256,
 }
 
-# What differs from the released 1.7B values above.
+# Differences from the released 1.7B values above.
 TALKER_SIZES: dict[Size, Json] = {
     "1.7b": {},
     "0.6b": {"hidden_size": 1024, "intermediate_size": 3072},
@@ -271,7 +271,7 @@ def _talker(size: Size, model_type: ModelType) -> Json:
     talker["spk_is_dialect"] = {speaker: DIALECTS.get(speaker, False) for speaker in speakers}
     talker["code_predictor_config"] = PREDICTOR | (TINY_PREDICTOR if size == "tiny" else {})
     if size == "tiny" and model_type == "base":
-        # As in the released 0.6B, a talker as wide as its code predictor, so that nothing projects between them.
+        # As in the released 0.6B, a talker as wide as its code predictor, without a projection between them.
         talker["hidden_size"] = TINY_PREDICTOR["hidden_size"]
     return talker
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from scripts.synthetic.configs import Size
 
-# The order in which the released tokenizer_config.json numbers them, from the end of vocab.json on.
+# In the order of their ids in the released tokenizer_config.json, which continue those of vocab.json.
 _ADDED_TOKENS = (
     "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
     "<|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|> "
@@ -30,7 +30,7 @@ WORDS = _WORDS.split()
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """The contents of vocab.json and merges.txt, and the numbers of the added tokens."""
+    """The contents of vocab.json and merges.txt, and the ids of the added tokens."""
 
     vocab: dict[str, int]
     merges: list[tuple[str, str]]
@@ -69,7 +69,7 @@ class TextTokenizer:
 
 
 def text_tokenizer(size: Size) -> TextTokenizer:
-    """The tokenizer of that size; real sizes have the released number of entries, so the released ids."""
+    """The tokenizer of that size; real sizes have the released number of entries, and so the released ids."""
     entries, assistant = (2000, 1999) if size == "tiny" else (151643, 77091)
     alphabet = byte_alphabet()
     merges = _merges((*ROLES, *WORDS, *(f"{alphabet[ord(' ')]}{word}" for word in WORDS)))
@@ -81,7 +81,7 @@ def text_tokenizer(size: Size) -> TextTokenizer:
 
 
 def byte_alphabet() -> dict[int, str]:
-    """The printable character that stands for each byte in byte-level BPE files."""
+    """The printable character for each byte in byte-level BPE files."""
     printable = _printable()
     others = (byte for byte in range(256) if byte not in printable)
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
@@ -98,9 +98,9 @@ def _printable_first() -> list[int]:
 
 
 def _merges(words: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Merges, most urgent first, that make one token of each word.
+    """Merges by rank, lowest first, that turn each word into one token.
 
-    A later merge never breaks an earlier word: all the way to its one token, that word had a more urgent merge to make.
+    A later merge never breaks an earlier word, which had a merge of lower rank at every step.
     """
     ranks: dict[tuple[str, str], int] = {}
     for word in words:
@@ -110,7 +110,7 @@ def _merges(words: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def _encode(pieces: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:
-    """Byte-pair encoding: join the neighbours with the most urgent merge until none has one."""
+    """Byte-pair encoding: joins the pair with the lowest-ranked merge until none is left."""
     while known := [(ranks[pair], at) for at, pair in enumerate(pairwise(pieces)) if pair in ranks]:
         _, at = min(known)
         pieces = [*pieces[:at], pieces[at] + pieces[at + 1], *pieces[at + 2 :]]

@@ -1,4 +1,4 @@
-"""Seeded random weights that neither vanish nor explode: codes vary with the text, and the sound is audible."""
+"""Seeded random weights with stable activations: codes vary with the text, and the audio is audible."""
 
 import json
 import math
@@ -23,7 +23,7 @@ class Spread(NamedTuple):
     deviation: float
 
 
-# Tensors that are not matrix or convolution weights; the first pattern found in the name counts.
+# Tensors that are not matrix or convolution weights; the first matching pattern applies.
 SPREADS = (
     (r"codebook\.initialized$", Spread(1.0, 0.0)),
     (r"cluster_usage$", Spread(1.0, 0.1)),
@@ -38,7 +38,7 @@ SPREADS = (
     (r"\.embedding_sum$", Spread(0.0, 0.25)),
     (r"\.embed_sum$", Spread(0.0, 0.1)),
 )
-# Weights of everything else, relative to those that keep the variance of their input.
+# Gains of all other weights, relative to those that preserve variance.
 GAINS = (
     (r"talker\.codec_head|lm_head\.\d+", 3.0),
     (r"self_attn\.o_proj|mlp\.down_proj|mlp\.fc2", 0.5),
@@ -50,7 +50,7 @@ EOS_GAIN = 2.0
 
 
 def write_weights(path: Path, shapes: TensorShapes, dtype: torch.dtype, seed: int) -> Iterator[int]:
-    """Write a safetensors file one tensor at a time; yields the number of parameters of each tensor written.
+    """Writes a safetensors file one tensor at a time; yields the number of parameters of each tensor written.
 
     The same seed gives the same file on the same kind of device (CUDA where there is one).
     """

@@ -1,6 +1,6 @@
-"""The talker with faults on demand: scripts.soak puts this in place of model.py, which it keeps as real_model.py.
+"""The talker with faults on demand: scripts.soak replaces model.py with this, and keeps it as real_model.py.
 
-A fault is asked for by a file of its name in the folder that SOAK_FAULTS names; who has it removes the file.
+A file in the folder SOAK_FAULTS requests the fault of its name; the process that injects it removes the file.
 """
 
 import os

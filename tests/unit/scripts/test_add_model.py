@@ -57,7 +57,7 @@ def test_a_copy_where_links_cannot_be(repository: Path, checkpoint_of: Checkpoin
 def test_another_codec_is_refused(repository: Path, checkpoint_of: CheckpointOf) -> None:
     folder = repository / "code2wav" / "1"
     CodecManifest.read(folder).model_copy(update={"codec_digest": "0" * 64}).write(folder)
-    with pytest.raises(AddModelError, match=r"another codec than the one in .* needs a model repository"):
+    with pytest.raises(AddModelError, match=r"another codec than the one in .* requires a model repository"):
         add_model("design", str(checkpoint_of("voice_design")), repository)
     assert not (repository / "design").exists()
 
@@ -97,7 +97,7 @@ def test_a_speaker_encoder_that_is_not_exported_is_named(
 @pytest.mark.parametrize(
     ("name", "checkpoint", "message"),
     [
-        ("qwen3_tts", None, "is there already"),
+        ("qwen3_tts", None, "already exists"),
         ("a/b", None, "a model's name has letters"),
         ("..", None, "a model's name has letters"),
         ("design", "/nowhere", "/nowhere"),

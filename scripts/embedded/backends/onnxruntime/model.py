@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 import triton_python_backend_utils as pb_utils
 
-# The server puts this folder, with the modules of ../shared, on the path.
+# The server adds this folder, with the modules of ../shared, to sys.path.
 from merged_runs import Answer, Arrays, Input, InvalidInputError, MergingModel, limits  # type: ignore[import-not-found]
 
 DEFAULT_MODEL_FILENAME = "model.onnx"
@@ -24,7 +24,7 @@ class TritonPythonModel:
         filename = config["default_model_filename"] or DEFAULT_MODEL_FILENAME
         session = _session(Path(args["model_repository"]) / args["model_version"] / filename, config)
         names = [output["name"] for output in config["output"]]
-        # The file knows more than the configuration: sizes that the configuration leaves open.
+        # The file has the sizes that the configuration leaves open.
         metadata = session.get_modelmeta().custom_metadata_map
         dims = {tensor.name: _dims(tensor, metadata) for tensor in session.get_inputs()}
         inputs = tuple(_input(declared, dims[declared["name"]], config) for declared in config["input"])
@@ -42,7 +42,7 @@ class TritonPythonModel:
 
 def _require_numpy_1() -> None:
     if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
-        # And NumPy's own DLPack capsules make it crash.
+        # NumPy's own DLPack capsules crash it, too.
         raise RuntimeError(f"NumPy {np.__version__}: this server sends empty tensors with NumPy 2, install numpy<2")
 
 
@@ -53,9 +53,9 @@ def _session(path: Path, config: dict[str, Any]) -> Any:
 
 
 def _dims(tensor: Any, metadata: dict[str, str]) -> tuple[int, ...]:
-    """The shape of an input, -1 where any size fits; the metadata "<input>.dims" says more than the graph."""
-    if told := metadata.get(f"{tensor.name}.dims"):
-        return tuple(map(int, told.split(",")))
+    """The shape of an input, -1 for dynamic sizes; the metadata "<input>.dims" overrides the graph."""
+    if dims := metadata.get(f"{tensor.name}.dims"):
+        return tuple(map(int, dims.split(",")))
     return tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
 
 

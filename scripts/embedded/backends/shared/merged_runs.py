@@ -1,23 +1,23 @@
-"""One model's answers to the requests of one execution: equal shapes share a run, and none harms its neighbours."""
+"""Runs the requests of one execution: equal shapes share a run, and a failing request does not fail the others."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-# By name; NumPy arrays, or PyTorch tensors wherever they are.
+# By name; NumPy arrays, or PyTorch tensors on any device.
 Arrays = dict[str, Any]
 Answer = Arrays | Exception
 RANGE = "{}.range"
 
 
 class InvalidInputError(ValueError):
-    """A request does not fit the model; the message names the input, what came and what fits."""
+    """A request does not fit the model; the message names the input, the given and the expected."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """An input of the model; `dims` is its whole shape, -1 where any size fits, `limits` those of its values."""
+    """An input of the model; `dims` is its whole shape, -1 for dynamic sizes, `limits` are the allowed values."""
 
     name: str
     dtype: Any
@@ -41,7 +41,7 @@ class Input:
 
 
 def limits(config: dict[str, Any], name: str) -> tuple[int, int] | None:
-    """What the model configuration says of an input's values: the parameter "<name>.range" is "smallest..largest"."""
+    """An input's allowed values, from the parameter "<name>.range" of the configuration: "smallest..largest"."""
     text = config["parameters"].get(RANGE.format(name), {}).get("string_value")
     if text is None:
         return None
@@ -51,7 +51,7 @@ def limits(config: dict[str, Any], name: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class MergingModel:
-    """`run` maps inputs to outputs by name; only where their first dimension is a batch are requests merged."""
+    """`run` maps inputs to outputs by name; requests are merged only if their first dimension is a batch."""
 
     inputs: tuple[Input, ...]
     batched: bool
@@ -59,7 +59,7 @@ class MergingModel:
     concatenate: Callable[[list[Any]], Any]
 
     def answer(self, requests: Sequence[Arrays]) -> list[Answer]:
-        """The outputs of each request in order, or why it has none."""
+        """The outputs of each request in order, or its error."""
         answers: list[Answer | None] = [self._problem(request) for request in requests]
         for group in self._groups(requests, [i for i, problem in enumerate(answers) if problem is None]):
             for i, answer in zip(group, self._run([requests[i] for i in group]), strict=True):
@@ -75,7 +75,7 @@ class MergingModel:
         return None
 
     def _groups(self, requests: Sequence[Arrays], indices: Sequence[int]) -> list[list[int]]:
-        """Indices of the requests of each run. The server sees to it that no execution has more rows than a batch."""
+        """Indices of the requests of each run. The server limits the rows of an execution to a batch."""
         if not self.batched:
             return [[i] for i in indices]
         groups: dict[object, list[int]] = {}
@@ -87,7 +87,7 @@ class MergingModel:
         try:
             return list(self._run_merged(requests))
         except Exception as error:
-            # One by one, so that only the request that the run fails on goes without.
+            # One by one, so that only the failing request gets an error.
             return [error] if len(requests) == 1 else [self._run([request])[0] for request in requests]
 
     def _run_merged(self, requests: Sequence[Arrays]) -> list[Arrays]:

@@ -1,6 +1,6 @@
 """Stands in for Triton's TensorRT backend in the embedded server, with CUDA tensors in and out.
 
-TensorRT is this Python's, or that of the Python which QWEN3_TTS_TENSORRT_PYTHON names.
+Uses this Python's TensorRT, or that of the Python in QWEN3_TTS_TENSORRT_PYTHON.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import triton_python_backend_utils as pb_utils
 
-# The server puts this folder, with the modules of ../shared, on the path.
+# The server adds this folder, with the modules of ../shared, to sys.path.
 from merged_runs import Answer, Input, InvalidInputError, MergingModel, limits  # type: ignore[import-not-found]
 from plan import Plan  # type: ignore[import-not-found]
 
@@ -43,7 +43,7 @@ class TritonPythonModel:
 
 
 def open_plan(path: Path, device: torch.device) -> Plan:
-    """Raises RuntimeError when it was not built by that TensorRT on this GPU."""
+    """Raises RuntimeError if it was not built by that TensorRT on this GPU."""
     if python := os.environ.get(TENSORRT_PYTHON):
         from other_plan import OtherPlan  # type: ignore[import-not-found]
 

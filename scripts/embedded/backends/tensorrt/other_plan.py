@@ -13,7 +13,7 @@ from export.tensorrt.shared_plan import SharedPlan
 
 class OtherPlan(Plan):  # type: ignore[misc]
     def __init__(self, path: Path, device: torch.device, python: Path) -> None:
-        """Raises PlanError when that TensorRT or this GPU is not the plan's."""
+        """Raises PlanError if the plan is for another TensorRT or GPU."""
         super().__init__(device)
         self._shared = SharedPlan(TensorRtSettings(python), path, device)
         self.dtypes = self._shared.dtypes
@@ -25,6 +25,6 @@ class OtherPlan(Plan):  # type: ignore[misc]
             raise InvalidInputError(f"the plan does not support {describe(shapes)}")
         for name, view in self._shared.views(shapes).items():
             view.copy_(inputs[name])
-        # The other process knows nothing of this one's stream, which brings the inputs.
+        # The other process cannot wait on this one's stream, which copies the inputs.
         self._stream.synchronize()
         return {name: view.clone() for name, view in self._shared.views(self._shared.run(shapes)).items()}

@@ -13,7 +13,7 @@ from export.tensorrt.engine import Engine, ShapeError
 
 class OwnPlan(Plan):  # type: ignore[misc]
     def __init__(self, path: Path, device: torch.device) -> None:
-        """Raises TensorRtError when this TensorRT or this GPU is not the plan's."""
+        """Raises TensorRtError if the plan is for another TensorRT or GPU."""
         super().__init__(device)
         load_plugins()
         self._engine = Engine(trt, path, torch.cuda.get_device_name(device), self._stream.cuda_stream)

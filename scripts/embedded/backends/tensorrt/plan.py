@@ -1,4 +1,4 @@
-"""A plan on PyTorch's tensors and streams."""
+"""A plan on PyTorch tensors and streams."""
 
 from abc import ABC, abstractmethod
 
@@ -9,11 +9,11 @@ Tensors = dict[str, Tensor]
 
 
 class Plan(ABC):
-    """Runs on a stream of its own; `run` returns when the outputs are there."""
+    """Runs on a stream of its own; `run` returns when the outputs are complete."""
 
     dtypes: dict[str, torch.dtype]
     dims: dict[str, tuple[int, ...]]
-    """Of inputs and outputs, -1 where any size fits."""
+    """Of inputs and outputs, -1 for dynamic sizes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -28,4 +28,4 @@ class Plan(ABC):
 
     @abstractmethod
     def _launch(self, inputs: Tensors) -> Tensors:
-        """Outputs of tensors that lie anywhere, the caller's own."""
+        """Runs on inputs on any device; the caller owns the outputs."""
