@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Lays out the model repository that is served. Downloads the checkpoint where it is a hub id, and builds what the
-# repository lacks for it and for this GPU, with the codec in the form CODEC_FORM.
+# Prepares the served model repository. Downloads the checkpoint if it is a hub id, and builds the missing files for it
+# and for this GPU, with the codec in the form CODEC_FORM.
 set -euo pipefail
 checkpoint=${QWEN3_TTS_CHECKPOINT:?a folder, or a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice}
 form=${CODEC_FORM:?tensorrt or python}
@@ -11,7 +11,7 @@ case $form in
 esac
 repository=/var/lib/qwen3-tts/model_repository
 mkdir -p "$repository"
-# The models of this image; what was built before stays beside them.
+# The models of this image; files that were built before stay.
 cp --recursive model_repository/. "$repository"
 exec python3 -m export --form "$form" --checkpoint "$checkpoint" --model-repository "$repository" \
     --tensorrt-level "$level" --tensorrt-cache /var/cache/qwen3-tts/tensorrt

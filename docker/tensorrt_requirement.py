@@ -1,6 +1,6 @@
-"""Prints the requirement for the Python package of this image's TensorRT, whose builder makes the plan.
+"""Prints the requirement for the Python package of this image's TensorRT, which builds the plan.
 
-A plan loads only in the build of TensorRT that made it, so the version comes from the library that the server loads.
+A plan loads only in the TensorRT build that created it, so the version is that of the library that the server loads.
 """
 
 import ctypes
