@@ -1,4 +1,4 @@
-"""The codec as one exact stateful step (docs/model.md, Codec decoder): what every form of code2wav is made from."""
+"""The codec as one exact stateful step (docs/model.md, Codec decoder): the source of every form of code2wav."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The codec's encoder, Mimi's (docs/model.md, Codec encoder): 24 kHz sound to frames of 16 codes."""
+"""The codec's encoder, Mimi's (docs/model.md, Codec encoder): 24 kHz audio to frames of 16 codes."""
 
 from collections.abc import Mapping
 
@@ -17,8 +17,8 @@ from qwen3_tts_engine.checkpoint.tensor_shapes import codec_encoder_shapes
 class CodecEncoder(nn.Module):
     """Encodes whole frames.
 
-    Samples after `num_samples` are padding, which each strided convolution masks for itself, as in the released
-    class, so that the codes of a partial last frame are the same.
+    Samples after `num_samples` are padding, which each strided convolution replaces in its own way, as in the
+    released class, so that the codes of a partial last frame are the same.
     """
 
     def __init__(self, config: CodecEncoderConfig, num_codebooks: int, tensors: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""The speaker encoder, ECAPA-TDNN (docs/model.md, Speaker encoder): who speaks, as one vector."""
+"""The speaker encoder, ECAPA-TDNN (docs/model.md, Speaker encoder): the speaker as one vector."""
 
 from collections.abc import Mapping
 

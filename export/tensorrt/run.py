@@ -1,6 +1,6 @@
 """python -m export.tensorrt.run PLAN: run a plan for another process, in any Python 3.10 or later with TensorRT.
 
-Requests on standard input and replies on standard output are lines of JSON, either may be followed by bytes:
+Requests on standard input and replies on standard output are lines of JSON; either may be followed by bytes:
 
     {"shapes": {input: shape}, "sizes": [bytes]} and the inputs' bytes
                                           {"shapes": {output: shape}, "sizes": [bytes]} and the outputs' bytes

@@ -22,7 +22,7 @@ from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
 from qwen3_tts_engine.talker.loader import load_runner
 from scripts.benchmarks.talker import newcomer, settings
 
-# Measured on one H200: bytes and bfloat16 operations a second.
+# Measured on one H200: bytes and bfloat16 operations per second.
 BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 790e12
 TICKS = 20
 console = Console(width=120)

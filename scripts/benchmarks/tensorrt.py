@@ -116,8 +116,8 @@ def plan_rows(checkpoint: str, settings: TensorRtSettings) -> Iterator[dict[str,
 
 def first_requests(log: Path, text: str) -> dict[str, float]:
     """Time to first audio, ms: of the first request once the server is warm, and the median of those that follow."""
-    while "warm-up speech" not in (said := log.read_text()):
-        if "no request is served" in said:
+    while "warm-up speech" not in (log_text := log.read_text()):
+        if "no request is served" in log_text:
             sys.exit(f"the codec was refused: {log}")
         time.sleep(0.1)
     with grpc.insecure_channel("localhost:8001") as channel:

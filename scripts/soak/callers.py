@@ -78,27 +78,27 @@ class Caller:
 
     def listen(self) -> str:
         utterance = self._choose()
-        return self._hear(utterance, utterance.whole())
+        return self._listen(utterance, utterance.whole())
 
     def listen_slowly(self) -> str:
         utterance = self._choose()
-        return self._hear(utterance, utterance.whole(), self._pause)
+        return self._listen(utterance, utterance.whole(), self._pause)
 
     def type(self) -> str:
         """Streams the text word by word."""
         utterance = self._choose()
-        return self._hear(utterance, utterance.typed(self._pause))
+        return self._listen(utterance, utterance.typed(self._pause))
 
     def hang_up(self) -> str:
         """Cancels after one to four chunks."""
         utterance = self._choose()
-        heard, chunks = [np.empty(0, np.int16)], self._random.randint(1, 4)
+        received, chunks = [np.empty(0, np.int16)], self._random.randint(1, 4)
         with closing(speak(self._stub, utterance.whole(), PATIENCE)) as stream:
             for _, chunk in stream:
-                heard.append(chunk.pcm)
-                if len(heard) > chunks:
+                received.append(chunk.pcm)
+                if len(received) > chunks:
                     break
-        return HUNG_UP if utterance.is_beginning_of(np.concatenate(heard)) else MIXED
+        return HUNG_UP if utterance.is_beginning_of(np.concatenate(received)) else MIXED
 
     def cancel_early(self) -> str:
         """Cancels before the first audio."""
@@ -138,8 +138,8 @@ class Caller:
         events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
         if errors := [event["error"] for event in events if "error" in event]:
             raise from_message(errors[0])
-        heard = np.array([sample for event in events for sample in event.get("waveform", ())], np.int16)
-        return self._compared(utterance, heard)
+        received = np.array([sample for event in events for sample in event.get("waveform", ())], np.int16)
+        return self._compare(utterance, received)
 
     def reset(self) -> str:
         """Resets the TCP connection once the first audio has come."""
@@ -165,29 +165,29 @@ class Caller:
                 do("delete_voice", voice=self._name)
             do("register_voice", voice=self._name, **reference)
             named = replace(clone.request, voice=self._name, ref_audio=None, ref_sample_rate=None, ref_text=None)
-            result = self._hear(clone, [encode(named, BASE)])
+            result = self._listen(clone, [encode(named, BASE)])
             do("delete_voice", voice=self._name)
         return result
 
-    def _hear(
+    def _listen(
         self,
         utterance: Utterance,
         messages: Iterable[service_pb2.ModelInferRequest],
         after_chunk: Callable[[], object] = lambda: None,
     ) -> str:
-        heard = [np.empty(0, np.int16)]
+        received = [np.empty(0, np.int16)]
         try:
             for _, chunk in speak(self._stub, messages, PATIENCE):
-                heard.append(chunk.pcm)
+                received.append(chunk.pcm)
                 after_chunk()
         except SpeechError:
-            if not utterance.is_beginning_of(np.concatenate(heard)):
+            if not utterance.is_beginning_of(np.concatenate(received)):
                 return MIXED
             raise
-        return self._compared(utterance, np.concatenate(heard))
+        return self._compare(utterance, np.concatenate(received))
 
-    def _compared(self, utterance: Utterance, heard: np.ndarray) -> str:
-        is_same = len(heard) == len(utterance.samples) and utterance.is_beginning_of(heard)
+    def _compare(self, utterance: Utterance, received: np.ndarray) -> str:
+        is_same = len(received) == len(utterance.samples) and utterance.is_beginning_of(received)
         return "ok" if is_same else MIXED
 
     def _choose(self, model: str | None = None) -> Utterance:

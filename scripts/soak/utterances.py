@@ -49,12 +49,12 @@ class Utterance:
                 pause()
             yield f" {word}" if i else word
 
-    def is_beginning_of(self, heard: np.ndarray) -> bool:
+    def is_beginning_of(self, received: np.ndarray) -> bool:
         """Whether the audio, whole or cut short, is this utterance's."""
-        expected = self.samples[: len(heard)].astype(np.int32)
-        if len(expected) != len(heard):
+        expected = self.samples[: len(received)].astype(np.int32)
+        if len(expected) != len(received):
             return False
-        difference = np.abs(expected - heard)
+        difference = np.abs(expected - received)
         if self.on_gpu:
             return bool(np.linalg.norm(difference) <= GPU_TOLERANCE * np.linalg.norm(expected))
         return bool((difference <= TOLERANCE).all())

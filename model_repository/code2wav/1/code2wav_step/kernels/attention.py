@@ -24,7 +24,7 @@ def attention_kernel(
     past, fresh = slot < WINDOW, (slot >= WINDOW) & (slot < WINDOW + frames)
     moved = (slot >= frames) & (slot < WINDOW + frames)
     qkv += entry * frames * 3 * WIDTH
-    kept, following = state + entry.to(tl.int64) * state_size, state_out + entry.to(tl.int64) * state_size
+    kept, next_state = state + entry.to(tl.int64) * state_size, state_out + entry.to(tl.int64) * state_size
     past_row, fresh_row = (slot * WIDTH)[:, None], ((slot - WINDOW) * 3 * WIDTH)[:, None]
     moved_row = ((slot - frames) * WIDTH)[:, None]
 
@@ -32,9 +32,9 @@ def attention_kernel(
     first = _rows(keys, fresh_keys, past_row + half, fresh_row + half, past, fresh)
     second = _rows(keys, fresh_keys, past_row + half + HALF, fresh_row + half + HALF, past, fresh)
     values = _rows(kept + values_offset, qkv + 2 * WIDTH, past_row + whole, fresh_row + whole, past, fresh)
-    tl.store(following + keys_offset + moved_row + half, first, mask=moved[:, None])
-    tl.store(following + keys_offset + moved_row + half + HALF, second, mask=moved[:, None])
-    tl.store(following + values_offset + moved_row + whole, values, mask=moved[:, None])
+    tl.store(next_state + keys_offset + moved_row + half, first, mask=moved[:, None])
+    tl.store(next_state + keys_offset + moved_row + half + HALF, second, mask=moved[:, None])
+    tl.store(next_state + values_offset + moved_row + whole, values, mask=moved[:, None])
 
     dtype: tl.constexpr = out.dtype.element_ty
     angle = tl.arange(0, HALF)[None, :]
