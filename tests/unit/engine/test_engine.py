@@ -64,7 +64,7 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     harness.runner.gate.set()
     harness.codec.gate.set()
     harness.engine.close()
-    assert not harness.engine._threads.are_alive
+    assert not any(thread.is_alive() for thread in harness.engine._threads._threads.values())
     assert not any(listener.late for listener in harness.listeners), "audio came behind the end"
 
 
@@ -295,7 +295,7 @@ def test_shutdown_ends_running_waiting_and_decoding_streams(harness: Harness) ->
 
 def test_shutdown_wakes_an_idle_engine(harness: Harness) -> None:
     harness.engine.close()
-    assert not harness.engine._threads.are_alive
+    assert not any(thread.is_alive() for thread in harness.engine._threads._threads.values())
 
 
 def test_the_queue_refuses_when_full_and_takes_again_when_it_drains() -> None:

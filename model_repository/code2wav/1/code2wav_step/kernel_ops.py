@@ -21,7 +21,6 @@ MIN_DIMENSION = 32
 # Units with this many channels run as one kernel: their second matrix fits beside the first result.
 FUSED_CHANNELS = (96, 192)
 HISTORY_CHANNELS = 128
-MAX_PAST = 64
 ROW_WARPS = 4
 LAST_ROWS = 64
 

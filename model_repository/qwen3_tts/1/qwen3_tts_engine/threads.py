@@ -88,11 +88,6 @@ class LoopThreads:
         if thread.is_alive() and thread is not threading.current_thread():
             thread.join(timeout)
 
-    @property
-    def are_alive(self) -> bool:
-        """Whether any of them runs."""
-        return any(thread.is_alive() for thread in self._threads.values())
-
     def _run(self, loop: Callable[[], None]) -> None:
         try:
             self._on_start()
