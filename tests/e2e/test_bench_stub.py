@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,8 +35,8 @@ def stub() -> Iterator[StubServer]:
 
 @pytest.fixture
 def bench(stub: StubServer, tmp_path: Path) -> Callable[..., Run]:
-    def run(*arguments: str, url: str = stub.url, code: ExitCode = ExitCode.OK) -> Run:
-        folder = tmp_path / "run"
+    def run(*arguments: str, url: str = stub.url, code: ExitCode = ExitCode.OK, name: str = "run") -> Run:
+        folder = tmp_path / name
         assert main(["bench", "--url", url, "--artifact-dir", str(folder), *arguments]) == code
         return read_run(folder)
 
@@ -87,6 +87,36 @@ def test_sweep_of_closed_and_open_loops_writes_one_record(
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["loads"] == summarise(run)
     assert summary["target"] == run.header["target"]
+
+
+def test_bursts_and_the_first_request_come_before_other_loads(bench: Callable[..., Run]) -> None:
+    flags = ["--first-request", "--burst", "1,6", "--burst-rounds", "3", "--concurrency", "2", "--request-count", "4"]
+    run = bench(*flags, "--warmup-request-count", "3", "--stagger-ms", "500")
+    loads = [("first", 1), ("burst", 1), ("burst", 6), ("closed", 2)]
+    assert [(load.mode, load.value) for load in run.loads] == loads
+    phases = [Counter(record.phase for record in run.requests if record.load == load.id) for load in run.loads]
+    assert phases == [{"measure": 1}, {"measure": 3}, {"measure": 18}, {"warmup": 3, "measure": 4}]
+    timelines = sorted((r.timeline for r in run.requests if r.load == 2), key=lambda timeline: timeline.sent_ns)
+    for start in (0, 6, 12):
+        burst = timelines[start : start + 6]
+        assert burst[-1].sent_ns < min(timeline.end_ns for timeline in burst), "a stream ended before all were sent"
+        assert all(timeline.end_ns < burst[0].sent_ns for timeline in timelines[:start]), "rounds overlap"
+
+
+def test_binary_search_visits_half_of_the_remaining_rates(
+    bench: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """First audio takes 70 ms at any rate."""
+    path = prompt_file(tmp_path / "slow.jsonl", {"chunks": [[70, 1]]})
+    flags = ["--request-rate", "10:80:10", "--binary-search", "--prompt-file", path, "--request-count", "5"]
+    for name, threshold, visited, found in (
+        ("bad", "60", [50, 30, 20, 10], "none"),
+        ("good", "5000", [50, 70, 80], "80/s"),
+    ):
+        run = bench(*flags, "--latency-threshold", threshold, name=name)
+        assert [(load.mode, load.value) for load in run.loads] == [("open", rate) for rate in visited]
+        expected = f"largest rate with p95 TTFA <= {threshold} ms and no stall above 50 ms: {found}"
+        assert capsys.readouterr().out.splitlines()[-1] == expected
 
 
 def test_injected_stalls_are_measured_within_2_ms(bench: Callable[..., Run], stub: StubServer, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from qwen3_tts_client.records.timeline import Timeline
 Row = dict[str, Any]
 Points = Sequence[float | None]
 
-MODES = {"closed": "concurrent streams", "open": "requests per second (Poisson)"}
+MODES = {"closed": "concurrent streams", "open": "requests per second (Poisson)", "burst": "requests at once"}
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "client",  # deterministic output
     "svg.fonttype": "none",

@@ -1,5 +1,6 @@
 """Summarises each load of a run as a JSON object. Keys carry the unit."""
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,19 @@ def summarise(run: Run, prebuffer_ns: int = 0) -> list[dict[str, Any]]:
         }
         for load in run.loads
     ]
+
+
+def is_good(row: dict[str, Any], ttfa_p95_ms: float) -> bool:
+    """Whether a load had no error, no stall above 50 ms, and a p95 TTFA within the limit."""
+    ttfa, has_stall = row["ttfa_ms"], row["rebuffering"]["c50"] not in (1.0, None)
+    return ttfa is not None and ttfa["p95"] <= ttfa_p95_ms and not has_stall and not row["error_rate"]
+
+
+def sustained_rate(rows: Sequence[dict[str, Any]], ttfa_p95_ms: float) -> float | None:
+    """The largest measured request rate up to which every measured rate is good; None without any."""
+    rates = sorted((row for row in rows if row["mode"] == "open"), key=lambda row: float(row["value"]))
+    good = itertools.takewhile(lambda row: is_good(row, ttfa_p95_ms), rates)
+    return max((float(row["value"]) for row in good), default=None)
 
 
 def measured(run: Run, load: LoadRecord) -> list[Timeline]:

@@ -35,7 +35,8 @@ def _percent(*path: str) -> Callable[[_Row], str]:
 
 
 def load_name(mode: str, value: float) -> str:
-    return f"c={value:g}" if mode == "closed" else f"{value:g}/s"
+    names = {"closed": f"c={value:g}", "open": f"{value:g}/s", "burst": f"burst={value:g}", "first": "first"}
+    return names[mode]
 
 
 COLUMNS: dict[str, Callable[[_Row], str]] = {

@@ -12,6 +12,7 @@ from typing import Any
 from qwen3_tts_client import options
 from qwen3_tts_client.analysis.playback import MS, NS
 from qwen3_tts_client.analysis.results import conclude, open_records
+from qwen3_tts_client.analysis.summary import is_good, summarise, sustained_rate
 from qwen3_tts_client.analysis.table import load_name
 from qwen3_tts_client.bench import options as bench_options
 from qwen3_tts_client.bench.fleet import Fleet
@@ -22,7 +23,7 @@ from qwen3_tts_client.bench.worker import PhaseDone, WorkerConfig
 from qwen3_tts_client.errors import ExitCode
 from qwen3_tts_client.records.environment import environment
 from qwen3_tts_client.records.prometheus import parse, scrape
-from qwen3_tts_client.records.record import FILE_NAME, LoadRecord, RecordWriter, ScrapeRecord
+from qwen3_tts_client.records.record import FILE_NAME, LoadRecord, RecordWriter, ScrapeRecord, read_run
 from qwen3_tts_client.server import Server
 
 add_options = bench_options.add_options
@@ -51,13 +52,20 @@ def run(args: argparse.Namespace) -> ExitCode:
         code = Bench(args, config, writer).run(loads(args))
     finally:
         measured = conclude(folder, args.prebuffer_ms, args.verbose)
+    if args.binary_search:
+        rate = sustained_rate(summarise(read_run(folder)), args.latency_threshold)
+        found = "none" if rate is None else f"{rate:g}/s"
+        print(f"largest rate with p95 TTFA <= {args.latency_threshold:g} ms and no stall above 50 ms: {found}")
     return max(code, measured)
 
 
 def loads(args: argparse.Namespace) -> list[tuple[str, float]]:
     """Mode and value of each load."""
-    closed = args.concurrency or ([] if args.request_rate else [1])
-    return [("closed", value) for value in closed] + [("open", value) for value in args.request_rate or []]
+    loads = [("first", 1.0)] if args.first_request else []
+    loads += [("burst", value) for value in args.burst or []]
+    loads += [("closed", value) for value in args.concurrency or []]
+    loads += [("open", value) for value in args.request_rate or []]
+    return loads or [("closed", 1.0)]
 
 
 def check_target(target: TargetConfig) -> dict[str, Any]:
@@ -83,15 +91,35 @@ class Bench:
     def run(self, loads: list[tuple[str, float]]) -> ExitCode:
         """Measurements made before an interruption or error stay on disk."""
         with Fleet(self._config, self._args.workers) as fleet:
+            rates = [value for mode, value in loads if mode == "open"] if self._args.binary_search else []
+            loads = loads[: len(loads) - len(rates)]
             for number, (mode, value) in enumerate(loads):
-                check_target(self._config.target)
-                print(f"[{number + 1}/{len(loads)}] {load_name(mode, value)}", file=sys.stderr)
                 if self._measure(fleet, number, mode, value):
                     return ExitCode.INTERRUPTED
+            return self._search(fleet, len(loads), sorted(rates))
+
+    def _search(self, fleet: Fleet, number: int, rates: list[float]) -> ExitCode:
+        """Measures the rates that a binary search for the largest good one visits."""
+        low, high = 0, len(rates)
+        while low < high:
+            middle = (low + high) // 2
+            if self._measure(fleet, number, "open", rates[middle]):
+                return ExitCode.INTERRUPTED
+            measured = summarise(read_run(self._config.records.parent))
+            [row] = [row for row in measured if (row["mode"], row["value"]) == ("open", rates[middle])]
+            if is_good(row, self._args.latency_threshold):
+                low = middle + 1
+            else:
+                high = middle
+            number += 1
         return ExitCode.OK
 
     def _measure(self, fleet: Fleet, number: int, mode: str, value: float) -> bool:
         """Returns whether it was interrupted."""
+        check_target(self._config.target)
+        print(load_name(mode, value), file=sys.stderr)
+        if mode in ("burst", "first"):
+            return self._measure_bursts(fleet, number, mode, value)
         warmups = self._args.warmup_request_count
         if mode == "closed" and warmups:
             warmup = self._phase(number, "warmup", mode, value, warmups)
@@ -103,6 +131,21 @@ class Bench:
         done = fleet.run(phase, lambda: self._scrape(number, "during", "gauge"))
         self._scrape(number, "after")
         return self._record(phase, done)
+
+    def _measure_bursts(self, fleet: Fleet, number: int, mode: str, value: float) -> bool:
+        """Each round starts once all streams of the last one have ended."""
+        rounds = 1 if mode == "first" else self._args.burst_rounds
+        self._scrape(number, "before")
+        done: list[PhaseDone] = []
+        first = self._phase(number, "measure", mode, value, int(value))
+        self._writer.append(LoadRecord(number, mode, value, first.start_ns, 0, end_ns=0))
+        for _ in range(rounds):
+            phase = self._phase(number, "measure", mode, value, int(value))
+            done += fleet.run(phase, lambda: None)
+            if any(part.interrupted for part in done):
+                break
+        self._scrape(number, "after")
+        return self._record(first, done)
 
     def _phase(self, number: int, name: str, mode: str, value: float, requests: int | None) -> Phase:
         warmups = self._args.warmup_request_count if mode == "open" else 0
@@ -142,7 +185,7 @@ def window_start_ns(phase: Phase) -> int:
 
     A closed loop with a request count may end before that, so it is measured from its start.
     """
-    if phase.mode == "closed":
+    if phase.mode != "open":
         return phase.start_ns + (0 if phase.requests else phase.stagger_ns)
     warmups = itertools.islice(poisson_arrivals_ns(phase), phase.warmups)
     return max(warmups, default=phase.start_ns)

@@ -1,4 +1,4 @@
-"""Load generation: closed loop (constant concurrency) and open loop (Poisson arrivals)."""
+"""Load generation: closed loop (constant concurrency), burst, and open loop (Poisson arrivals)."""
 
 import asyncio
 import itertools
@@ -25,8 +25,8 @@ class Phase:
 
     load: int
     name: str  # "warmup" or "measure"
-    mode: str  # "closed" or "open"
-    value: float  # concurrency, or requests per second
+    mode: str  # one of record.MODES
+    value: float  # concurrency, requests at once, or requests per second
     start_ns: int
     stagger_ns: int  # closed loop: stream starts are spread over this time
     requests: int | None
@@ -50,7 +50,7 @@ class Share:
 
 async def run_phase(phase: Phase, share: Share, send: Send) -> None:
     """Returns once the last stream has ended. Cancelling it cancels every stream."""
-    run = run_closed if phase.mode == "closed" else run_open
+    run = run_open if phase.mode == "open" else run_closed
     await run(phase, share, send)
 
 

@@ -15,7 +15,9 @@ T = TypeVar("T", int, float)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    _add_load_options(parser.add_argument_group("load", "run in sequence: each concurrency, then each request rate"))
+    _add_load_options(
+        parser.add_argument_group("load", "run in sequence: first request, bursts, concurrencies, request rates")
+    )
     text = parser.add_argument_group("text").add_mutually_exclusive_group()
     text.add_argument("--prompt-file", type=Path, default=DEFAULT_FILE, metavar="FILE.jsonl")
     text.add_argument("--text", help="the same text in every request")
@@ -37,6 +39,15 @@ def _add_load_options(group: Any) -> None:
         "--concurrency", type=int_values, metavar=values, help="closed loop: concurrent streams (default 1)"
     )
     group.add_argument("--request-rate", type=float_values, metavar=values, help="open loop: Poisson arrivals/second")
+    group.add_argument("--burst", type=int_values, metavar=values, help="requests sent at once to an idle server")
+    group.add_argument("--burst-rounds", type=count, default=5, metavar="N", help="repetitions of each burst (5)")
+    group.add_argument("--first-request", action="store_true", help="measure one request before every other load")
+    group.add_argument(
+        "--binary-search", action="store_true", help="measure only the request rates that locate the largest good one"
+    )
+    group.add_argument(
+        "--latency-threshold", type=float, default=50.0, metavar="MS", help="p95 TTFA of a good request rate (50)"
+    )
     group.add_argument("--measurement-interval", type=count, default=10_000, metavar="MS", help="per load (10000)")
     group.add_argument("--request-count", type=count, metavar="N", help="requests per load, instead of a time")
     group.add_argument("--warmup-request-count", type=int, default=0, metavar="N", help="before each load, unmeasured")

@@ -10,6 +10,8 @@ from qwen3_tts_client.errors import ClientError
 from qwen3_tts_client.records.timeline import Timeline
 
 SCHEMA_VERSION = 1
+# A burst is a closed loop in which every stream has one request; "first" is the first request to a server.
+MODES = ("closed", "open", "burst", "first")
 FILE_NAME = "records.jsonl"
 
 
@@ -33,8 +35,8 @@ class LoadRecord:
     """
 
     id: int
-    mode: str  # "closed" or "open"
-    value: float  # concurrency, or requests per second
+    mode: str  # one of MODES
+    value: float  # concurrency, requests at once, or requests per second
     start_ns: int
     stop_ns: int  # no request was sent from here on
     end_ns: int  # the last stream ended

@@ -1,9 +1,11 @@
 """Known schedules give known figures, to the microsecond."""
 
+from typing import Any
+
 import pytest
 
 from qwen3_tts_client.analysis.playback import MS, NS
-from qwen3_tts_client.analysis.summary import summarise
+from qwen3_tts_client.analysis.summary import summarise, sustained_rate
 from qwen3_tts_client.records.record import ClientRecord, LoadRecord, RequestRecord, Run
 from qwen3_tts_client.records.timeline import Timeline
 
@@ -111,3 +113,26 @@ def test_a_load_without_a_single_request() -> None:
     assert row["requests"] == 0
     assert row["ttfa_ms"] is None
     assert row["error_rate"] is None
+
+
+def load(rate: float, ttfa_ms: float | None = 10.0, c50: float | None = 1.0, error_rate: float = 0.0) -> dict[str, Any]:
+    ttfa = None if ttfa_ms is None else {"p95": ttfa_ms}
+    return {
+        "mode": "open", "value": rate, "ttfa_ms": ttfa, "rebuffering": {"c50": c50}, "error_rate": error_rate,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "rate"),
+    [
+        ([], None),
+        ([load(10), load(30), load(20)], 30),
+        ([load(10), load(20, ttfa_ms=50.1), load(30)], 10),
+        ([load(10), load(20, ttfa_ms=50.0), load(30, c50=0.999)], 20),
+        ([load(10, error_rate=0.01)], None),
+        ([load(10), load(20, ttfa_ms=None)], 10),
+        ([load(10, c50=None), {"mode": "closed", "value": 99}], 10),
+    ],
+)
+def test_sustained_rate_is_the_largest_below_the_first_bad_one(rows: list[dict[str, Any]], rate: float | None) -> None:
+    assert sustained_rate(rows, 50.0) == rate
