@@ -1,4 +1,4 @@
-"""Benchmarks the whole server in one command: export, serve, closed and open loops, report, record.
+"""Benchmarks the whole server in one command: export, serve, loads of all kinds, report, record.
 
     python -m scripts.benchmarks.serving --checkpoint CHECKPOINT --artifact-dir artifacts/serving
 
@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from qwen3_tts_client.analysis.table import load_name
 from qwen3_tts_client.records.prometheus import total
 from qwen3_tts_client.records.record import read_run
 from scripts.benchmarks.common import gpu_of, settings_of_environment
@@ -36,8 +37,12 @@ def main(
     artifact_dir: Annotated[Path, typer.Option(help="a folder without a record")],
     form: Annotated[str, typer.Option(help="of the codec, as in `python -m export --form`")] = "python",
     max_streams: Annotated[int, typer.Option(help="concurrent streams")] = 512,
+    burst: Annotated[str, typer.Option(help="requests at once to an idle server; empty for none")] = "1,8,64,256",
     concurrency: Annotated[str, typer.Option(help="closed loops")] = "1,2,4,8,16,32,64,128,256,512",
     request_rate: Annotated[str, typer.Option(help="open loops")] = "1,2,5,10,20,30,40",
+    search_rate: Annotated[
+        str | None, typer.Option(help="START:END:STEP in which to search the largest good request rate")
+    ] = None,
     measurement_interval: Annotated[int, typer.Option(help="ms per load")] = 15_000,
     text: Annotated[str | None, typer.Option(help="for every request, instead of the client's 200 sentences")] = None,
     speaker: Annotated[str, typer.Option(help="of the checkpoint")] = "vivian",
@@ -49,18 +54,25 @@ def main(
 ) -> None:
     artifact_dir.mkdir(parents=True, exist_ok=True)
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", form)
-    bench = ["bench", "--concurrency", concurrency, "--request-rate", request_rate, "--artifact-dir", artifact_dir]
-    bench += ["--measurement-interval", measurement_interval, "--warmup-request-count", 16]
+    loads: list[object] = ["--first-request", *(["--burst", burst] if burst else [])]
+    loads += ["--concurrency", concurrency, "--request-rate", request_rate, "--artifact-dir", artifact_dir]
+    bench = ["bench", "--measurement-interval", measurement_interval, "--warmup-request-count", 16]
     bench += ["--speaker", speaker, *(["--text", text] if text else [])]
     # With random weights, streams seldom end by themselves.
     bench += ["--max-frames", max_frames] if max_frames else []
     with server_of(form, checkpoint, max_streams, artifact_dir / "server.log", real_backend or []):
-        run("qwen3_tts_client", *bench)
+        run("qwen3_tts_client", *bench, *loads)
+        if search_rate:
+            search = ["--binary-search", "--request-rate", search_rate, "--artifact-dir", artifact_dir / "search"]
+            run("qwen3_tts_client", *bench, *search)
     if output:
         summary = json.loads((artifact_dir / "summary.json").read_text())
         measured = read_run(artifact_dir)
         calls = [codec_calls(*measured.scraped(load)) for load in measured.loads]
-        output.write_text(json.dumps(record(summary, calls, form, max_streams, text), indent=1) + "\n")
+        found = record(summary, calls, form, max_streams, text)
+        if search_rate:
+            found["search"] = list(rows(json.loads((artifact_dir / "search" / "summary.json").read_text())["loads"]))
+        output.write_text(json.dumps(found, indent=1) + "\n")
     run("qwen3_tts_client", "report", artifact_dir)
 
 
@@ -122,7 +134,7 @@ def rows(loads: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for load in loads:
         rebuffering = load["rebuffering"]
         yield {
-            "load": f"c={load['value']}" if load["mode"] == "closed" else f"rps={load['value']:g}",
+            "load": f"rps={load['value']:g}" if load["mode"] == "open" else load_name(load["mode"], load["value"]),
             "requests": load["requests"],
             "ttfa_p50_ms": rounded(load["ttfa_ms"], "p50", 2),
             "ttfa_p95_ms": rounded(load["ttfa_ms"], "p95", 2),
