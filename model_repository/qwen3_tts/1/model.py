@@ -1,4 +1,4 @@
-"""Triton's entry to the engine: one instance is one talker."""
+"""Triton's entry point: one model instance runs one engine."""
 
 import gc
 import json
@@ -32,13 +32,13 @@ from triton_adapter.responses import CancelWatcher
 
 log = logging.getLogger("qwen3_tts")
 
-# How long a thread may keep the interpreter from another one: by default as long as a tick.
+# Interpreter switch interval; the default, 5 ms, is as long as a tick.
 SWITCH_SECONDS = 0.0005
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        """Load everything and start the engine; whatever is wrong fails the load with a message that names it."""
+        """Load the models and start the engine; any exception fails the load, with a message that names the cause."""
         sys.setswitchinterval(SWITCH_SECONDS)
         _lift_file_limit()
         telemetry.log_through_triton()
@@ -66,13 +66,13 @@ class TritonPythonModel:
         self._watcher = CancelWatcher(self._engine.cancel, self._sequences.expire)
         labels = {"model": self._name, "version": args["model_version"]}
         self._reporter = telemetry.MetricsReporter(self._engine.recorder, labels)
-        # What is loaded lives as long as the model: a collection that looked at all of it would stop every stream.
+        # Loaded objects live as long as the model; freezing them keeps full collections from stalling all streams.
         gc.collect()
         gc.freeze()
-        most = config.max_streams + config.max_waiting
-        self._gate, self._intake = Gate(most), Worker("intake", most)
+        capacity = config.max_streams + config.max_waiting
+        self._gate, self._intake = Gate(capacity), Worker("intake", capacity)
         self._opening = Opening(self._engine, self._gate, config, on_thread_start)
-        # Behind all that fails a load, which is Triton's to answer.
+        # Last, since Triton itself handles a failed load.
         self._when_dead, self._guard = config.when_dead, guard.start(self._name)
         if golden is None:
             self._opening.at_once()
@@ -103,14 +103,14 @@ class TritonPythonModel:
             accept(request, self._gate, self._intake, self._dispatcher, self._watcher)
 
     def is_ready(self) -> bool:
-        """Asked by Triton releases in which a model may speak for itself (python_backend pull request 430)."""
+        """Readiness; called by Triton releases that support it (python_backend pull request 430)."""
         return self._gate.is_open and self._engine.is_alive
 
     def finalize(self) -> None:
         self._opening.close()
         self._dispatcher.close()
         self._engine.close()
-        # The closed engine refuses what is left there.
+        # The closed engine refuses the remaining jobs.
         self._intake.finish()
         self._watcher.close()
         self._reporter.close()
@@ -131,7 +131,7 @@ class TritonPythonModel:
 
 
 def _lift_file_limit() -> None:
-    """The limit bounds what tritonserver takes from callers; this process may download a checkpoint."""
+    """Raise the file size limit, which bounds tritonserver's callers: this process may download a checkpoint."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 

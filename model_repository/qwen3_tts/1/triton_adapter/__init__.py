@@ -1,1 +1,1 @@
-"""Between Triton and the engine: the only modules that import Triton's Python API."""
+"""Adapter between Triton and the engine; the only importer of Triton's Python API."""

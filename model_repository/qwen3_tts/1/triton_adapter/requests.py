@@ -1,4 +1,4 @@
-"""Reads Triton's requests, and hands them to the dispatcher on a thread of their own."""
+"""Parses Triton requests and dispatches them on the intake thread."""
 
 import logging
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from qwen3_tts_engine.frontend.sequences import SEQUENCE_ID, SequencePosition
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.request import InvalidRequest, RequestError
 from qwen3_tts_engine.threads import Worker
-from qwen3_tts_engine.voices.reference_audio import own_samples
+from qwen3_tts_engine.voices.reference_audio import copy_samples
 from triton_adapter.responses import CancelWatcher, ResponseSink
 
 log = logging.getLogger("qwen3_tts")
@@ -22,25 +22,25 @@ SEQUENCE_START, SEQUENCE_END = 1, 2
 
 
 def accept(request: Any, gate: Gate, intake: Worker, dispatcher: Dispatcher, watcher: CancelWatcher) -> None:
-    """Hand a Triton request on to the intake's thread, once the gate is open.
+    """Parse a Triton request and queue it for the intake thread once the gate is open.
 
-    Here it is only read, so that no request delays the next one; one that is refused at once is answered here.
+    Requests refused here are answered here; all other work happens on the intake thread.
     """
     sink = ResponseSink(request.get_response_sender(), watcher)
 
-    def enter() -> None:
-        take = partial(dispatcher.accept, read_fields(request), sink, read_position(request))
-        submit = partial(intake.submit, partial(_answer, take, sink, dispatcher))
-        gate.enter(partial(_answer, submit, sink, dispatcher))
+    def parse() -> None:
+        dispatch = partial(dispatcher.accept, read_fields(request), sink, read_position(request))
+        submit = partial(intake.submit, partial(_refuse_on_error, dispatch, sink, dispatcher))
+        gate.enter(partial(_refuse_on_error, submit, sink, dispatcher))
 
-    _answer(enter, sink, dispatcher)
+    _refuse_on_error(parse, sink, dispatcher)
     sink.watch()
 
 
-def _answer(take: Callable[[], None], sink: ResponseSink, dispatcher: Dispatcher) -> None:
-    """Refuse the request that `take` raises for."""
+def _refuse_on_error(job: Callable[[], None], sink: ResponseSink, dispatcher: Dispatcher) -> None:
+    """Run `job`; an exception refuses its request."""
     try:
-        take()
+        job()
     except RequestError as error:
         dispatcher.refuse(sink, error)
     except Exception as error:
@@ -49,23 +49,23 @@ def _answer(take: Callable[[], None], sink: ResponseSink, dispatcher: Dispatcher
 
 
 def read_position(request: Any) -> SequencePosition | None:
-    """Where a request stands in a sequence of requests, if it does. Raises InvalidRequest."""
+    """A request's position in its sequence; None outside of one. Raises InvalidRequest."""
     sequence_id, flags = request.correlation_id(), request.flags()
     start, last = bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)
     if sequence_id:
         return SequencePosition(sequence_id, start, last)
     if start or last:
-        raise InvalidRequest(SEQUENCE_ID, sequence_id, "sequence_start and sequence_end need one that is not 0")
+        raise InvalidRequest(SEQUENCE_ID, sequence_id, "sequence_start and sequence_end require one that is not 0")
     return None
 
 
 def read_fields(request: Any) -> dict[str, Any]:
-    """Tensors to values; raises InvalidRequest. Triton itself has checked data types and shapes."""
+    """Tensors to Python values; raises InvalidRequest. Triton has checked data types and shapes."""
     fields: dict[str, Any] = {}
     for tensor in request.inputs():
         name, values = tensor.name(), tensor.as_numpy().reshape(-1)
         if name == AUDIO_FIELD:
-            fields[name] = own_samples(values)
+            fields[name] = copy_samples(values)
         else:
             fields[name] = _text(name, values[0]) if name in TEXT_FIELDS else values[0].item()
     return fields

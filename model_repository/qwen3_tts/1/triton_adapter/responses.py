@@ -1,4 +1,4 @@
-"""Sends responses, and notices cancellation."""
+"""Sends responses and detects cancellation."""
 
 import itertools
 import logging
@@ -20,27 +20,26 @@ from qwen3_tts_engine.request import Cancelled, Outcome, RequestError
 log = logging.getLogger("qwen3_tts")
 
 WAVEFORM, SAMPLE_RATE, VOICES = "waveform", "sample_rate", "voices"
-# Names, not values: while Triton completes the configuration, its module has no TritonError yet.
+# Names, since pb_utils has no TritonError while Triton auto-completes the configuration.
 STATUS = {
     Outcome.INVALID: "INVALID_ARG",
     Outcome.UNAVAILABLE: "UNAVAILABLE",
     Outcome.CANCELLED: "CANCELLED",
     Outcome.ERROR: "INTERNAL",
 }
-# At most this many cancel checks (a message to Triton and back, 0.1 ms) in each period, and one of a stream in each
-# interval.
+# Limits on cancel checks (a round trip to Triton, 0.1 ms): CANCEL_CHECKS per period, and one per stream and interval.
 CANCEL_CHECKS = 16
 CANCEL_PERIOD = 0.004
 CANCEL_INTERVAL = 0.02
-# From the moment at which a stream's cancel is seen to its FINAL. Triton's gRPC front end releases such a stream on the
-# first event behind FINAL, and touches it again on the second: there must be no write of it left on its way by then.
+# Delay from detecting a stream's cancellation to its FINAL. Triton's gRPC front end releases such a stream on the first
+# event after FINAL and accesses it again on the second: by then none of its writes may be in flight.
 CANCEL_SETTLE = 0.25
 
 
 class ResponseSink:
     """Sends one request's responses (dispatcher.Caller); sends FINAL exactly once.
 
-    Audio that comes behind an error is dropped; behind an end without error it would be lost.
+    Audio sent after an error is dropped; audio sent after a successful end is a bug.
     """
 
     def __init__(self, sender: Any, watcher: "CancelWatcher") -> None:
@@ -53,14 +52,14 @@ class ResponseSink:
         self._started = self._completed = False
 
     def watch(self) -> None:
-        """Notice when the client goes; for a request that was not refused at once."""
+        """Start watching for cancellation, unless the request has ended."""
         with self._lock:
             if self._sender is not None:
                 self._watcher.watch(self)
 
     def send(self, pcm: np.ndarray) -> None:
         with self._lock:
-            assert not self._completed, "audio behind the end of a stream"
+            assert not self._completed, "audio after the end of a stream"
             if self._sender is None:
                 return
             outputs = [pb_utils.Tensor(WAVEFORM, pcm)]
@@ -70,7 +69,7 @@ class ResponseSink:
             self._sender.send(pb_utils.InferenceResponse(outputs))
 
     def reply(self, voices: list[str]) -> None:
-        """Answer an operation on voices, whole."""
+        """Send the result of a voice operation, then FINAL."""
         with self._lock:
             if self._sender is not None:
                 encoded = np.array([voice.encode() for voice in voices], np.object_)
@@ -79,7 +78,7 @@ class ResponseSink:
 
     def finish(self, error: RequestError | None) -> None:
         with self._lock:
-            # Dropped, not only marked: the model cannot be unloaded while anyone holds a response sender.
+            # Drop the reference: Triton cannot unload the model while a response sender is alive.
             sender, self._sender = self._sender, None
             if sender is None:
                 return
@@ -91,26 +90,26 @@ class ResponseSink:
                 _send_final(sender, error)
 
     def is_cancelled(self) -> bool:
-        """Whether the client has gone. Under the lock: asking about a stream that has ended crashes Triton."""
+        """Whether the client has gone. Takes the lock, since a check after FINAL crashes Triton."""
         with self._lock:
             return self._sender is not None and self._sender.is_cancelled()
 
 
 class CancelWatcher:
-    """Asks Triton, stream by stream, whether the client has gone, at a bounded rate and only while streams live.
+    """Polls Triton for the cancellation of each live stream, at a bounded rate.
 
-    A stream is first asked about CANCEL_INTERVAL after it was accepted: one that ends at once costs no message. The
-    engine lets go of a cancelled stream at once; its FINAL is sent CANCEL_SETTLE later.
+    The first check of a stream comes CANCEL_INTERVAL after it was accepted: one that ends at once costs no message. The
+    engine releases a cancelled stream at once; its FINAL follows CANCEL_SETTLE later.
 
-    `expire` is called once a round; it ends sequences that have been idle for too long.
+    `expire` is called once per period; it ends idle sequences.
     """
 
     def __init__(self, cancel: Callable[[str], None], expire: Callable[[], None]) -> None:
         self._cancel = cancel
         self._expire = expire
-        # When each is due, in monotonic seconds: the stream that was asked about longest ago comes first.
+        # Time of each stream's next check, monotonic seconds; least recently checked first.
         self._due: dict[ResponseSink, float] = {}
-        # What ends cancelled streams, and when, in monotonic seconds.
+        # Delayed ends of cancelled streams, with their due times in monotonic seconds.
         self._ends: deque[tuple[float, Callable[[], None]]] = deque()
         self._changed = threading.Condition()
         self._closed = threading.Event()
@@ -127,7 +126,7 @@ class CancelWatcher:
             self._due.pop(sink, None)
 
     def settle(self, end: Callable[[], None]) -> None:
-        """Call `end` in CANCEL_SETTLE."""
+        """Call `end` after CANCEL_SETTLE."""
         with self._changed:
             self._ends.append((time.monotonic() + CANCEL_SETTLE, end))
             self._changed.notify()
@@ -143,30 +142,30 @@ class CancelWatcher:
         while not self._closed.wait(CANCEL_PERIOD):
             self._expire()
             self._end_settled(time.monotonic())
-            for sink in self._next():
+            for sink in self._take_due():
                 if sink.is_cancelled():
                     self._cancel(sink.key)
 
-    def _next(self) -> list[ResponseSink]:
-        """The streams whose turn it is; waits while there are none."""
+    def _take_due(self) -> list[ResponseSink]:
+        """The streams to check now; blocks while the watcher is idle."""
         with self._changed:
             while not self._due and not self._ends and not self._closed.is_set():
                 self._changed.wait()
             now = time.monotonic()
-            turn = [sink for sink, due in itertools.islice(self._due.items(), CANCEL_CHECKS) if due <= now]
-            for sink in turn:
+            taken = [sink for sink, due in itertools.islice(self._due.items(), CANCEL_CHECKS) if due <= now]
+            for sink in taken:
                 del self._due[sink]
                 self._due[sink] = now + CANCEL_INTERVAL
-            return turn
+            return taken
 
     def _end_settled(self, now: float) -> None:
-        # One thread takes from the front.
+        # Only one thread pops at a time.
         while self._ends and self._ends[0][0] <= now:
             _, end = self._ends.popleft()
             try:
                 end()
             except Exception:
-                log.exception("a cancelled stream's end could not be sent")
+                log.exception("sending the end of a cancelled stream failed")
 
 
 def _send_final(sender: Any, error: RequestError | None) -> None:
@@ -178,6 +177,6 @@ def _send_final(sender: Any, error: RequestError | None) -> None:
 
 
 def _triton_error(error: RequestError) -> Any:
-    # A gRPC stream carries an error's text alone, so the text names the code as well.
+    # A gRPC stream carries only the message, so the message includes the code.
     code = STATUS[error.outcome]
     return pb_utils.TritonError(f"{code}: {error}", getattr(pb_utils.TritonError, code))

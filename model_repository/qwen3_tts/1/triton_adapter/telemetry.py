@@ -1,4 +1,4 @@
-"""Hands metrics and logs to Triton."""
+"""Reports metrics and logs through Triton."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ METRICS_PERIOD = 0.5
 
 
 class MetricsReporter:
-    """Hands the engine's readings to Triton's metrics endpoint twice a second: each one costs a message."""
+    """Reports the engine's metrics to Triton twice a second, since each value costs a message."""
 
     def __init__(self, recorder: metrics.Recorder, labels: dict[str, str]) -> None:
         self._recorder = recorder
@@ -41,7 +41,7 @@ class MetricsReporter:
             try:
                 self._report(self._recorder.take())
             except Exception:
-                log.exception("metrics were lost")
+                log.exception("reporting metrics failed")
 
     def _report(self, readings: metrics.Readings) -> None:
         for name, values in readings.observed.items():
@@ -54,7 +54,7 @@ class MetricsReporter:
 
 
 class TritonLogHandler(logging.Handler):
-    """Sends the engine's log to Triton's."""
+    """Forwards log records to Triton's logger."""
 
     def emit(self, record: logging.LogRecord) -> None:
         write = pb_utils.Logger.log_error if record.levelno >= logging.ERROR else pb_utils.Logger.log_info

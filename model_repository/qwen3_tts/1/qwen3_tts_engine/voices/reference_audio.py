@@ -27,7 +27,7 @@ MAGNITUDE_FLOOR, MEL_FLOOR = 1e-9, 1e-5
 LINEAR_STEP, LOG_START, LOG_STEP = 200 / 3, 1000.0, math.log(6.4) / 27
 
 
-def own_samples(samples: np.ndarray) -> np.ndarray:
+def copy_samples(samples: np.ndarray) -> np.ndarray:
     """A copy, since the request's memory is freed before the encoders read it. Raises InvalidRequest."""
     if len(samples) > MAX_SAMPLES:
         raise InvalidRequest("ref_audio", samples, f"at most {MAX_SAMPLES} samples")
