@@ -132,7 +132,7 @@ def test_a_later_piece_brings_text_and_ends_at_once() -> None:
 
 def test_a_later_piece_changes_no_option() -> None:
     desk = Desk()
-    with pytest.raises(InvalidRequest, match="speaker: 'ryan': goes with the first request of a sequence"):
+    with pytest.raises(InvalidRequest, match="speaker: 'ryan': allowed only on the first request of a sequence"):
         desk.accept(LATER, text="lo.", speaker="ryan")
     assert not desk.sequences.append.called
 
@@ -147,5 +147,5 @@ def test_a_sequence_that_does_not_begin_is_forgotten() -> None:
 
 def test_an_operation_is_no_sequence() -> None:
     desk = Desk(clones=True)
-    with pytest.raises(InvalidRequest, match="operation: 'list_voices': speak alone may be a sequence"):
+    with pytest.raises(InvalidRequest, match="operation: 'list_voices': only speak can be a sequence"):
         desk.accept(FIRST, operation="list_voices")

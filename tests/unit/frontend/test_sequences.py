@@ -89,7 +89,7 @@ def test_empty_pieces_keep_no_sequence_alive(monkeypatch: pytest.MonkeyPatch) ->
         sequences.expire()
     [((_, error), _)] = engine.fail.call_args_list[:1]  # type: ignore[attr-defined]
     assert "'silent': neither text nor sequence_end for 60 s" in str(error)
-    assert {"talking"} == {id for id, sequence in sequences._open.items() if sequence.heard > clock.now - 60}
+    assert {"talking"} == {id for id, sequence in sequences._open.items() if sequence.last_text_at > clock.now - 60}
 
 
 def test_text_that_waits_for_a_voice_is_bounded() -> None:

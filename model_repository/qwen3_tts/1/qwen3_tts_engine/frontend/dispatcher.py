@@ -29,52 +29,52 @@ OPERATIONS = (SPEAK, *get_args(VoiceOperationName))
 
 
 class Caller(Sink, Protocol):
-    """The sink of one request, and what else it is asked."""
+    """A request's sink with its key, arrival time, voice replies and cancellation."""
 
     key: str
-    """Unique, and no choice of the client's."""
+    """Unique; not chosen by the client."""
     arrived: float
     """perf_counter seconds."""
 
     def reply(self, voices: list[str]) -> None:
-        """Answer a voice operation, whole."""
+        """Send the result of a voice operation and end the request."""
 
     def is_cancelled(self) -> bool: ...
 
 
 Begin = Callable[[SpeechOptions], None]
-"""Takes a request whose voice is found; raises RequestError."""
+"""Starts a request whose voice is resolved; raises RequestError."""
 Refuse = Callable[[RequestError], None]
 
 
 class Dispatcher:
     def __init__(self, engine: Engine, prompts: PromptBuilder, voices: Voices | None, sequences: Sequences) -> None:
-        """`voices` is None for a checkpoint that clones none."""
+        """`voices` is None for checkpoints without voice cloning."""
         self._engine = engine
         self._prompts = prompts
         self._voices = voices
         self._sequences = sequences
 
     def accept(self, fields: dict[str, Any], caller: Caller, position: SequencePosition | None) -> None:
-        """Take in a request, which `position` places in a sequence, if it is of one.
+        """Dispatch a request; `position` is its place in a sequence, if any.
 
-        Raises RequestError for a request that is refused at once; one that waits for its voice is answered later.
+        Raises RequestError for an immediate refusal; later ones go through the caller.
         """
         operation = fields.pop("operation", SPEAK)
         if operation not in OPERATIONS:
             raise InvalidRequest("operation", operation, f"one of {', '.join(OPERATIONS)}")
         if position is not None:
             if operation != SPEAK:
-                raise InvalidRequest("operation", operation, f"{SPEAK} alone may be a sequence")
+                raise InvalidRequest("operation", operation, f"only {SPEAK} can be a sequence")
             self._accept_piece(fields.pop("text", ""), fields, caller, position)
         elif operation != SPEAK:
-            self._operate(VoiceOperation.of(fields | {"operation": operation}), caller)
+            self._run_voice_operation(VoiceOperation.of(fields | {"operation": operation}), caller)
         else:
             request = SynthesisRequest.of(fields)
             self._speak(request, caller, partial(self._submit, caller), partial(self.refuse, caller))
 
     def refuse(self, caller: Caller, error: RequestError) -> None:
-        """End a request that was never queued."""
+        """End a request that was not queued."""
         self._engine.refuse(caller, error)
 
     def close(self) -> None:
@@ -86,10 +86,10 @@ class Dispatcher:
         self._engine.submit(self._prompts.stream(request, caller, caller.key, caller.arrived))
 
     def _accept_piece(self, text: str, fields: dict[str, Any], caller: Caller, position: SequencePosition) -> None:
-        """The first request of a sequence gets all audio; the others bring text and end at once."""
+        """The first request of a sequence receives all audio; the others add text and end at once."""
         if not position.start:
             for name in fields:
-                raise InvalidRequest(name, fields[name], "goes with the first request of a sequence")
+                raise InvalidRequest(name, fields[name], "allowed only on the first request of a sequence")
             self._sequences.append(position.sequence_id, text, position.last)
             caller.finish(None)
             return
@@ -107,18 +107,18 @@ class Dispatcher:
             raise
 
     def _speak(self, request: SpeechOptions, caller: Caller, begin: Begin, refuse: Refuse) -> None:
-        """`begin` a request once its voice is found, or `refuse` it then; raises for one that is refused at once."""
+        """`begin` or `refuse` a request once its voice is resolved. Raises RequestError for an immediate refusal."""
         if self._voices is None:
             begin(request)
             return
         self._prompts.check(request)
-        self._voices.find(request, lambda voice: self._speak_in(voice, request, caller, begin, refuse))
+        self._voices.find(request, lambda voice: self._speak_with_voice(voice, request, caller, begin, refuse))
 
-    def _speak_in(
+    def _speak_with_voice(
         self, voice: Voice | RequestError, request: SpeechOptions, caller: Caller, begin: Begin, refuse: Refuse
     ) -> None:
         if isinstance(voice, RequestError):
-            # Not raised: an error that a frame of its own traceback refers to lives until the garbage is collected.
+            # Not raised: error and traceback frames would form a reference cycle, freed only by the garbage collector.
             refuse(voice)
             return
         try:
@@ -131,11 +131,11 @@ class Dispatcher:
             log.exception("request %s failed before it was queued", caller.key)
             refuse(RequestError(f"internal error: {error}"))
 
-    def _operate(self, request: VoiceOperation, caller: Caller) -> None:
+    def _run_voice_operation(self, request: VoiceOperation, caller: Caller) -> None:
         if self._voices is None:
             raise InvalidRequest("operation", request.operation, self._prompts.mode)
 
-        def then(records: list[VoiceRecord] | RequestError) -> None:
+        def reply(records: list[VoiceRecord] | RequestError) -> None:
             if isinstance(records, RequestError):
                 self.refuse(caller, records)
             else:
@@ -143,8 +143,8 @@ class Dispatcher:
 
         match request.operation:
             case "register_voice":
-                self._voices.register(request, then)
+                self._voices.register(request, reply)
             case "delete_voice":
-                self._voices.delete(request.voice, then)
+                self._voices.delete(request.voice, reply)
             case "list_voices":
-                self._voices.list(then)
+                self._voices.list(reply)

@@ -1,10 +1,10 @@
-"""What each kind of checkpoint can do, and which fields of a request say that it should."""
+"""The modes of the checkpoint types, and the request fields of each mode."""
 
 from qwen3_tts_engine.checkpoint.configs import ModelConfig
 from qwen3_tts_engine.request import InvalidRequest, SpeechOptions
 
 VOICE_FIELDS = ("voice", "ref_audio", "ref_sample_rate", "ref_text", "x_vector_only")
-# Checkpoint type: its name, the fields that choose a voice, and how to ask for one.
+# By checkpoint type: display name, fields that select the voice, how to use them.
 MODES = {
     "custom_voice": ("CustomVoice", ("speaker", "instruct"), "speaker, and instruct for its style"),
     "voice_design": ("VoiceDesign", ("instruct",), "instruct, which describes the voice"),
@@ -14,13 +14,13 @@ ALL_FIELDS = ("speaker", "instruct", *VOICE_FIELDS)
 
 
 def describe(model: ModelConfig) -> str:
-    """What a checkpoint is for and how it is asked for it."""
+    """The checkpoint's mode and its fields, for error messages."""
     mode, _, use = MODES[model.tts_model_type]
     return f"this checkpoint is for {mode} and takes {use}"
 
 
 def check_mode(model: ModelConfig, request: SpeechOptions) -> None:
-    """Raises InvalidRequest for a field of another mode than the checkpoint's, and for a mode without its field."""
+    """Raises InvalidRequest for a field of another mode and for a missing field of the checkpoint's mode."""
     _, fields, _ = MODES[model.tts_model_type]
     for name in ALL_FIELDS:
         value = getattr(request, name)
@@ -36,6 +36,6 @@ def _check_clone(request: SpeechOptions) -> None:
     if request.voice is not None:
         for name in ("ref_audio", "ref_sample_rate", "ref_text"):
             if (value := getattr(request, name)) is not None:
-                raise InvalidRequest(name, value, "not beside voice, which has its own reference")
+                raise InvalidRequest(name, value, "not allowed with voice, which has its own reference")
     elif request.ref_audio is None:
         raise InvalidRequest("voice", None, "required: the name of a registered voice, or ref_audio to clone one")

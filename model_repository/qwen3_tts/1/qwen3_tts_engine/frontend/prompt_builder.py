@@ -1,4 +1,4 @@
-"""A request as the rows that the talker reads (docs/model.md, Prompt rows)."""
+"""Builds the talker's input rows from a request (docs/model.md, Prompt rows)."""
 
 from collections import deque
 from copy import copy
@@ -19,7 +19,7 @@ AUTO = "auto"
 
 
 class PromptBuilder:
-    """Builds prompts for one checkpoint and refuses what the checkpoint cannot speak."""
+    """Builds prompts for one checkpoint and validates requests against it."""
 
     def __init__(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
         self._config = config
@@ -30,7 +30,7 @@ class PromptBuilder:
 
     @property
     def mode(self) -> str:
-        """What the checkpoint is for and how it is asked for it."""
+        """The checkpoint's mode and its fields, for error messages."""
         return describe(self._model)
 
     @property
@@ -38,7 +38,7 @@ class PromptBuilder:
         return self._talker.num_code_groups
 
     def stream(self, request: SynthesisRequest, sink: Sink, key: str, arrived: float | None = None) -> Stream:
-        """The stream of a request, which arrived just now, or at these perf_counter seconds.
+        """The stream of a request; `arrived` is in perf_counter seconds, by default now.
 
         Raises InvalidRequest naming the field that this checkpoint cannot serve.
         """
@@ -56,10 +56,10 @@ class PromptBuilder:
         return stream
 
     def streamed(self, request: SpeechOptions, sink: Sink, key: str) -> "StreamedText":
-        """A stream that waits for its text, in the layout that takes it token by token; raises as `stream`."""
+        """A stream without text yet, in the streaming layout; raises like `stream`."""
         builder = copy(self)
         builder._config = self._config.model_copy(update={"text_layout": "streaming"})
-        # Any text does to see whether the rest of the request can be served.
+        # Validates the rest of the request; any text will do.
         any_part = builder.build(request, SpokenText(self._tokenizer.role, [self._model.tts_eos_token_id]))
         config = self._config
         stream = Stream(
@@ -76,24 +76,24 @@ class PromptBuilder:
         return StreamedText(builder, request, stream, PiecewiseText(self._tokenizer, config.part_text_tokens))
 
     def ids_to_begin(self, request: SpeechOptions) -> int:
-        """How many ids of a part fill the rows of its prompt, so that it can begin while more are to come."""
+        """Number of ids that fill a part's prompt rows, so that it can start before its text is complete."""
         voice = request.cloned
         if voice is None or voice.codes is None:
             return 1
         return max(1, 1 + len(voice.codes) - len(self._tokenizer.reference(voice.text or "")))
 
     def begin_part(self, request: SpeechOptions, ids: list[int], reserved_frames: int) -> Prompt:
-        """The prompt of a part that begins with `ids`; open for more when they fill its rows."""
+        """The prompt of a part that begins with `ids`; stays open for more when they fill its rows."""
         prompt = self.build(request, SpokenText(self._tokenizer.role, ids))
         prompt.max_frames = reserved_frames
         if prompt.trailing:
-            # The end of the text is not fed before it is there.
+            # The end-of-text token is fed only once the text is complete.
             prompt.trailing.pop()
             prompt.is_open = True
         return prompt
 
     def end_part(self, request: SpeechOptions, prompt: Prompt) -> None:
-        """No more text comes for a part."""
+        """Mark a part's text as complete."""
         if prompt.is_open:
             prompt.arrived.append(self._model.tts_eos_token_id)
             prompt.complete = True
@@ -101,7 +101,7 @@ class PromptBuilder:
             prompt.max_frames = min(prompt.max_frames, self._config.default_max_frames(prompt.num_spoken))
 
     def build(self, request: SpeechOptions, spoken: SpokenText) -> Prompt:
-        """The prompt of a text, or of a part of one.
+        """The prompt of a text or of a part of it.
 
         Raises InvalidRequest naming the field that this checkpoint cannot serve.
         """
@@ -116,20 +116,20 @@ class PromptBuilder:
         return rows.prompt(trailing, len(spoken.text))
 
     def check(self, request: SpeechOptions) -> None:
-        """Refuse what needs no voice to be refused; raises InvalidRequest."""
+        """Validate all that does not depend on the voice; raises InvalidRequest."""
         check_mode(self._model, request)
         self._language(request.language, None)
         if isinstance(request, SynthesisRequest):
             self._tokenizer.spoken(request.text)
 
     def check_reference(self, text: str) -> None:
-        """Raises InvalidRequest for a text that a reference cannot have."""
+        """Validate the text of a reference; raises InvalidRequest."""
         self._tokenizer.reference(text)
 
-    def _check_positions(self, wanted: int) -> None:
-        """Raises InvalidRequest for more than the key/value cache has for one stream."""
-        if wanted > (most := max_positions(self._model, self._config)):
-            raise InvalidRequest("max_frames", f"{wanted} positions", f"a prompt and its frames take at most {most}")
+    def _check_positions(self, needed: int) -> None:
+        """Raises InvalidRequest for more positions than the key/value cache has for one stream."""
+        if needed > (limit := max_positions(self._model, self._config)):
+            raise InvalidRequest("max_frames", f"{needed} positions", f"a prompt and its frames take at most {limit}")
 
     def _max_frames(self, request: SpeechOptions, *parts: Prompt) -> int:
         """The request's cap, or one derived from its text; raises InvalidRequest above the server's limit."""
@@ -158,13 +158,13 @@ class PromptBuilder:
         if name != AUTO and name not in spoken:
             raise InvalidRequest("language", language, f"one of {', '.join([AUTO, *sorted(spoken)])}")
         dialect = self._talker.spk_is_dialect.get(speaker, False) if speaker else False
-        # As the reference: a dialect speaker speaks the dialect, also when Chinese is asked for (docs/model.md, Modes).
+        # As in the reference, a dialect speaker uses the dialect also for language=chinese (docs/model.md, Modes).
         if dialect and name in (AUTO, "chinese"):
             return ids[dialect]
         return NONE if name == AUTO else ids[name]
 
     def _instruct(self, request: SpeechOptions) -> list[int]:
-        # The reference drops instruct on the small CustomVoice model without a word (docs/model.md, Modes).
+        # The reference silently drops instruct on the small CustomVoice model (docs/model.md, Modes).
         ignored = self._model.tts_model_size == "0b6" and self._model.tts_model_type == "custom_voice"
         if request.instruct is None or ignored:
             return []
@@ -182,7 +182,7 @@ class PromptBuilder:
         rows.add([model.tts_bos_token_id], talker.codec_pad_id)
 
     def _add_text(self, rows: "_Rows", spoken: SpokenText, voice: Voice | None) -> list[int]:
-        """Returns the text that follows the prompt."""
+        """Returns the ids that are fed after the prompt."""
         if voice is not None and voice.codes is not None:
             return self._add_in_context(rows, spoken, voice.text or "", voice.codes)
         talker, model = self._talker, self._model
@@ -194,19 +194,19 @@ class PromptBuilder:
         rows.add([model.tts_pad_token_id], talker.codec_bos_id)
         return []
 
-    def _add_in_context(self, rows: "_Rows", spoken: SpokenText, said: str, codes: np.ndarray) -> list[int]:
-        """The reference as if just spoken: its text before the text, its frames before what is to come."""
+    def _add_in_context(self, rows: "_Rows", spoken: SpokenText, ref_text: str, codes: np.ndarray) -> list[int]:
+        """Prepend the reference: its text before the text, its frames before the new ones."""
         talker, model = self._talker, self._model
-        if len(codes) > (most := self._config.max_reference_frames):
-            # Of a voice that was registered with other limits.
-            raise InvalidRequest("voice", f"{len(codes)} frames", f"max_reference_seconds allows {most} frames")
-        text = [*self._tokenizer.reference(said), *spoken.text, model.tts_eos_token_id]
+        if len(codes) > (limit := self._config.max_reference_frames):
+            # The voice was registered under another limit.
+            raise InvalidRequest("voice", f"{len(codes)} frames", f"max_reference_seconds allows {limit} frames")
+        text = [*self._tokenizer.reference(ref_text), *spoken.text, model.tts_eos_token_id]
         frames = np.full((1 + len(codes), self.num_codebooks), NONE, np.int32)
         frames[0, 0] = talker.codec_bos_id
         frames[1:] = codes
         if self._streams_text:
-            beside = text[: len(frames)] + [model.tts_pad_token_id] * (len(frames) - len(text))
-            rows.add_frames(beside, frames)
+            padded = text[: len(frames)] + [model.tts_pad_token_id] * (len(frames) - len(text))
+            rows.add_frames(padded, frames)
             return text[len(frames) :]
         rows.add(text, talker.codec_pad_id)
         rows.add_frames([model.tts_pad_token_id] * len(frames), frames)
@@ -227,18 +227,18 @@ class _Rows:
         self._vector_row = NONE
 
     def add(self, text_ids: list[int], code: int) -> None:
-        """Rows with one code, of codebook 0."""
+        """Add rows with `code` in codebook 0."""
         frames = np.full((len(text_ids), self._num_codebooks), NONE, np.int32)
         frames[:, 0] = code
         self.add_frames(text_ids, frames)
 
     def add_frames(self, text_ids: list[int], frames: np.ndarray) -> None:
-        """Rows with whole frames, int32 [rows, codebooks]."""
+        """Add rows with whole frames, int32 [rows, codebooks]."""
         self._text += text_ids
         self._codes.append(frames)
 
     def add_vector(self, text_id: int, vector: np.ndarray) -> None:
-        """The row of a cloned speaker."""
+        """Add the x-vector row of a cloned voice."""
         self._vector, self._vector_row = vector, len(self._text)
         self.add([text_id], NONE)
 

@@ -1,4 +1,4 @@
-"""Sequences of requests: each brings more text to one utterance."""
+"""Sequences of requests that stream the text of one utterance."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ SEQUENCE_ID = "sequence_id"
 
 @dataclass(frozen=True)
 class SequencePosition:
-    """Where a request stands in its sequence."""
+    """A request's position in its sequence."""
 
     sequence_id: SequenceId
     start: bool
@@ -29,42 +29,42 @@ class SequencePosition:
 
 @dataclass(eq=False)
 class Sequence:
-    """One utterance. Text that comes before its voice is found waits in `backlog`; `lock` keeps the pieces in order.
+    """One utterance. `backlog` buffers text until the voice is resolved; `lock` keeps the pieces in order.
 
-    `heard` is when it last brought text, in perf_counter seconds; `ended` says that all text is there.
+    `last_text_at` is the arrival of the latest text, in perf_counter seconds; `ended` means that all text has arrived.
     """
 
     sequence_id: SequenceId
     backlog: str
     ended: bool
-    heard: float
+    last_text_at: float
     text: StreamedText | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass(frozen=True)
 class SequenceSink:
-    """The sink of a sequence's stream (core.Sink): with the stream ends the sequence."""
+    """The sink of a sequence's stream (core.Sink); ends the sequence together with the stream."""
 
     sink: Sink
-    forget: Callable[[Callable[[], None]], None]
+    end: Callable[[Callable[[], None]], None]
 
     def send(self, pcm: np.ndarray) -> None:
         self.sink.send(pcm)
 
     def finish(self, error: RequestError | None) -> None:
-        self.forget(partial(self.sink.finish, error))
+        self.end(partial(self.sink.finish, error))
 
 
 class Sequences:
-    """The sequences that are open, by the id that their caller chose.
+    """Open sequences by their client-chosen ids.
 
-    `open` and `append` are called by one thread, in the order of the requests; the others by any. A sequence's lock is
-    never taken by who holds `_lock`, nor `_lock` by who holds the engine's.
+    One thread calls `open` and `append`, in request order; any thread calls the others. Lock order: a sequence's lock,
+    `_lock`, the engine's lock.
     """
 
     def __init__(self, engine: Engine, prompts: PromptBuilder, idle_seconds: float, max_characters: int) -> None:
-        """`max_characters` of text wait for a voice at most."""
+        """At most `max_characters` of text are buffered until the voice is resolved."""
         self._engine = engine
         self._prompts = prompts
         self._idle_seconds = idle_seconds
@@ -73,23 +73,23 @@ class Sequences:
         self._lock = threading.Lock()
 
     def open(self, sequence_id: SequenceId, text: str, last: bool) -> Sequence:
-        """Take in the text of a first request, which may be empty; `begin` or `abandon` what is returned.
+        """Open a sequence with the text of its first request, which may be empty; `begin` or `abandon` the result.
 
         Raises InvalidRequest for an id that is in use.
         """
         self._check_length(text)
         with self._lock:
             if sequence_id in self._open:
-                raise InvalidRequest(SEQUENCE_ID, sequence_id, "in use: end its utterance first, or take another id")
+                raise InvalidRequest(SEQUENCE_ID, sequence_id, "in use: end its utterance first, or use another id")
             sequence = Sequence(sequence_id, text, last, time.perf_counter())
             if not last:
                 self._open[sequence_id] = sequence
         return sequence
 
     def begin(self, sequence: Sequence, request: SpeechOptions, sink: Sink, key: str, arrived: float) -> None:
-        """Speak what has come, and what comes. From now on the sink is called.
+        """Start the stream with the buffered text. From now on the sink is called.
 
-        `arrived`, in perf_counter seconds, is when it was asked for. Raises InvalidRequest, Unavailable.
+        `arrived` is the arrival of the first request, in perf_counter seconds. Raises InvalidRequest, Unavailable.
         """
         with sequence.lock:
             text = self._prompts.streamed(request, SequenceSink(sink, partial(self.abandon, sequence)), key)
@@ -99,47 +99,48 @@ class Sequences:
             sequence.text = text
             self._engine.update(text.stream, lambda: text.apply(pieces, sequence.ended))
 
-    def abandon(self, sequence: Sequence, tell: Callable[[], None] = lambda: None) -> None:
-        """Forget a sequence whose utterance did not begin or has ended, and `tell` its caller.
+    def abandon(self, sequence: Sequence, notify: Callable[[], None] = lambda: None) -> None:
+        """Remove a sequence whose utterance did not start or has ended; `notify` its caller.
 
-        `tell` runs before any caller can see the sequence as closed; afterwards its id is free.
+        `notify` runs before any caller can see the sequence as closed; afterwards its id is free.
         """
         with self._lock:
             if self._open.get(sequence.sequence_id) is sequence:
                 del self._open[sequence.sequence_id]
-            tell()
+            notify()
 
     def append(self, sequence_id: SequenceId, text: str, last: bool) -> None:
-        """More text for an open sequence, and its end when `last`.
+        """Append text to an open sequence; `last` ends it.
 
-        Raises InvalidRequest for an id that is not open, and for a text that cannot be spoken: that ends the utterance.
+        Raises InvalidRequest for an id that is not open, and for invalid text, which ends the utterance.
         """
         with self._lock:
             sequence = self._open.get(sequence_id)
             if sequence is None:
-                raise InvalidRequest(SEQUENCE_ID, sequence_id, "not open: no sequence_start yet, or its end came")
+                raise InvalidRequest(SEQUENCE_ID, sequence_id, "not open: not started, or already ended")
             if text:
-                sequence.heard = time.perf_counter()
+                sequence.last_text_at = time.perf_counter()
             if last:
                 del self._open[sequence_id]
         with sequence.lock:
             if sequence.text is None:
-                self._keep(sequence, text, last)
+                self._buffer(sequence, text, last)
             else:
-                self._add(sequence.text, text, last)
+                self._feed(sequence.text, text, last)
 
     def expire(self) -> None:
-        """End the sequences that have brought nothing for too long."""
-        before = time.perf_counter() - self._idle_seconds
+        """End the sequences whose idle time exceeds the limit."""
+        cutoff = time.perf_counter() - self._idle_seconds
         with self._lock:
-            silent = [sequence for sequence in self._open.values() if sequence.text and sequence.heard < before]
-        for sequence in silent:
+            open_sequences = self._open.values()
+            idle = [sequence for sequence in open_sequences if sequence.text and sequence.last_text_at < cutoff]
+        for sequence in idle:
             assert sequence.text is not None
             reason = f"{SEQUENCE_ID}: {quoted(sequence.sequence_id)}: neither text nor sequence_end for"
             self._engine.fail(sequence.text.stream, Cancelled(f"{reason} {self._idle_seconds:g} s"))
 
-    def _keep(self, sequence: Sequence, text: str, last: bool) -> None:
-        """Raises InvalidRequest for more text than can be spoken, and lets the utterance be refused for the same."""
+    def _buffer(self, sequence: Sequence, text: str, last: bool) -> None:
+        """Append to the backlog. Raises InvalidRequest when it is too long; `begin` then fails likewise."""
         backlog = sequence.backlog + text
         sequence.backlog, sequence.ended = backlog[: self._max_characters + 1], last
         self._check_length(backlog)
@@ -148,8 +149,8 @@ class Sequences:
         if len(text) > self._max_characters:
             raise InvalidRequest("text", text, f"at most {self._max_characters} characters")
 
-    def _add(self, text: StreamedText, more: str, last: bool) -> None:
-        """Raises RequestError for a text that cannot be spoken, which ends the utterance."""
+    def _feed(self, text: StreamedText, more: str, last: bool) -> None:
+        """Feed the stream. Raises RequestError for invalid text, which ends the utterance."""
         try:
             pieces = text.read(more, last)
         except RequestError as error:

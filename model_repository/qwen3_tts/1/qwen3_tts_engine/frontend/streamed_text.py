@@ -1,4 +1,4 @@
-"""An utterance whose text comes while it is spoken."""
+"""Appends streamed text to a running stream."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,7 +12,7 @@ Change = Callable[[], None]
 
 
 class PartBuilder(Protocol):
-    """What PromptBuilder does for it."""
+    """The methods of PromptBuilder that StreamedText uses."""
 
     def ids_to_begin(self, request: SpeechOptions) -> int: ...
 
@@ -22,7 +22,7 @@ class PartBuilder(Protocol):
 
 
 class StreamedText:
-    """Brings text to a stream, piece by piece: `read` is called by one thread, `apply` under the engine's lock."""
+    """Feeds text to a stream in pieces. One thread calls `read`; `apply` is called under the engine's lock."""
 
     def __init__(self, builder: PartBuilder, request: SpeechOptions, stream: Stream, text: PiecewiseText) -> None:
         self.stream = stream
@@ -30,18 +30,18 @@ class StreamedText:
         self._request = request
         self._text = text
         self._needed = builder.ids_to_begin(request)
-        self._ids: list[int] = []  # of a part that has too few of them to begin
+        self._ids: list[int] = []  # of a part with too few ids to start
         self._part: Prompt | None = None
 
     def read(self, text: str, last: bool) -> list[Change]:
-        """What to `apply` for this text; `last` says that it is the end. Raises InvalidRequest."""
+        """The changes to `apply` for this text; `last` ends the text. Raises InvalidRequest."""
         pieces = self._text.add(text)
         if last:
             pieces += self._text.end()
         return [change for piece in pieces for change in self._changes(piece)]
 
     def apply(self, changes: list[Change], last: bool) -> None:
-        """Let the stream have what was read."""
+        """Apply what `read` returned to the stream."""
         for change in changes:
             change()
         self.stream.is_open = not last

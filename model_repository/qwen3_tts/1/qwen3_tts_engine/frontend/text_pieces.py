@@ -1,6 +1,6 @@
-"""Text that comes in pieces: which of it is final for the tokenizer, and where a long text is cut into parts.
+"""Incremental tokenization: which ids of streamed text are final, and where a long text is split into parts.
 
-Both are decided from left to right, from the text alone: how it was cut into pieces changes nothing.
+Both are decided left to right from the text alone; how the text was split into requests has no effect.
 """
 
 import unicodedata
@@ -10,24 +10,24 @@ from typing import Protocol
 
 from qwen3_tts_engine.request import InvalidRequest
 
-# White space that every version of Unicode agrees on and that is no line break.
+# White space in every Unicode version, line breaks excluded.
 BLANKS = " \t\u00a0\u3000"
-# What ends a sentence or a clause before white space, and what ends one before anything.
+# Punctuation that ends a sentence or a clause before white space; the wide forms end one before any character.
 SENTENCE_ENDS, WIDE_SENTENCE_ENDS = ".!?…", "。！？｡"
 CLAUSE_ENDS, WIDE_CLAUSE_ENDS = ",;:—", "，、；："
 CLOSERS = "\"'”’»)]}」』）】》〉"
-# A part is cut at the end of a sentence, a clause or a word once it has so many times its limit of tokens.
+# A part may end with a sentence, a clause or a word once it has this many times its token limit.
 SENTENCE, CLAUSE, WORD = 1, 2, 3
 PUNCTUATION = {char: (SENTENCE, char in WIDE_SENTENCE_ENDS) for char in SENTENCE_ENDS + WIDE_SENTENCE_ENDS}
 PUNCTUATION |= {char: (CLAUSE, char in WIDE_CLAUSE_ENDS) for char in CLAUSE_ENDS + WIDE_CLAUSE_ENDS}
-# Characters that wait to be tokenized together at most, where they may be cut: bounds the work on each end.
+# Maximum characters that wait although they could be tokenized; bounds the work per sentence end.
 LONG_TAIL = 256
-# More than the longest control token has.
+# Longer than any control token.
 CONTROL_CHARS = 64
 
 
 class Tokenizer(Protocol):
-    """What is wanted of text.TextTokenizer."""
+    """The methods of tokenizer.TextTokenizer that PiecewiseText uses."""
 
     max_tokens: int
 
@@ -38,22 +38,22 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Piece:
-    """Ids that no later text can change; with `ends` they are the last ones of their part of the text."""
+    """Ids that later text cannot change; `ends` marks the last ones of a part."""
 
     ids: list[int]
     ends: bool
 
 
 class PiecewiseText:
-    """Makes ids of a text while it comes. Parts are tokenized each alone, without the white space around them."""
+    """Tokenizes text incrementally. Each part is tokenized alone, without surrounding white space."""
 
     def __init__(self, tokenizer: Tokenizer, part_tokens: int) -> None:
-        """`part_tokens` is the limit behind which a part ends; 0 never cuts."""
+        """`part_tokens` is the token limit after which a part ends; 0 never splits."""
         self._tokenizer = tokenizer
         self._part_tokens = part_tokens
         self._ends = Ends()
-        self._tail: list[str] = []  # characters that are not final
-        self._final = 0  # how many of them are, by now
+        self._tail: list[str] = []  # characters not tokenized yet
+        self._final = 0  # how many of them are final
         self._recent = ""
         self._count = 0  # final ids of this part
         self._size = PartSize()
@@ -61,19 +61,19 @@ class PiecewiseText:
         self._num_chars = 0
 
     def add(self, text: str) -> list[Piece]:
-        """What becomes final with some more text.
+        """Append text; returns the pieces that became final.
 
-        Raises InvalidRequest for control tokens and for a text that is too long by now; it cannot be used after that.
+        Raises InvalidRequest for control tokens and for too long a text; the object is unusable afterwards.
         """
         self._check(text)
         pieces = [piece for char in text for piece in self._read(char)]
         return [*pieces, self._take(self._final, ends=False)] if self._final else pieces
 
     def end(self) -> list[Piece]:
-        """The rest. Raises InvalidRequest for a text that was all white space."""
+        """End the text; returns the rest. Raises InvalidRequest when all of it was white space."""
         piece = self._take(len(self._tail), ends=True)
         if not self._total:
-            raise InvalidRequest("text", "", "must hold something besides white space")
+            raise InvalidRequest("text", "", "must contain more than white space")
         return [piece]
 
     def _read(self, char: str) -> Iterator[Piece]:
@@ -92,16 +92,16 @@ class PiecewiseText:
         limit = 16 * self._tokenizer.max_tokens
         if self._num_chars > limit:
             raise InvalidRequest("text", text, f"{self._num_chars} characters, at most {limit} are allowed")
-        # A control token may come in pieces too.
+        # A control token may span pieces.
         self._recent = self._recent[-CONTROL_CHARS:] + text
         self._tokenizer.check("text", self._recent)
 
     def _is_long(self, rank: int) -> bool:
         needed = rank * self._part_tokens
-        if not needed or self._size.most < needed:
+        if not needed or self._size.max_tokens < needed:
             return False
-        self._size.most = self._count + len(self._encode(len(self._tail), ends=True))
-        return self._size.most >= needed
+        self._size.max_tokens = self._count + len(self._encode(len(self._tail), ends=True))
+        return self._size.max_tokens >= needed
 
     def _take(self, end: int, *, ends: bool) -> Piece:
         ids = self._encode(end, ends)
@@ -123,13 +123,13 @@ class PiecewiseText:
 
 
 class PartSize:
-    """How many tokens a part has at most: as many as when it was last tokenized, and one for each byte since.
+    """Upper bound of a part's tokens: the count at its last tokenization plus one per byte since.
 
-    White space counts once something follows it, so that a run of it is tokenized once.
+    White space counts only once other text follows, so that a run of it is tokenized once.
     """
 
     def __init__(self) -> None:
-        self.most = 0
+        self.max_tokens = 0
         self._blanks = 0
 
     def add(self, char: str) -> None:
@@ -137,19 +137,19 @@ class PartSize:
         if char.isspace():
             self._blanks += size
         else:
-            self.most += self._blanks + size
+            self.max_tokens += self._blanks + size
             self._blanks = 0
 
 
 class Ends:
-    """Finds the ends of sentences, clauses and words, character by character."""
+    """Detects the ends of sentences, clauses and words, character by character."""
 
     def __init__(self) -> None:
-        self._rank = 0  # of the punctuation just read
+        self._rank = 0  # of the preceding punctuation
         self._is_wide = False
 
     def before(self, char: str) -> int:
-        """SENTENCE, CLAUSE or WORD when one ends right before `char`, the next one of the text; else 0."""
+        """SENTENCE, CLAUSE or WORD when one ends right before `char`, the next character; else 0."""
         if char in CLOSERS:
             return 0
         if char in PUNCTUATION:
@@ -164,11 +164,11 @@ class Ends:
 
 
 def is_final(before: str, after: str) -> bool:
-    """Whether ids never span these two neighbours, so that a text cut here has the ids of both sides.
+    """Whether no token spans these two neighbours, so that both sides can be tokenized separately.
 
-    The pre-tokenizer of text.py never joins a blank to what stands before it, unless that is white space too, nor
-    punctuation to a letter or digit before it; and Unicode composes neither with what stands before. Some letters it
-    takes apart into a letter and a mark, to which punctuation is joined.
+    The pre-tokenizer of tokenizer.py joins a blank only to preceding white space, and never joins punctuation to a
+    preceding letter or digit; NFC composes neither with the preceding character. NFC decomposes some letters into a
+    letter and a mark, to which the pre-tokenizer does join punctuation.
     """
     if after in BLANKS:
         return not before.isspace()

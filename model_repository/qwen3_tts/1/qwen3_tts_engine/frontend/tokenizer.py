@@ -1,4 +1,4 @@
-"""Text to token ids, with the chat template around it (docs/model.md, Text tokens)."""
+"""Tokenizes text within the chat template (docs/model.md, Text tokens)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from qwen3_tts_engine.checkpoint.configs import CheckpointError, TokenizerConfig
 from qwen3_tts_engine.frontend.text_pieces import PiecewiseText
 from qwen3_tts_engine.request import InvalidRequest
 
-# The pre-tokenizer of the Qwen2 tokenizer, which the released files name but do not spell out.
+# Pre-tokenizer pattern of the Qwen2 tokenizer; the released files name the tokenizer without the pattern.
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -21,7 +21,7 @@ REFERENCE_END_TOKENS = 2
 
 @dataclass(frozen=True)
 class SpokenText:
-    """`role` is the assistant header (3 ids), `text` the ids of the text alone."""
+    """`role` is the assistant header (3 ids), `text` the ids of the text itself."""
 
     role: list[int]
     text: list[int]
@@ -35,7 +35,7 @@ class TextTokenizer:
         self._control_tokens = sorted((token.content for token in added), key=len, reverse=True)
 
     def spoken(self, text: str) -> SpokenText:
-        """Ids of a text to speak; raises InvalidRequest for text that is empty, too long or holds control tokens."""
+        """Ids of a text to speak; raises InvalidRequest for text that is empty, too long or contains control tokens."""
         clean = self._sanitise("text", text)
         ids = self.encode(f"<|im_start|>assistant\n{clean}<|im_end|>\n<|im_start|>assistant\n")
         spoken = SpokenText(ids[:ROLE_TOKENS], ids[ROLE_TOKENS:-END_TOKENS])
@@ -43,9 +43,9 @@ class TextTokenizer:
         return spoken
 
     def parts(self, text: str, part_tokens: int) -> list[SpokenText]:
-        """A text to speak, cut at ends of sentences behind `part_tokens` tokens (0: never); raises as `spoken`."""
+        """A text to speak, split at sentence ends after `part_tokens` tokens (0: never); raises like `spoken`."""
         whole = self.spoken(text)
-        # Half: the ids of a part, tokenized alone, may be a few more than they are in the whole.
+        # A margin of two: a part tokenized alone may have a few more ids than within the whole text.
         if not part_tokens or 2 * len(whole.text) < part_tokens:
             return [whole]
         pieces = PiecewiseText(self, part_tokens)
@@ -62,26 +62,25 @@ class TextTokenizer:
         return self.encode("<|im_start|>assistant\n")
 
     def reference(self, text: str) -> list[int]:
-        """Ids of what is said in a reference; raises InvalidRequest as `spoken` does."""
+        """Ids of a reference's transcript; raises like `spoken`."""
         clean = self._sanitise("ref_text", text)
         ids = self.encode(f"<|im_start|>assistant\n{clean}<|im_end|>\n")[ROLE_TOKENS:-REFERENCE_END_TOKENS]
         self._limit("ref_text", clean, len(ids))
         return ids
 
     def instruct(self, text: str) -> list[int]:
-        """Ids of a style instruction, its template included."""
+        """Ids of a style instruction with its template; raises like `spoken`."""
         clean = self._sanitise("instruct", text)
         ids = self.encode(f"<|im_start|>user\n{clean}<|im_end|>\n")
         self._limit("instruct", clean, len(ids))
         return ids
 
     def _sanitise(self, field: str, text: str) -> str:
-        # A leading newline would merge with the header's, and the slices above would cut the text
-        # (docs/model.md, Traps).
+        # A leading newline would merge with the header's and shift the slices above (docs/model.md, Traps).
         clean = text.strip()
         if not clean:
-            raise InvalidRequest(field, text, "must hold something besides white space")
-        # A token is at least one character in practice; this bounds the tokenizer's work on huge input.
+            raise InvalidRequest(field, text, "must contain more than white space")
+        # A token is at least one character in practice; bounds the tokenizer's work on huge input.
         if len(clean) > 16 * self.max_tokens:
             raise InvalidRequest(field, clean, f"at most {16 * self.max_tokens} characters")
         self.check(field, clean)
@@ -91,7 +90,7 @@ class TextTokenizer:
         """Raises InvalidRequest for control tokens."""
         for token in self._control_tokens:
             if token in text:
-                raise InvalidRequest(field, token, "control tokens may not be part of it")
+                raise InvalidRequest(field, token, "control tokens are not allowed")
 
     def _limit(self, field: str, text: str, tokens: int) -> None:
         if tokens > self.max_tokens:
