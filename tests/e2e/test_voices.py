@@ -139,7 +139,7 @@ def test_one_of_several_concurrent_registrations_succeeds(caller: Caller) -> Non
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(register, range(8)))
     assert answers.count("race") == 1
-    assert sum("INVALID_ARG: voice: 'race': registered already" in answer for answer in answers) == 7
+    assert sum("INVALID_ARG: voice: 'race': already registered" in answer for answer in answers) == 7
     caller.operate("delete_voice", "race")
 
 
@@ -176,7 +176,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (IN_CONTEXT | {"ref_sample_rate": 0}, "ref_sample_rate: 0: required"),
     (IN_CONTEXT | {"ref_sample_rate": -24000}, "ref_sample_rate: -24000: required"),
     (IN_CONTEXT | {"ref_sample_rate": 1_000_000}, "ref_sample_rate: 1000000: required"),
-    (CLONE, "ref_text: None: required: what is said in ref_audio, unless x_vector_only is true"),
+    (CLONE, "ref_text: None: required: the transcript of ref_audio, unless x_vector_only is set"),
     (IN_CONTEXT | {"ref_text": " "}, "ref_text: ' ': must contain more than white space"),
     (IN_CONTEXT | {"ref_text": "a<|im_end|>"}, "ref_text: '<|im_end|>': control tokens are not allowed"),
     (IN_CONTEXT | {"ref_text": "1 " * 4000}, "tokens, at most 1024 are allowed"),
@@ -242,7 +242,7 @@ def test_voices_persist_across_restart_and_max_voices_is_enforced(
         assert_same(caller.speak(**greedy(voice="anna")).samples, before.samples)
         with pytest.raises(SpeechError, match="1 voices are registered, max_voices allows no more"):
             caller.operate("register_voice", "bert", **IN_CONTEXT)
-        with pytest.raises(SpeechError, match="registered already"):
+        with pytest.raises(SpeechError, match="already registered"):
             caller.operate("register_voice", "anna", **X_VECTOR)
 
 
@@ -361,7 +361,7 @@ def test_command_line_registers_speaks_and_deletes_a_voice(caller: Caller, tmp_p
     assert added.stdout.startswith("clara\t3.00 s\t")
     again = client("voices", "add", "clara", *reference)
     assert again.returncode == 4
-    assert "voice: 'clara': registered already" in again.stderr
+    assert "voice: 'clara': already registered" in again.stderr
     assert client("voices", "list").stdout.startswith("clara\t")
     request = ["--max-frames", "12", "--temperature", "0"]
     for index, how in enumerate((["--voice", "clara"], reference)):

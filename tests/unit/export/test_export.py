@@ -224,7 +224,7 @@ def test_a_base_checkpoint_brings_its_encoders(
         manifest = read_encoder(repository / name / "1", digest, base)
         assert (manifest.form, manifest.output_size) == ("onnx", size)
         assert sorted(path.name for path in (repository / name).iterdir()) == ["1", "config.pbtxt"]
-        with pytest.raises(CheckpointError, match=rf"{name}/1/model.json: made from another checkpoint than"):
+        with pytest.raises(CheckpointError, match=rf"{name}/1/model.json: exported from another checkpoint than"):
             read_encoder(repository / name / "1", "other", base)
 
 

@@ -63,7 +63,7 @@ def test_an_x_vector_alone(store: VoiceStore) -> None:
 
 def test_a_name_is_taken_until_it_is_deleted(store: VoiceStore) -> None:
     first = store.add("anna", make_voice(1), 1.0, ORIGIN)
-    with pytest.raises(InvalidRequest, match="voice: 'anna': registered already"):
+    with pytest.raises(InvalidRequest, match="voice: 'anna': already registered"):
         store.add("anna", make_voice(2), 1.0, ORIGIN)
     assert files(store) == [first.file]
     store.delete("anna")

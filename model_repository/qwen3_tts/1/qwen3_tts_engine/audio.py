@@ -1,4 +1,4 @@
-"""Rates and sizes that the released codec fixes (docs/model.md, Frame)."""
+"""Constants of the released codec (docs/model.md, Frame)."""
 
 SAMPLE_RATE = 24000
 SAMPLES_PER_FRAME = 1920

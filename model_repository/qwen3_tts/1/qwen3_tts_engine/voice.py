@@ -1,4 +1,4 @@
-"""A voice to clone, ready to speak with."""
+"""A voice to clone."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +8,10 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Voice:
-    """What the encoders made of a reference: `x_vector` float32 [talker hidden], who speaks.
+    """A reference as the encoders represent it: the speaker's `x_vector`, float32 [talker hidden].
 
-    In context (docs/model.md, Prompt rows) also `codes` int32 [frames, codebooks] and `text`, what is said there, and
-    `state`, the codec's state behind those frames (a tensor [S]), from which speech goes on; all three None for the
+    In context (docs/model.md, Prompt rows) also `codes` int32 [frames, codebooks], their transcript `text`, and
+    `state`, a tensor [S]: the codec's state after those frames, where speech continues. All three are None for an
     x-vector alone.
     """
 
@@ -29,5 +29,5 @@ class Voice:
         return sum(array.nbytes for array in (self.x_vector, self.codes, self.state) if array is not None)
 
     def alone(self) -> "Voice":
-        """The same voice by its x-vector only."""
+        """The voice without its reference context."""
         return Voice(self.x_vector)

@@ -1,4 +1,4 @@
-"""Voices ready for use, as many as fit."""
+"""LRU cache of voices."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -7,7 +7,7 @@ from qwen3_tts_engine.voice import Voice
 
 
 class VoiceCache:
-    """Keeps voices up to `max_bytes` in all; the least recently used makes way. One larger than that is not kept."""
+    """LRU cache of at most `max_bytes`; a larger voice is not cached."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes

@@ -1,6 +1,6 @@
-"""The contract of the models that read a reference: names, tensors, limits.
+"""The contract of the reference encoders: names, tensors, limits.
 
-Export, their Triton configurations, the talker's client of them and the tests all take these from here.
+Shared by the exporter, the Triton configurations, the talker's client and the tests.
 """
 
 from pathlib import Path
@@ -13,8 +13,7 @@ from qwen3_tts_engine.voices.reference_audio import HOP, NUM_MELS
 SPEAKER_ENCODER, CODEC_ENCODER = "speaker_encoder", "codec_encoder"
 # speaker_encoder: log-mel float32 [1, frames of 256 samples, 128] -> x-vector float32 [1, talker hidden]
 MEL, X_VECTOR = "mel", "x_vector"
-# codec_encoder: audio float32 [1, frames, 1920], filled up with zeros behind num_samples int32 [1, 1] -> int32
-# [1, frames, 16]
+# codec_encoder: audio float32 [1, frames, 1920], zero-padded after num_samples int32 [1, 1] -> int32 [1, frames, 16]
 AUDIO, NUM_SAMPLES, CODES = "audio", "num_samples", "codes"
 
 MAX_SECONDS = 120
@@ -22,7 +21,7 @@ MAX_FRAMES = MAX_SECONDS * 24000 // SAMPLES_PER_FRAME
 
 
 def input_shapes(frames: int) -> dict[str, list[int]]:
-    """Of both models' inputs, for a reference of so many frames of 80 ms."""
+    """Input shapes of both models for a reference of `frames` frames of 80 ms."""
     mels = frames * SAMPLES_PER_FRAME // HOP
     return {MEL: [1, mels, NUM_MELS], AUDIO: [1, frames, SAMPLES_PER_FRAME], NUM_SAMPLES: [1, 1]}
 
@@ -30,9 +29,9 @@ def input_shapes(frames: int) -> dict[str, list[int]]:
 def read_encoder(folder: Path, digest: str, source: Path) -> EncoderManifest:
     """The manifest in a version folder.
 
-    Raises CheckpointError, naming file and command, unless the model was exported from these weights.
+    Raises CheckpointError, naming the file, unless the model was exported from these weights.
     """
     manifest = EncoderManifest.read(folder)
     if manifest.digest != digest:
-        raise CheckpointError(f"{folder / MANIFEST}: made from another checkpoint than {source}: export this one")
+        raise CheckpointError(f"{folder / MANIFEST}: exported from another checkpoint than {source}: export this one")
     return manifest

@@ -1,4 +1,4 @@
-"""What is known of a registered voice."""
+"""Metadata of a registered voice."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ from qwen3_tts_engine.request import InvalidRequest
 
 @dataclass(frozen=True)
 class Origin:
-    """What a voice was made with; it speaks only where all of it is the same."""
+    """The models that a voice was made with; it is valid only for the same ones."""
 
     hidden_size: int
     speaker_digest: str
@@ -18,7 +18,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class VoiceRecord:
-    """A row of the table. `ref_text` is None for a voice of an x-vector alone."""
+    """A row of the table. `ref_text` is None for an x-vector voice."""
 
     id: int
     name: str
@@ -42,7 +42,7 @@ class VoiceRecord:
                 raise InvalidRequest("voice", self.name, f"made with another {part}: register it with this model")
 
     def public(self) -> str:
-        """What a caller is told of the voice, as JSON."""
-        shown = {name: asdict(self)[name] for name in ("name", "ref_text", "reference_seconds", "hidden_size")}
+        """The fields that callers see, as JSON."""
+        public = {name: asdict(self)[name] for name in ("name", "ref_text", "reference_seconds", "hidden_size")}
         created = datetime.fromtimestamp(self.created, UTC).isoformat(timespec="seconds")
-        return json.dumps({**shown, "x_vector_only": self.ref_text is None, "created": created}, ensure_ascii=False)
+        return json.dumps({**public, "x_vector_only": self.ref_text is None, "created": created}, ensure_ascii=False)

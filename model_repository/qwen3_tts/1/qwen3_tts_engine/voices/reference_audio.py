@@ -1,4 +1,4 @@
-"""A reference recording: what is accepted, and what the encoders read (docs/model.md, Reference recording)."""
+"""Validation and features of a reference recording (docs/model.md, Reference recording)."""
 
 import hashlib
 import math
@@ -14,7 +14,7 @@ from qwen3_tts_engine.request import InvalidRequest
 
 MIN_RATE, MAX_RATE = 8_000, 192_000
 MAX_SAMPLES = MAX_REFERENCE_SECONDS * MAX_RATE
-# The speaker encoder mirrors its input at both ends and needs five frames of it; a codec frame holds seven.
+# The speaker encoder's reflection padding requires five mel frames; a codec frame has seven.
 MIN_SECONDS = SAMPLES_PER_FRAME / SAMPLE_RATE
 # Full scale is 1. Peaks far above it mean unscaled input; peaks below -60 dBFS, silence.
 MAX_PEAK, MIN_PEAK = 2.0, 1e-3
@@ -28,7 +28,7 @@ LINEAR_STEP, LOG_START, LOG_STEP = 200 / 3, 1000.0, math.log(6.4) / 27
 
 
 def copy_samples(samples: np.ndarray) -> np.ndarray:
-    """A copy, since the request's memory is freed before the encoders read it. Raises InvalidRequest."""
+    """A copy, since the request's memory is freed before the encoders read it. Raises InvalidRequest for too many."""
     if len(samples) > MAX_SAMPLES:
         raise InvalidRequest("ref_audio", samples, f"at most {MAX_SAMPLES} samples")
     return samples.copy()
@@ -36,7 +36,7 @@ def copy_samples(samples: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class ReferenceAudio:
-    """A recording that was found good: float32 [samples], mono, at `sample_rate` Hz."""
+    """A validated recording: float32 [samples], mono, at `sample_rate` Hz."""
 
     samples: np.ndarray
     sample_rate: int
@@ -66,21 +66,21 @@ class ReferenceAudio:
         return digest.hexdigest()
 
     def resampled(self) -> np.ndarray:
-        """float32 [samples] at 24 kHz, by the resampler and in the quality that the reference uses through librosa."""
+        """float32 [samples] at 24 kHz; same resampler and quality as the reference (soxr_hq, through librosa)."""
         if self.sample_rate == SAMPLE_RATE:
             return self.samples.astype(np.float32)
-        # Only here: a 24 kHz reference needs no resampler.
+        # Imported here, since a 24 kHz reference needs no resampler.
         import soxr  # type: ignore[import-untyped]
 
-        wanted = math.ceil(len(self.samples) * SAMPLE_RATE / self.sample_rate)
+        count = math.ceil(len(self.samples) * SAMPLE_RATE / self.sample_rate)
         resampled = soxr.resample(self.samples.astype(np.float32), self.sample_rate, SAMPLE_RATE, quality="soxr_hq")
-        fitted: np.ndarray = np.zeros(wanted, np.float32)
-        fitted[: len(resampled)] = resampled[:wanted]
+        fitted: np.ndarray = np.zeros(count, np.float32)
+        fitted[: len(resampled)] = resampled[:count]
         return fitted
 
 
 def frames(samples: np.ndarray) -> np.ndarray:
-    """24 kHz samples as codec frames, float32 [frames, 1920], the last one filled up with zeros."""
+    """24 kHz samples as codec frames, float32 [frames, 1920], the last one zero-padded."""
     count = -(-len(samples) // SAMPLES_PER_FRAME)
     padded = np.zeros(count * SAMPLES_PER_FRAME, np.float32)
     padded[: len(samples)] = samples
@@ -88,7 +88,7 @@ def frames(samples: np.ndarray) -> np.ndarray:
 
 
 def log_mel(samples: np.ndarray) -> np.ndarray:
-    """24 kHz samples -> float32 [frames of 256 samples, 128]."""
+    """Log-mel of 24 kHz samples, float32 [frames of 256 samples, 128]."""
     padded = torch.from_numpy(np.pad(samples, MEL_PADDING, mode="reflect"))
     spectrum = torch.stft(
         padded, FFT_SIZE, HOP, window=torch.hann_window(FFT_SIZE), center=False, return_complex=True

@@ -1,4 +1,4 @@
-"""The voices of a Base checkpoint: from a reference or a name to a Voice, each made once."""
+"""Resolves references and registered names of a Base checkpoint to voices, each encoded once."""
 
 import logging
 import re
@@ -21,30 +21,30 @@ log = logging.getLogger(__name__)
 
 NAME = re.compile(r"\w[\w .-]{0,63}")
 MIB = 1 << 20
-# Told a voice, or why there is none; called once, from any thread.
-Then = Callable[[Voice | RequestError], None]
-ThenRecords = Callable[[list[VoiceRecord] | RequestError], None]
-Answer = TypeVar("Answer")
+# Called once, from any thread.
+OnVoice = Callable[[Voice | RequestError], None]
+OnRecords = Callable[[list[VoiceRecord] | RequestError], None]
+Result = TypeVar("Result")
 
 
 class ReferenceEncoder(Protocol):
-    """The models that read a reference. Only the encoding thread calls it."""
+    """The encoder models. Called only on the encoder thread."""
 
     def encode(self, audio: np.ndarray, mel: np.ndarray, num_samples: int, in_context: bool) -> Voice:
-        """`audio` float32 [frames, 1920], `mel` float32 [mels, 128] -> the voice without its text.
+        """A voice without its text from `audio` float32 [frames, 1920] and `mel` float32 [mels, 128].
 
         Raises RequestError.
         """
 
     def adopt(self, voice: Voice) -> Voice:
-        """A voice from the store with its state where the codec runs."""
+        """A stored voice with its state moved to the codec's device."""
 
 
 class Voices:
-    """Three threads: one reads and writes the registry, one looks at recordings, one calls the encoders.
+    """Resolves voices on three threads: registry access, checks of recordings, encoder calls.
 
-    So no voice at hand waits for another, nor a recording for the registry. Requests for the same voice share one call
-    of the encoders.
+    So a cached voice never waits for an encoder call, nor a recording for the registry. Concurrent requests for the
+    same voice share one encoder call.
     """
 
     def __init__(
@@ -61,160 +61,163 @@ class Voices:
         self._check_text = check_text
         self._lock = threading.Lock()
         self._cache = VoiceCache(config.voice_cache_mib * MIB)
-        self._flights: dict[Hashable, list[Then]] = {}
-        self._requests: set[Then | ThenRecords] = set()
-        self._registry, self._looking, self._encoding = (
+        self._in_flight: dict[Hashable, list[OnVoice]] = {}
+        self._requests: set[OnVoice | OnRecords] = set()
+        self._registry, self._recordings, self._encoding = (
             Worker(name, config.max_voice_requests, on_thread_start) for name in ("registry", "recordings", "encoders")
         )
 
-    def find(self, request: VoiceReference, then: Then) -> None:
-        """Call `then` with the voice that a request asks for. Raises Unavailable."""
+    def find(self, request: VoiceReference, callback: OnVoice) -> None:
+        """Call `callback` with the voice of a request. Raises Unavailable."""
         if request.voice is None:
-            self._do(self._looking, lambda: self._recorded(request, then), then)
+            self._submit(self._recordings, lambda: self._find_recorded(request, callback), callback)
         else:
-            self._do(self._registry, lambda: self._named(request, then), then)
+            self._submit(self._registry, lambda: self._find_registered(request, callback), callback)
 
-    def register(self, request: VoiceReference, then: ThenRecords) -> None:
-        """Call `then` with the record of a new voice. Raises InvalidRequest, Unavailable."""
+    def register(self, request: VoiceReference, callback: OnRecords) -> None:
+        """Call `callback` with the record of a new voice. Raises InvalidRequest, Unavailable."""
         name = request.voice
         if name is None or not NAME.fullmatch(name):
             raise InvalidRequest("voice", name, "the name to register: up to 64 letters, digits, spaces, _, -, .")
         if request.ref_audio is None:
             raise InvalidRequest("ref_audio", None, "required to register a voice")
-        self._do(self._registry, lambda: self._register(name, request, then), then)
+        self._submit(self._registry, lambda: self._register(name, request, callback), callback)
 
-    def list(self, then: ThenRecords) -> None:
-        """Call `then` with the records of all voices. Raises Unavailable."""
-        self._do(self._registry, lambda: _tell(then, self._store.list()), then)
+    def list(self, callback: OnRecords) -> None:
+        """Call `callback` with the records of all voices. Raises Unavailable."""
+        self._submit(self._registry, lambda: _call_back(callback, self._store.list()), callback)
 
-    def delete(self, name: str | None, then: ThenRecords) -> None:
-        """Call `then` with the record of the deleted voice. Raises InvalidRequest, Unavailable."""
+    def delete(self, name: str | None, callback: OnRecords) -> None:
+        """Call `callback` with the record of the deleted voice. Raises InvalidRequest, Unavailable."""
         if name is None:
             raise InvalidRequest("voice", None, "the name of the voice to delete is required")
-        self._do(self._registry, lambda: _tell(then, [self._store.delete(name)]), then)
+        self._submit(self._registry, lambda: _call_back(callback, [self._store.delete(name)]), callback)
 
     def close(self) -> None:
-        """Refuse requests that still wait, and stop; safe to call twice."""
-        for worker in (self._registry, self._looking, self._encoding):
+        """Refuse pending requests and stop; safe to call twice."""
+        for worker in (self._registry, self._recordings, self._encoding):
             worker.close()
         with self._lock:
-            waiting: list[Then | ThenRecords] = [then for flight in self._flights.values() for then in flight]
-            waiting += self._requests
-            self._flights.clear()
+            pending: list[OnVoice | OnRecords] = [c for callbacks in self._in_flight.values() for c in callbacks]
+            pending += self._requests
+            self._in_flight.clear()
             self._requests.clear()
-        for then in waiting:
-            _tell(then, Unavailable("the server is shutting down"))
+        for callback in pending:
+            _call_back(callback, Unavailable("the server is shutting down"))
         self._store.close()
 
-    def _do(self, worker: Worker, job: Callable[[], None], then: Then | ThenRecords) -> None:
-        """Do a job on a worker's thread; what it raises goes to `then`. Raises Unavailable."""
+    def _submit(self, worker: Worker, job: Callable[[], None], callback: OnVoice | OnRecords) -> None:
+        """Queue a job on a worker; its exceptions go to `callback`. Raises Unavailable."""
 
-        def done() -> None:
+        def run() -> None:
             with self._lock:
-                self._requests.discard(then)
+                self._requests.discard(callback)
             try:
                 job()
             except Exception as error:
-                _tell(then, _as_request_error(error))
+                _call_back(callback, _as_request_error(error))
 
         with self._lock:
-            self._requests.add(then)
+            self._requests.add(callback)
         try:
-            worker.submit(done)
+            worker.submit(run)
         except Unavailable:
             with self._lock:
-                self._requests.discard(then)
+                self._requests.discard(callback)
             raise
 
-    def _named(self, request: VoiceReference, then: Then) -> None:
-        """The voice of a name; raises InvalidRequest for one that is not registered, or was made elsewhere."""
+    def _find_registered(self, request: VoiceReference, callback: OnVoice) -> None:
+        """Resolve a registered name; raises InvalidRequest for an unknown one and for another model's voice."""
         assert request.voice is not None
         record = self._store.get(request.voice)
         record.check_origin(self._origin)
         alone = request.x_vector_only
-        found: Then = (lambda voice: then(voice.alone() if isinstance(voice, Voice) else voice)) if alone else then
+
+        def found(voice: Voice | RequestError) -> None:
+            callback(voice.alone() if alone and isinstance(voice, Voice) else voice)
+
         self._fetch(("named", record.id), lambda: self._encoder.adopt(self._store.load(record)), found)
 
-    def _recorded(self, request: VoiceReference, then: Then) -> None:
-        """The voice of a reference; raises InvalidRequest naming the field that is wrong."""
+    def _find_recorded(self, request: VoiceReference, callback: OnVoice) -> None:
+        """Resolve a reference recording; raises InvalidRequest naming the invalid field."""
         assert request.ref_audio is not None
         audio = ReferenceAudio.of(request.ref_audio, request.ref_sample_rate, self._max_seconds)
         text = None if request.x_vector_only else request.ref_text
         if text is None and not request.x_vector_only:
-            raise InvalidRequest("ref_text", None, "required: what is said in ref_audio, unless x_vector_only is true")
+            raise InvalidRequest("ref_text", None, "required: the transcript of ref_audio, unless x_vector_only is set")
         if text is not None:
             self._check_text(text)
-        self._fetch(("recorded", audio.digest(), text), lambda: self._encode(audio, text), then)
+        self._fetch(("recorded", audio.digest(), text), lambda: self._encode(audio, text), callback)
 
-    def _register(self, name: str, request: VoiceReference, then: ThenRecords) -> None:
+    def _register(self, name: str, request: VoiceReference, callback: OnRecords) -> None:
         self._store.check_free(name)
         assert request.ref_audio is not None
         seconds = len(request.ref_audio) / (request.ref_sample_rate or 1)
 
         def found(voice: Voice | RequestError) -> None:
             if isinstance(voice, RequestError):
-                then(voice)
+                callback(voice)
             else:
-                self._add_later(name, voice, seconds, then)
+                self._submit_add(name, voice, seconds, callback)
 
-        self._do(self._looking, lambda: self._recorded(request, found), then)
+        self._submit(self._recordings, lambda: self._find_recorded(request, found), callback)
 
-    def _add_later(self, name: str, voice: Voice, seconds: float, then: ThenRecords) -> None:
+    def _submit_add(self, name: str, voice: Voice, seconds: float, callback: OnRecords) -> None:
         try:
-            self._do(self._registry, lambda: self._add(name, voice, seconds, then), then)
+            self._submit(self._registry, lambda: self._add(name, voice, seconds, callback), callback)
         except Unavailable as error:
-            then(_as_request_error(error))
+            callback(_as_request_error(error))
 
-    def _add(self, name: str, voice: Voice, seconds: float, then: ThenRecords) -> None:
+    def _add(self, name: str, voice: Voice, seconds: float, callback: OnRecords) -> None:
         record = self._store.add(name, voice, seconds, self._origin)
         with self._lock:
             self._cache.put(("named", record.id), voice)
-        _tell(then, [record])
+        _call_back(callback, [record])
 
     def _encode(self, audio: ReferenceAudio, text: str | None) -> Voice:
         samples = audio.resampled()
         voice = self._encoder.encode(frames(samples), log_mel(samples), len(samples), in_context=text is not None)
         return Voice(voice.x_vector, voice.codes, text, voice.state)
 
-    def _fetch(self, key: Hashable, make: Callable[[], Voice], then: Then) -> None:
-        """Tell `then` the voice of a key, which is made unless it is at hand or being made. Raises Unavailable."""
+    def _fetch(self, key: Hashable, make: Callable[[], Voice], callback: OnVoice) -> None:
+        """Call `callback` with the voice of a key: cached, in flight or made now. Raises Unavailable."""
         with self._lock:
             voice = self._cache.get(key)
             if voice is None:
-                if sum(map(len, self._flights.values())) >= self._max_waiting:
+                if sum(map(len, self._in_flight.values())) >= self._max_waiting:
                     raise Unavailable(f"busy: {self._max_waiting} requests wait for the encoders")
-                if key not in self._flights:
+                if key not in self._in_flight:
                     self._encoding.submit(lambda: self._make(key, make))
-                self._flights.setdefault(key, []).append(then)
+                self._in_flight.setdefault(key, []).append(callback)
         if voice is not None:
-            _tell(then, voice)
+            _call_back(callback, voice)
 
     def _make(self, key: Hashable, make: Callable[[], Voice]) -> None:
-        made: Voice | RequestError
+        result: Voice | RequestError
         try:
-            made = make()
+            result = make()
         except Exception as error:
-            made = _as_request_error(error)
+            result = _as_request_error(error)
         with self._lock:
-            if isinstance(made, Voice):
-                self._cache.put(key, made)
-            waiting = self._flights.pop(key, [])
-        for then in waiting:
-            _tell(then, made)
+            if isinstance(result, Voice):
+                self._cache.put(key, result)
+            callbacks = self._in_flight.pop(key, [])
+        for callback in callbacks:
+            _call_back(callback, result)
 
 
-def _tell(then: Callable[[Answer], None], answer: Answer) -> None:
-    """One caller who fails to take an answer keeps it from no other."""
+def _call_back(callback: Callable[[Result], None], result: Result) -> None:
+    """Isolates callers: an exception of one callback does not affect the others."""
     try:
-        then(answer)
+        callback(result)
     except Exception:
         log.exception("the callback of a voice request failed")
 
 
 def _as_request_error(error: Exception) -> RequestError:
-    """Without its traceback: that would keep all that its frames held, requests to other models among it, in memory."""
+    """Drops the traceback, which keeps the objects of its frames alive, requests to other models among them."""
     if isinstance(error, RequestError):
         error.__context__ = None
         return error.with_traceback(None)
-    log.exception("a voice could not be made", exc_info=error)
+    log.exception("making a voice failed", exc_info=error)
     return RequestError(f"internal error: {error}")

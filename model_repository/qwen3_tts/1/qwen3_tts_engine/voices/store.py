@@ -1,4 +1,4 @@
-"""Registered voices: a table in SQLite, the arrays of each voice in a file beside it."""
+"""Registered voices: metadata in SQLite, the arrays of each voice in a file of its own."""
 
 import os
 import sqlite3
@@ -19,11 +19,11 @@ from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voices.record import Origin, VoiceRecord
 
 DATABASE, ARRAYS = "voices.sqlite3", "arrays"
-# How long a write waits for another process's; reading waits for none but the moment in which one is stored.
+# Timeout of a write behind another process's; reads wait only while a write commits.
 BUSY_SECONDS = 2.0
-# A file that no row names was left by a server that died on the way; younger ones may still get their row.
+# Age above which a file without a row is an orphan of a crashed server; a younger one may still get its row.
 ORPHAN_SECONDS = 3600.0
-# A write waits for other writes first, so that nothing changes between what it reads and what it stores.
+# A write transaction takes the write lock at its start, so that its reads stay valid.
 READ, WRITE = "BEGIN", "BEGIN IMMEDIATE"
 TABLE = """
 CREATE TABLE IF NOT EXISTS voices (
@@ -45,10 +45,10 @@ COLUMNS = ", ".join(field.name for field in fields(VoiceRecord))
 
 
 class VoiceStore:
-    """Safe for several threads, and for several processes that share the folder, which is made when it is needed.
+    """Safe for several threads and for several processes that share the folder, which is created on demand.
 
-    Every method raises Unavailable when the folder cannot be used for now: locked by another process, full, gone; and
-    RequestError when it holds something else.
+    Every method raises Unavailable while the folder is unusable (locked by another process, full, gone), and
+    RequestError when its content is invalid.
     """
 
     def __init__(self, folder: Path, max_voices: int, max_bytes: int) -> None:
@@ -82,7 +82,7 @@ class VoiceStore:
             self._check_free(database, name)
 
     def get(self, name: str) -> VoiceRecord:
-        """Raises InvalidRequest for a name that nobody registered."""
+        """Raises InvalidRequest for a name that is not registered."""
         with self._database() as database:
             return self._find(database, name)
 
@@ -92,7 +92,7 @@ class VoiceStore:
             return [VoiceRecord(*row) for row in database.execute(f"SELECT {COLUMNS} FROM voices ORDER BY name")]
 
     def delete(self, name: str) -> VoiceRecord:
-        """Raises InvalidRequest for a name that nobody registered. Streams that speak with the voice go on."""
+        """Raises InvalidRequest for a name that is not registered. Streams that use the voice continue."""
         with self._database(WRITE) as database:
             record = self._find(database, name)
             database.execute("DELETE FROM voices WHERE id = ?", (record.id,))
@@ -100,7 +100,7 @@ class VoiceStore:
         return record
 
     def load(self, record: VoiceRecord) -> Voice:
-        """The voice, its state a tensor on the CPU."""
+        """The voice, with its state on the CPU."""
         try:
             with np.load(self._folder / ARRAYS / record.file, allow_pickle=False) as arrays:
                 if record.ref_text is None:
@@ -118,7 +118,7 @@ class VoiceStore:
 
     @contextmanager
     def _database(self, begin: str = READ) -> Iterator[sqlite3.Connection]:
-        """One transaction, which nobody else's write can come between."""
+        """One transaction, isolated from other writes."""
         with self._lock:
             try:
                 if not (self._folder / DATABASE).exists():
@@ -144,10 +144,10 @@ class VoiceStore:
 
     def _open(self) -> sqlite3.Connection:
         if self._was_opened and not self._folder.is_dir():
-            # Made anew it would be empty, and every voice unknown.
+            # A recreated folder would be empty, and every voice unknown.
             raise FileNotFoundError("the folder is gone")
         (self._folder / ARRAYS).mkdir(parents=True, exist_ok=True)
-        # One thread at a time, by the lock.
+        # The lock admits one thread at a time.
         connection = sqlite3.connect(
             self._folder / DATABASE, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )  # fmt: skip
@@ -162,13 +162,13 @@ class VoiceStore:
 
     def _sweep(self, named: set[str]) -> None:
         for path in (self._folder / ARRAYS).iterdir():
-            # Another process may be writing, or deleting.
+            # Another process may rename or delete it meanwhile.
             with suppress(FileNotFoundError):
                 if path.name not in named and time.time() - path.stat().st_mtime > ORPHAN_SECONDS:
                     path.unlink()
 
     def _write(self, voice: Voice) -> tuple[str, int]:
-        """Returns the name and the size of a file that is whole, whatever happens."""
+        """Write a file atomically; returns its name and size."""
         name = f"{uuid.uuid4().hex}.npz"
         path = self._folder / ARRAYS / name
         arrays = {"x_vector": voice.x_vector}
@@ -208,4 +208,4 @@ class VoiceStore:
 
 
 def _taken(name: str) -> InvalidRequest:
-    return InvalidRequest("voice", name, "registered already: delete it first, or choose another name")
+    return InvalidRequest("voice", name, "already registered: delete it first, or choose another name")
