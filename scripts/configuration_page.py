@@ -5,7 +5,7 @@ python -m scripts.configuration_page
 
 from pathlib import Path
 
-from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, OF_ONE_MODEL, EngineConfig
+from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, PER_MODEL_SETTINGS, EngineConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 HEAD = f"""# Configuration
@@ -14,7 +14,7 @@ Made by `python -m scripts.configuration_page`; do not edit.
 
 Each setting is a parameter of `model_repository/qwen3_tts/config.pbtxt`. An environment variable overrides it:
 `{ENVIRONMENT_PREFIX}<SETTING>` for all models, `<MODEL>_<SETTING>` for one of another name.
-{", ".join(f"`{name}`" for name in OF_ONE_MODEL)} are never shared between models.
+{", ".join(f"`{name}`" for name in PER_MODEL_SETTINGS)} are never shared between models.
 
 | setting | default | allowed | meaning |
 |---|---|---|---|

@@ -74,7 +74,7 @@ def manifest_of_an_older_export(checkpoint: Path, codec: Path) -> str:
 def other_chunk_lengths(checkpoint: Path, codec: Path) -> str:
     CodecManifest.read(codec).model_copy(update={"chunk_frames": [1, 2, 4, 8]}).write(codec)
     return (
-        f"{codec / 'model.json'}: chunk_frames is [1, 2, 4, 8], max_chunk_frames 16 asks for [1, 2, 4, 8, 16]: run "
+        f"{codec / 'model.json'}: chunk_frames is [1, 2, 4, 8], max_chunk_frames 16 requires [1, 2, 4, 8, 16]: run "
         "`python -m export` again, or lower max_chunk_frames"
     )
 
@@ -137,7 +137,7 @@ def test_two_talker_instances_prevent_start(tiny_checkpoint: Path, tmp_path: Pat
     environment = {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint)}
     with pytest.raises(ServerError), serve(repository, tmp_path, environment, TALKER_ONLY):
         pass
-    assert "instance_group: 2 talkers, one can be: run one server for each GPU" in (tmp_path / "server.log").read_text()
+    assert "instance_group: 2 instances, only one is allowed" in (tmp_path / "server.log").read_text()
 
 
 def write_manifest(checkpoint: Path, folder: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_clone_goes_on_behind_its_reference() -> None:
     table.move(clone, Status.ENDED)
     table.close(clone)
     start_in_slot(table, 0, make_stream("next", Listener()))
-    assert table.preset[0] == 0
+    assert table.reference_frames[0] == 0
 
 
 def test_a_waveform_that_overflowed_fails_alone() -> None:

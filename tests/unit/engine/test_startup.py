@@ -30,7 +30,7 @@ def test_a_gpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    message = "device: Tesla T4 has compute capability (7, 5), bfloat16 needs 8.0 or later"
+    message = "device: Tesla T4 has compute capability (7, 5), bfloat16 requires 8.0"
     with pytest.raises(ConfigError, match=re.escape(message)):
         choose_device(config_of(tiny_checkpoint), "cuda:0")
 
@@ -40,7 +40,7 @@ def test_a_talker_on_each_of_two_gpus() -> None:
     check_instances([one])
     check_instances([{"kind": "KIND_CPU", "count": 1, "gpus": []}])
     for several in ([one | {"gpus": [0, 1]}], [one, one], [one | {"count": 2}]):
-        with pytest.raises(ConfigError, match="instance_group: 2 talkers"):
+        with pytest.raises(ConfigError, match="instance_group: 2 instances"):
             check_instances(several)
 
 
@@ -72,7 +72,7 @@ def test_a_codec_that_is_not_verified_for_the_longest_chunk(
     manifest = CodecManifest.read(tiny_code2wav / "code2wav" / "1")
     manifest.model_copy(update={"chunk_frames": [1, 2, 4, 8]}).write(folder)
     message = (
-        f"{folder / 'model.json'}: chunk_frames is [1, 2, 4, 8], max_chunk_frames 16 asks for [1, 2, 4, 8, 16]: run"
+        f"{folder / 'model.json'}: chunk_frames is [1, 2, 4, 8], max_chunk_frames 16 requires [1, 2, 4, 8, 16]: run"
     )
     with pytest.raises(CheckpointError, match=re.escape(message)):
         open_codec(checkpoint, config_of(tiny_checkpoint), tmp_path, CPU, "talker")

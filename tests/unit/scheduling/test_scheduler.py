@@ -13,7 +13,7 @@ from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Unavailable
 from qwen3_tts_engine.scheduling.capacity import Capacity, urgent_lead
 from qwen3_tts_engine.scheduling.chunker import Chunker
-from qwen3_tts_engine.scheduling.scheduler import COMFORT, Scheduler
+from qwen3_tts_engine.scheduling.scheduler import NEWCOMER_LEAD, Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
@@ -165,7 +165,7 @@ def test_who_would_wait_for_a_slot_is_refused_where_nobody_is_to_wait() -> None:
 
 def test_a_stream_that_can_never_fit_is_refused_at_once() -> None:
     scheduler = make_scheduler(pages=2)
-    with pytest.raises(Unavailable, match="28 positions needed, the key/value cache holds 8"):
+    with pytest.raises(Unavailable, match="28 positions required, the key/value cache holds 8"):
         scheduler.submit(make_stream("0", Listener(), max_frames=24))
 
 
@@ -206,7 +206,7 @@ def test_newcomers_go_alone_while_everyone_has_audio() -> None:
     batch = scheduler.next_batch(NOW)
     scheduler.collect(batch, frames_for(batch), NOW)
     scheduler.table.sent[:2] = 1
-    scheduler.table.deadline[:2] = NOW + urgent_lead(math.inf) + COMFORT + 0.02
+    scheduler.table.deadline[:2] = NOW + urgent_lead(math.inf) + NEWCOMER_LEAD + 0.02
     scheduler.submit(streams[2])
     assert scheduler.next_batch(NOW).slots.tolist() == [2]
     scheduler.submit(streams[3])

@@ -177,7 +177,7 @@ def test_streams_without_words_are_limited() -> None:
     held = [make_held(str(i)) for i in range(3)]
     scheduler.submit(held[0])
     scheduler.submit(held[1])
-    with pytest.raises(Unavailable, match="2 streams wait for their first words"):
+    with pytest.raises(Unavailable, match="2 streams wait for their first text"):
         scheduler.submit(held[2])
     assert scheduler.end(held[0])
     scheduler.submit(held[2])

@@ -71,5 +71,5 @@ def test_a_column_that_contradicts_a_status_breaks_the_integrity() -> None:
     start_in_slot(table, 0, stream)
     table.check_integrity()
     table.talking[0] = False
-    with pytest.raises(AssertionError, match="does not talk as its stream's status says"):
+    with pytest.raises(AssertionError, match="talking flag disagrees with its stream's status"):
         table.check_integrity()

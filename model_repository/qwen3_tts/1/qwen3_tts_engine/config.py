@@ -1,4 +1,4 @@
-"""Every setting of the engine, with its default and its limits."""
+"""The engine's settings with their defaults and limits."""
 
 import math
 import os
@@ -15,10 +15,9 @@ from qwen3_tts_engine.codec.contract import CHUNK_FRAMES
 ENVIRONMENT_PREFIX = "QWEN3_TTS_"
 MAIN_MODEL = "qwen3_tts"
 MAX_REFERENCE_SECONDS = 120
-# What makes a model another one than its neighbour on the same server.
-OF_ONE_MODEL = ("checkpoint", "revision", "speaker_encoder")
-# Instruction and text take at most max_text_tokens each; the rest of a prompt is less than this
-# (docs/model.md, Prompt rows).
+# Settings that several models on one server never share.
+PER_MODEL_SETTINGS = ("checkpoint", "revision", "speaker_encoder")
+# Upper bound of a prompt's rows besides instruction and text, max_text_tokens each (docs/model.md, Prompt rows).
 CONTROL_ROWS = 16
 
 
@@ -42,31 +41,31 @@ class EngineConfig(BaseModel):
     be built; required fails instead. For debugging: eager launches the talker's kernels one by one, off uses PyTorch
     operations."""
     batch_invariant: bool = False
-    """On a GPU, equal seeds give equal codes whatever else runs; without it, kernels for other batch sizes round
-    differently, and now and then another code is drawn. One stream is 14 % slower with it, 64 take twice as long."""
+    """On a GPU, makes equal seeds give equal codes at any load. Without it, kernels for other batch sizes round
+    differently and occasionally draw another code. One stream is 14 % slower with it, 64 take twice as long."""
     take_turns: Literal["auto", "on", "off"] = "auto"
     """Whether talker and codec alternate instead of running at the same time; auto alternates on a GPU, which would
     time-slice the two processes."""
     shared_codec_states: Literal["auto", "on", "off"] = "auto"
     """Whether code2wav maps the codec states from the talker's memory instead of receiving them with each call; auto
-    maps them where it can: in the form `python` on the same device."""
+    maps them where possible: in the form `python` on the same device."""
     codec_proof_seconds: float = Field(default=3.0, ge=0)
-    """How long code2wav is compared with its golden cases before the first request is served, in all shapes that the
-    talker calls; a difference ends the engine. 0 skips the comparison and the warm-up speech."""
+    """Time for comparing code2wav with its golden cases before the first request, in all shapes that the talker uses; a
+    difference ends the engine. 0 skips the comparison and the warm-up speech."""
     codec_wait_seconds: float = Field(default=120.0, gt=0)
-    """How long the proof waits for code2wav once Triton has started; requests wait too."""
+    """How long the proof waits for code2wav once Triton has started; requests wait as well."""
     cpu_threads: int = Field(default=0, ge=0)
-    """Threads of one talker operation on the CPU; 0 takes half of the cores and leaves the rest to the codec."""
+    """Threads of one talker operation on the CPU; 0 uses half of the cores and leaves the rest to the codec."""
     when_dead: Literal["exit", "unload", "stay"] = "exit"
-    """What happens when the engine dies, after every stream got its error. exit ends tritonserver (guard.py), so that
-    its supervisor restarts it. unload unloads the model, with --model-control-mode=explicit only: where Triton
-    refuses to unload, the refused call itself can crash Triton 2.51. stay refuses every request with UNAVAILABLE."""
+    """Action after the engine died and every stream received its error. exit ends tritonserver (guard.py), so that its
+    supervisor restarts it. unload unloads the model; it requires --model-control-mode=explicit, since an unload that
+    Triton refuses can crash Triton 2.51. stay refuses every request with UNAVAILABLE."""
     max_codec_failures: int = Field(default=5, ge=1)
     """Consecutive failures of codec calls after which the engine counts as dead."""
     call_timeout_seconds: float = Field(default=60.0, gt=0)
-    """Time limit of a call of the codec or of an encoder; beyond it the engine counts as dead."""
+    """Timeout of a codec or encoder call; beyond it the engine counts as dead."""
     max_streams: int = Field(default=256, ge=1, le=1024)
-    """Streams that may run at once; each holds a slot from admission to its last chunk."""
+    """Streams that may run concurrently; each holds a slot from admission to its last chunk."""
     max_waiting: int = Field(default=256, ge=0)
     """Requests that may wait for a slot; the next one is refused with UNAVAILABLE."""
     load_limit: float = Field(default=0.9, ge=0, le=1)
@@ -82,22 +81,22 @@ class EngineConfig(BaseModel):
     max_text_tokens: int = Field(default=1024, ge=1)
     """Longest text, and longest instruction, of a request."""
     max_frames_limit: int = Field(default=4096, ge=2)
-    """Upper limit of a request's frames, whatever it asks for (4 096 are 5.5 minutes)."""
+    """Hard limit of a request's frames (4 096 are 5.5 minutes)."""
     frames_per_text_token: int = Field(default=12, ge=1)
-    """Cap of a request that names none: base_frames + this for each text token (vllm-omni's cap has the same slope)."""
+    """Default frame cap of a request: base_frames + this per text token (vllm-omni's cap has the same slope)."""
     base_frames: int = Field(default=75, ge=2)
     """See frames_per_text_token."""
     max_chunk_frames: int = CHUNK_FRAMES[-1]
     """Longest chunk: 1, 2, 4, 8 or 16 frames; each chunk's length depends on the listener's buffered audio."""
     part_text_tokens: int = Field(default=150, ge=0)
-    """A part of a long text ends with the first sentence behind so many tokens; the next one is spoken on its own, in
-    the same voice and without a seam. 0 speaks every text at once."""
+    """A part of a long text ends with the first sentence after this many tokens; the next part is generated separately,
+    in the same voice and without a seam. 0 never splits a text."""
     streamed_part_frames: int = Field(default=1024, ge=2)
-    """Frames that a part of a text that still comes may take at most."""
+    """Frame cap of a part of streamed text."""
     sequence_idle_seconds: float = Field(default=30.0, gt=0)
-    """Idle time after which an open sequence is ended."""
+    """Idle time after which an open sequence ends."""
     text_layout: Literal["auto", "full", "streaming"] = "auto"
-    """full puts all text into the prompt, streaming feeds one token a frame; auto follows the reference."""
+    """full puts all text into the prompt, streaming feeds one token per frame; auto follows the reference."""
 
     max_reference_seconds: float = Field(default=30.0, ge=0.1, le=MAX_REFERENCE_SECONDS)
     """The longest reference of a voice to clone; its frames become part of every prompt."""
@@ -108,11 +107,11 @@ class EngineConfig(BaseModel):
     voices_mib: int = Field(default=8192, ge=1)
     """Disk space of all registered voices; one takes about 3 MiB, 5 in FP32."""
     voice_cache_mib: int = Field(default=512, ge=1)
-    """Memory for voices that are ready for use, on the codec's device; the least recently used is evicted."""
+    """Size of the voice cache on the codec's device; the least recently used voice is evicted."""
     max_voice_requests: int = Field(default=64, ge=1)
     """Requests that may wait for the encoders; the next one is refused with UNAVAILABLE."""
     speaker_encoder: str = Field(default="speaker_encoder", min_length=1)
-    """Name of the model that `python -m export` made of this checkpoint's speaker encoder."""
+    """Name of the speaker encoder model that `python -m export` made from this checkpoint."""
 
     @field_validator("max_chunk_frames")
     @classmethod
@@ -125,10 +124,10 @@ class EngineConfig(BaseModel):
     def from_parameters(
         cls, parameters: Mapping[str, str], environment: Mapping[str, str] | None = None, model: str = MAIN_MODEL
     ) -> "EngineConfig":
-        """Read settings from model parameters; QWEN3_TTS_<SETTING> in the environment comes first.
+        """Read settings from model parameters; QWEN3_TTS_<SETTING> in the environment overrides them.
 
-        A model of another name has its own <NAME>_<SETTING> before that, and takes no checkpoint from the main one's.
-        Raises ConfigError for an unknown setting or a value that is not allowed.
+        For a model of another name <NAME>_<SETTING> overrides both, and its checkpoint comes only from there or its
+        parameters. Raises ConfigError for an unknown setting or an invalid value.
         """
         environment = os.environ if environment is None else environment
         settings = {name: value for name, value in parameters.items() if value != ""}
@@ -147,18 +146,18 @@ class EngineConfig(BaseModel):
 
     @property
     def max_text_characters(self) -> int:
-        """A token is at least one character in practice, and seldom more than a few."""
+        """Bound on the characters of a text: a token is rarely more than a few."""
         return 16 * self.max_text_tokens
 
     def default_max_frames(self, text_tokens: int) -> int:
-        """Frames that a text of this many tokens may take when the request names no cap."""
+        """Default frame cap of a text of `text_tokens` tokens."""
         return min(self.max_frames_limit, self.base_frames + self.frames_per_text_token * text_tokens)
 
 
 def _prefixes(model: str, setting: str) -> list[str]:
-    """Beginnings of the environment variables of a setting; a later one comes before an earlier one."""
+    """Prefixes of a setting's environment variables; later ones override earlier ones."""
     own = re.sub(r"\W", "_", model).upper() + "_"
-    return [own] if setting in OF_ONE_MODEL else [ENVIRONMENT_PREFIX, own]
+    return [own] if setting in PER_MODEL_SETTINGS else [ENVIRONMENT_PREFIX, own]
 
 
 def _describe(error: Any) -> str:
@@ -167,7 +166,7 @@ def _describe(error: Any) -> str:
 
 def max_positions(model: ModelConfig, config: EngineConfig) -> int:
     """Positions of the longest stream: prompt and frames."""
-    # A clone's prompt holds the frames of its reference, and its text before the text to speak.
+    # A clone's prompt contains the reference's frames and its transcript.
     reference = config.max_reference_frames if model.tts_model_type == "base" else 0
     longest = CONTROL_ROWS + 2 * config.max_text_tokens + reference + config.max_frames_limit
     return min(longest, model.talker_config.max_position_embeddings)

@@ -1,4 +1,4 @@
-"""What passes between the rooms: streams, the batches that they run in, the frames and chunks that they make."""
+"""Data types that the engine's packages exchange: streams, batches, frames, chunks."""
 
 import time
 from collections import deque
@@ -21,11 +21,11 @@ class Prompt:
 
     Row i is the projected embedding of `text_ids[i]` plus the sum over j of the embedding of codebook j for
     `code_ids[i, j]`; NONE adds nothing. `text_ids` is int32 [rows], `code_ids` int32 [rows, codebooks]. After frame t
-    the talker is fed `trailing[t]`, and the pad token once they are used up. `num_spoken` is how many tokens it speaks.
+    the talker is fed `trailing[t]`, and the pad token after the last one. `num_spoken` counts the spoken tokens.
     A cloned voice adds `vector`, float32 [H], to row `vector_row`.
 
-    While `is_open`, more ids follow and nothing is fed in their place. They come in through `arrived`, and `complete`
-    says that these were the last; the scheduler alone moves them on, so that the runner reads what does not change.
+    While `is_open`, more ids follow and no pad is fed in their place. New ids enter `arrived`; `complete` marks them as
+    the last. Only the scheduler moves them to `trailing`, so that the runner never reads changing data.
     """
 
     text_ids: np.ndarray
@@ -35,7 +35,7 @@ class Prompt:
     vector: np.ndarray | None = None
     vector_row: int = NONE
     max_frames: int | None = None
-    """Frames that this part may take; None leaves it all that its stream may."""
+    """Frame cap of this part; None means that of the stream."""
     is_open: bool = False
     arrived: list[int] = field(default_factory=list)
     complete: bool = False
@@ -44,7 +44,7 @@ class Prompt:
         return len(self.text_ids)
 
     def take_arrived(self) -> list[int]:
-        """Move what arrived to the ids that are fed; returns it."""
+        """Move `arrived` to `trailing`; returns the moved ids."""
         taken, self.arrived = self.arrived, []
         self.trailing += taken
         self.is_open = self.is_open and not self.complete
@@ -52,34 +52,34 @@ class Prompt:
 
 
 def no_prompt(num_codebooks: int) -> Prompt:
-    """What a stream has while its first words have not come."""
+    """The prompt of a stream that still waits for its first text."""
     return Prompt(np.zeros(0, np.int32), np.zeros((0, num_codebooks), np.int32), [], 0)
 
 
 class Sink(Protocol):
-    """Where a stream's audio goes. Calls come from several threads; after `finish` the rest is passed over."""
+    """Receives a stream's audio. Called from several threads; calls after `finish` are ignored."""
 
     def send(self, pcm: np.ndarray) -> None:
         """Deliver int16 [samples] of 24 kHz audio."""
 
     def finish(self, error: RequestError | None) -> None:
-        """End the stream, without error when None."""
+        """End the stream; None means success."""
 
 
 class Status(Enum):
-    """The stages of a stream. It has a slot while RUNNING to DRAINING, and pages of the cache while RUNNING."""
+    """Stages of a stream. It holds a slot from RUNNING to DRAINING, and cache pages while RUNNING."""
 
     NEW = "new"
     HOLDING = "holding for text"
-    """Its first words have not come."""
+    """Waits for its first text."""
     WAITING = "waiting for a slot"
     RUNNING = "running"
     PARKED = "parked"
-    """Waits for pages, then its prompt and its frames are prefilled again."""
+    """Waits for pages; then its prompt and its frames are prefilled again."""
     RESTING = "resting between parts"
-    """The text of the next part has not come."""
+    """Waits for the text of its next part."""
     DRAINING = "draining"
-    """All frames are made, some are not decoded."""
+    """All frames are generated, some are not decoded."""
     ENDED = "ended"
 
 
@@ -97,10 +97,10 @@ TRANSITIONS = {
 
 @dataclass(eq=False)
 class Stream:
-    """What the scheduler and the engine know of one utterance. Times are perf_counter seconds.
+    """One utterance in flight. Times are perf_counter seconds.
 
-    `prompt` is the part that is spoken, `following` are those after it; while `is_open`, more text may come. Each part
-    is spoken as if it were alone, and the codec goes on without noticing.
+    `prompt` is the current part, `following` are the next ones; while `is_open`, more text may arrive. The talker
+    handles each part like a separate utterance; the codec's state continues across parts.
     """
 
     key: str
@@ -117,23 +117,23 @@ class Stream:
     following: deque[Prompt] = field(default_factory=deque)
     is_open: bool = False
     part: int = 0
-    """Number of the part that is spoken, from 0."""
+    """Index of the current part."""
     reserved_frames: int = 0
-    """Frames that a part may take that has not come yet; nothing is held for them."""
+    """Frame cap of a part whose text has not arrived; no pages are reserved for it."""
 
     @property
     def num_positions(self) -> int:
-        """Key/value positions that the stream may come to need."""
+        """Maximum number of key/value positions of the stream."""
         parts = max(len(prompt) + self.part_frames(prompt) for prompt in (self.prompt, *self.following))
         return max(parts, len(self.prompt) + self.reserved_frames)
 
     @property
     def seed(self) -> int:
-        """The seed of the part that is spoken: another for each, so that no part repeats another's randomness."""
+        """The seed of the current part; differs between parts, so that they do not share random numbers."""
         return (self.sampling.seed + self.part) % MAX_SEED
 
     def part_frames(self, prompt: Prompt) -> int:
-        """How many frames a part may take."""
+        """Frame cap of a part."""
         return self.max_frames if prompt.max_frames is None else min(prompt.max_frames, self.max_frames)
 
     def next_part(self) -> None:
@@ -143,9 +143,9 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class Newcomer:
-    """A stream whose prompt is to be prefilled, and what it was given; its own fields may change under a cancel.
+    """A stream to prefill, with copies of its slot and pages, since a cancel may change the stream's own fields.
 
-    `frames`, int [frames, codebooks], are those that it has made of the prompt already: they are prefilled behind it.
+    `frames`, int [frames, codebooks], were generated before the stream was parked; they are prefilled after the prompt.
     """
 
     stream: Stream
@@ -154,7 +154,7 @@ class Newcomer:
     frames: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int16))
 
     def rows(self, pad_text_id: int) -> tuple[np.ndarray, np.ndarray]:
-        """What is prefilled: text ids int [rows] and code ids int [rows, codebooks], as those of a prompt."""
+        """Rows to prefill: text ids int [rows] and code ids int [rows, codebooks], as in a Prompt."""
         prompt, count = self.stream.prompt, len(self.frames)
         if not count:
             return prompt.text_ids, prompt.code_ids
@@ -164,9 +164,9 @@ class Newcomer:
 
 @dataclass(frozen=True)
 class TextFeed:
-    """Text that came for a part in progress: `ids` follow the first `start` ids that are fed one a frame.
+    """Streamed text for a running part: `ids` follow the first `start` ids of `trailing`.
 
-    `late` says that the frame before the first of them went ahead without it.
+    `late` means that the frame that should be fed the first of them was launched without it.
     """
 
     slot: int
@@ -178,22 +178,23 @@ class TextFeed:
 
 @dataclass(frozen=True)
 class Batch:
-    """One tick: streams to prefill, text to feed, and the slots (int64 [rows]) that each make a frame.
+    """One tick: streams to prefill, text to feed, and the slots (int64 [rows]) that generate a frame.
 
-    `grown` int64 [pages, 3] are pages that streams were given: slot, place in the slot's page table, page.
+    `grown` int64 [pages, 3] are newly assigned pages: slot, index in the slot's page table, page. `generations` int64
+    [rows] are the slots' generation counters at launch.
     """
 
     newcomers: list[Newcomer]
     feeds: list[TextFeed]
     grown: np.ndarray
     slots: np.ndarray
-    lives: np.ndarray
+    generations: np.ndarray
 
     def __len__(self) -> int:
         return len(self.slots)
 
     def without(self, dropped: list[Newcomer]) -> "Batch":
-        """The batch without some of its newcomers: a slot that holds no prompt must not run."""
+        """The batch without some newcomers, since a slot without a prefilled prompt must not run."""
         if not dropped:
             return self
         rows = ~np.isin(self.slots, [newcomer.slot for newcomer in dropped])
@@ -201,13 +202,13 @@ class Batch:
             self,
             newcomers=[n for n in self.newcomers if n not in dropped],
             slots=self.slots[rows],
-            lives=self.lives[rows],
+            generations=self.generations[rows],
         )
 
 
 @dataclass(frozen=True)
 class Frames:
-    """What a tick made: codes int [rows, codebooks]; `ended` bool [rows] marks rows that sampled the end of speech."""
+    """Results of a tick: codes int [rows, codebooks]; `ended` bool [rows] marks rows that sampled end of speech."""
 
     codes: np.ndarray
     ended: np.ndarray
@@ -217,10 +218,10 @@ class Frames:
 class Chunks:
     """Chunks of one length, the most urgent first.
 
-    `codes` is int32 [chunks, frames, codebooks], `history` int32 [chunks]: frames that the codec has had of each
-    stream, and of the reference before it; `counts` int [chunks]: frames that hold speech; `ready_at` float [chunks]:
-    when the last of them was made; `first` bool [chunks]: whether the stream begins here. A last chunk is filled up to
-    the common length; the codec is causal, so what is filled in changes nothing before it.
+    `codes` is int32 [chunks, frames, codebooks], `history` int32 [chunks]: frames of each stream that the codec has
+    decoded, its reference included; `counts` int [chunks]: frames that hold speech; `ready_at` float [chunks]: when the
+    last of them was generated; `first` bool [chunks]: whether the stream begins here. A stream's last chunk is padded
+    to the common length; since the codec is causal, padding does not affect earlier samples.
     """
 
     streams: list[Stream]

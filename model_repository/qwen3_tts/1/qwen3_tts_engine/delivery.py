@@ -1,4 +1,4 @@
-"""Sends what the codec made: neither talker nor codec waits until Triton has taken it."""
+"""Sends decoded audio on a thread of its own, so that Triton never blocks talker or codec."""
 
 import logging
 import time
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class Delivery:
-    """An outbox, and the loop that empties it in order."""
+    """An outbox and its sender loop."""
 
     def __init__(self, recorder: metrics.Recorder, fail: Callable[[Stream, RequestError], None]) -> None:
-        """`fail` ends a stream whose audio could not be made or sent."""
+        """`fail` ends a stream after a codec or send error."""
         self._recorder = recorder
         self._fail = fail
         self._outbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -30,7 +30,7 @@ class Delivery:
             job()
 
     def close(self) -> None:
-        """End the loop behind what is in the outbox."""
+        """End the loop after the queued items."""
         self._outbox.put(None)
 
     def put(
@@ -38,21 +38,21 @@ class Delivery:
     ) -> None:
         """Queue decoded chunks, int16 [chunks, samples]; `ended` are the streams whose last chunk is among them.
 
-        `decoded` is when they were decoded, in perf_counter seconds.
+        `decoded` is the end of the codec call, in perf_counter seconds.
         """
         self._outbox.put(partial(self._deliver, chunks, pcm, failed, ended, decoded))
 
     def end(self, stream: Stream) -> None:
-        """Queue the end of a stream without error."""
+        """Queue a stream's successful end."""
         self._outbox.put(partial(self.finish, stream.sink, None))
 
     def finish(self, sink: Sink, error: RequestError | None) -> None:
-        """End a stream now. The scheduler has removed it, so this happens once."""
+        """End a stream now. Called once, since the scheduler has removed the stream."""
         self._recorder.count(metrics.REQUESTS, label=(error.outcome if error else Outcome.OK).value)
         try:
             sink.finish(error)
         except Exception:
-            log.exception("the end of a stream could not be sent")
+            log.exception("sending the end of a stream failed")
 
     def _deliver(
         self, chunks: Chunks, pcm: np.ndarray, failed: dict[int, RequestError], ended: set[Stream], decoded: float
@@ -67,12 +67,12 @@ class Delivery:
         self._recorder.observe(metrics.SEND, time.perf_counter() - decoded)
 
     def _send(self, stream: Stream, samples: np.ndarray, first: bool) -> RequestError | None:
-        """Returns why it could not be sent."""
+        """Returns the send error, if any."""
         try:
             stream.sink.send(samples)
         except Exception as error:
             log.warning("sending to %s failed: %s", stream.key, error)
-            return RequestError(f"the response could not be sent: {error}")
+            return RequestError(f"sending the response failed: {error}")
         self._recorder.count(metrics.AUDIO, len(samples) / SAMPLES_PER_FRAME * FRAME_SECONDS)
         if first:
             self._recorder.observe(metrics.TTFA, time.perf_counter() - stream.arrived)

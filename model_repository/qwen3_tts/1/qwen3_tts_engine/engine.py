@@ -1,4 +1,4 @@
-"""The engine: streams go in, frames are made tick by tick, chunks of audio come out of each stream's sink."""
+"""The engine: runs the talker and codec loops and owns the lock over all state."""
 
 import logging
 import threading
@@ -29,10 +29,10 @@ class Engine:
         take_turns: bool = False,
         on_thread_start: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_thread_start` is called on each of the engine's threads, before anything else.
+        """`on_thread_start` runs first on each of the engine's threads.
 
-        With `take_turns` a codec call and a tick never run at the same time: two processes share a GPU in time slices,
-        and beside a talker that never pauses a codec call of 0.6 ms took 12 (measured on one H200).
+        With `take_turns` codec calls and ticks never overlap: two processes time-slice a GPU, and beside a talker that
+        never pauses a codec call of 0.6 ms took 12 ms (measured on one H200).
         """
         self.scheduler = scheduler
         self.recorder = metrics.Recorder()
@@ -46,10 +46,10 @@ class Engine:
         self._codec_work = threading.Condition(self._lock)
         self._take_turns = take_turns
         self._closed: RequestError | None = None
-        self._collected = 0.0
+        self._last_collected = 0.0
         self._delivery = Delivery(self.recorder, self.fail)
-        self._makers = {"talker": self._talk} | ({} if take_turns else {"codec": self._decode_beside})
-        self._threads = LoopThreads(self._makers | {"sender": self._delivery.run}, on_thread_start, self.die)
+        self._loops = {"talker": self._run_talker} | ({} if take_turns else {"codec": self._run_codec})
+        self._threads = LoopThreads(self._loops | {"sender": self._delivery.run}, on_thread_start, self.die)
 
     def start(self) -> None:
         self._threads.start()
@@ -59,9 +59,9 @@ class Engine:
         return self._closed is None
 
     def submit(self, stream: Stream) -> None:
-        """Queue a stream with a key of its own; from now on its sink is called.
+        """Queue a stream with a unique key; from now on its sink is called.
 
-        One without a prompt waits for `update`. Raises Unavailable when the engine is full or closed.
+        A stream without a prompt waits for `update`. Raises Unavailable when the engine is full or closed.
         """
         with self._lock:
             if self._closed:
@@ -70,12 +70,12 @@ class Engine:
             self._talker_work.notify()
 
     def update(self, stream: Stream, change: Callable[[], None]) -> None:
-        """Call `change`, which alters the text of a submitted stream, under the lock; ignored once it has ended."""
+        """Call `change`, which alters the text of a submitted stream, under the lock; no effect on an ended stream."""
         try:
             with self._lock:
                 change()
                 ended = self.scheduler.update(stream)
-                self._gauge()
+                self._update_gauges()
                 self._talker_work.notify()
                 self._codec_work.notify()
         except Unavailable as error:
@@ -85,11 +85,11 @@ class Engine:
             self._delivery.end(stream)
 
     def refuse(self, sink: Sink, error: RequestError) -> None:
-        """End a request that was never queued."""
+        """End a request that was not queued."""
         self._delivery.finish(sink, error)
 
     def cancel(self, key: str) -> None:
-        """End a stream at its caller's wish; its slot and pages are free at the next tick. Safe for one that ended."""
+        """Cancel a stream; its slot and pages are free at the next tick. Safe for one that ended."""
         with self._lock:
             stream = self.scheduler.live.get(key)
         if stream:
@@ -97,27 +97,27 @@ class Engine:
 
     def close(self, timeout: float = 10.0) -> None:
         """End every stream with UNAVAILABLE and stop all threads; safe to call twice."""
-        self._shut(Unavailable("the server is shutting down"))
-        for name in self._makers:
+        self._shut_down(Unavailable("the server is shutting down"))
+        for name in self._loops:
             self._threads.join(name, timeout)
-        # Behind what they made.
+        # After their last output.
         self._delivery.close()
         self._threads.join("sender", timeout)
 
     def die(self, error: Exception) -> None:
-        """End every stream with an error and refuse further ones with UNAVAILABLE."""
-        self._shut(error if isinstance(error, RequestError) else RequestError(f"the engine died: {error}"))
+        """End every stream with an error and refuse new ones with UNAVAILABLE."""
+        self._shut_down(error if isinstance(error, RequestError) else RequestError(f"the engine died: {error}"))
         self.on_death(error)
 
-    def _talk(self) -> None:
-        """The step loop: launch a tick, then read the one before it; if they take turns, call the codec in between."""
+    def _run_talker(self) -> None:
+        """The talker loop: launch a tick, then read the previous one; with `take_turns`, call the codec in between."""
         launched: deque[tuple[Batch, Tick, float]] = deque()
         work: Batch | Chunks | None = None
         while (work := self._next_work(idle=not launched, last=work)) is not None:
             if isinstance(work, Chunks):
                 self._decode(work)
                 continue
-            # Before the newcomers: some may have been given pages that others lost.
+            # Before prefill, since newcomers may hold pages taken from preempted streams.
             if len(work.grown):
                 self._runner.grow(work.grown)
             batch = self._prefill(work)
@@ -130,13 +130,13 @@ class Engine:
             while launched and (len(launched) > lookahead or self._codec_is_next()):
                 self._collect(*launched.popleft())
 
-    def _decode_beside(self) -> None:
-        """The codec's own loop, where it need not wait for its turn."""
+    def _run_codec(self) -> None:
+        """The codec loop, without `take_turns`."""
         while (chunks := self._next_chunks()) is not None:
             self._decode(chunks)
 
     def _decode(self, chunks: Chunks) -> None:
-        """Call the codec for chunks of one length, and hand on what it made."""
+        """Decode chunks of one length and queue the audio for delivery."""
         called = time.perf_counter()
         self.recorder.observe(metrics.CHUNK_WAIT, called - float(chunks.ready_at.min()))
         pcm, failed = decode(self._codec, chunks)
@@ -145,13 +145,13 @@ class Engine:
         with self._lock:
             self.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, decoded - called)
             ended = self._settle(chunks, decoded)
-            # Under the lock, or the end of a stream that has no more to decode could overtake this.
+            # Under the lock, so that a stream's end cannot overtake its audio.
             self._delivery.put(chunks, pcm, failed, ended, decoded)
 
     def _next_work(self, idle: bool, last: Batch | Chunks | None) -> Batch | Chunks | None:
-        """What the talker's thread does after `last`, None once the engine is closed.
+        """The talker thread's next work after `last`; None once the engine is closed.
 
-        `idle` says that no tick is in flight.
+        `idle` means that no tick is in flight.
         """
         with self._lock:
             while not self._closed:
@@ -163,13 +163,13 @@ class Engine:
                 if has_work:
                     batch = self.scheduler.next_batch(now)
                     if batch.newcomers:
-                        self._gauge()
+                        self._update_gauges()
                     return batch
                 self._talker_work.wait()
             return None
 
     def _codec_is_next(self) -> bool:
-        """Whether the codec is due once the ticks in flight are read, so that none should be launched behind them."""
+        """Whether a codec call is due after the ticks in flight, so that no further tick should be launched."""
         with self._lock:
             return self._take_turns and self._chunker.will_be_due(time.perf_counter())
 
@@ -182,7 +182,7 @@ class Engine:
             return None
 
     def _prefill(self, batch: Batch) -> Batch:
-        """Load the newcomers; returns the batch without those that failed."""
+        """Prefill the newcomers; returns the batch without the failed ones."""
         if not batch.newcomers:
             return batch
         now = time.perf_counter()
@@ -199,8 +199,8 @@ class Engine:
     def _collect(self, batch: Batch, tick: Tick, launched_at: float) -> None:
         frames = self._runner.collect(tick)
         now = time.perf_counter()
-        # A tick that was launched behind another one begins when that ends.
-        seconds, self._collected = now - max(launched_at, self._collected), now
+        # A tick launched behind another one starts when that one ends.
+        seconds, self._last_collected = now - max(launched_at, self._last_collected), now
         self.recorder.observe(metrics.STEP, now - launched_at)
         self.recorder.count(metrics.FRAMES, len(batch))
         for newcomer in batch.newcomers:
@@ -211,39 +211,39 @@ class Engine:
             drained = self.scheduler.collect(batch, frames, now)
             self._codec_work.notify()
             if drained:
-                self._gauge()
+                self._update_gauges()
         for stream in drained:
             self._delivery.end(stream)
 
     def _settle(self, chunks: Chunks, now: float) -> set[Stream]:
-        """Mark chunks as decoded; returns the streams that end with theirs."""
+        """Mark chunks as decoded; returns the streams that end with them."""
         ended = self.scheduler.settle(self._chunker.done(chunks, now))
         self._talker_work.notify()
-        self._gauge()
+        self._update_gauges()
         return ended
 
     def fail(self, stream: Stream, error: RequestError) -> None:
-        """End a stream, unless it has ended."""
+        """End a stream with an error; no effect on an ended stream."""
         with self._lock:
             ended = self.scheduler.end(stream)
             self._talker_work.notify()
-            self._gauge()
+            self._update_gauges()
         if ended:
             self._delivery.finish(stream.sink, error)
 
-    def _gauge(self) -> None:
+    def _update_gauges(self) -> None:
         scheduler = self.scheduler
         self.recorder.set(metrics.RUNNING, scheduler.slots.num_used)
         self.recorder.set(metrics.WAITING, len(scheduler.admission.queue))
         self.recorder.set(metrics.PAGES_USED, scheduler.pages.num_used / scheduler.pages.size)
 
-    def _shut(self, reason: RequestError) -> None:
+    def _shut_down(self, reason: RequestError) -> None:
         with self._lock:
             if self._closed is None:
                 # Requests after a crash get UNAVAILABLE, so that callers try another server.
                 self._closed = Unavailable(str(reason))
             ended = [stream for stream in list(self.scheduler.live.values()) if self.scheduler.end(stream)]
-            self._gauge()
+            self._update_gauges()
             self._talker_work.notify_all()
             self._codec_work.notify_all()
         for stream in ended:

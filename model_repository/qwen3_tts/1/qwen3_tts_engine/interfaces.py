@@ -1,4 +1,4 @@
-"""What the engine asks of the two that do the work."""
+"""Interfaces of the runner and the codec client."""
 
 import logging
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class RunnerLimits:
     max_positions: int
     """Positions of the longest stream: prompt and frames."""
     max_trailing: int
-    """Text tokens of the longest stream that are fed one a frame."""
+    """Text tokens of the longest stream that are fed one per frame."""
 
     @property
     def max_pages(self) -> int:
@@ -34,47 +34,47 @@ class SchedulerLimits:
     max_batch: int
     max_waiting: int
     prefill_rows: int
-    """Prompt rows that one tick may prefill beside the running streams; one newcomer always gets in."""
+    """Prompt rows that one tick may prefill; one newcomer is always admitted."""
     refuse_overload: bool = False
-    """Refuse a stream that has no slot or could not be served in real time, instead of letting it wait."""
+    """Refuse a stream beyond the slots or the real-time capacity instead of queueing it."""
 
 
 Tick = Any
-"""A launched batch whose frames are not read yet; each runner has its own kind."""
+"""A launched batch whose frames are not read yet; its type depends on the runner."""
 
 
 class Runner(Protocol):
-    """Makes frames. One thread calls it."""
+    """Generates frames. Called by one thread."""
 
     limits: RunnerLimits
     lookahead: int
-    """Ticks that are launched before the first is read: 1 hides the host behind the GPU, 0 on the CPU."""
+    """Ticks launched before the first is read: 1 overlaps host and GPU work, 0 on the CPU."""
 
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
         """Load prompts into their slots; returns those that failed, with the reason."""
 
     def grow(self, grown: np.ndarray) -> None:
-        """Give slots further pages, int64 [pages, 3]: slot, place in its page table, page."""
+        """Assign pages to slots, int64 [pages, 3]: slot, index in its page table, page."""
 
     def feed(self, feeds: list[TextFeed]) -> None:
-        """Bring text to parts in progress."""
+        """Feed text to running parts."""
 
     def launch(self, slots: np.ndarray) -> Tick:
         """Start one frame for each of `slots`, int64 [rows]."""
 
     def collect(self, tick: Tick) -> Frames:
-        """Wait for a tick's frames; ticks are collected in the order of their launch."""
+        """Wait for a tick's frames; ticks are collected in launch order."""
 
 
 class CodecClient(Protocol):
-    """Turns chunks into audio. One thread calls it."""
+    """Turns chunks into audio. Called by one thread."""
 
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
-        """Returns int16 [chunks, samples], and the rows that have no audio with the reason."""
+        """Returns int16 [chunks, samples], and the errors of rows without audio."""
 
 
 def decode(codec: CodecClient, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
-    """As CodecClient.decode; an exception becomes the reason why each row has no audio."""
+    """CodecClient.decode; an exception becomes the error of every row."""
     try:
         return codec.decode(chunks)
     except RequestError as error:

@@ -1,4 +1,4 @@
-"""From the host to the device without holding up the host."""
+"""Asynchronous copies from host to device."""
 
 import numpy as np
 import torch
@@ -6,12 +6,12 @@ from torch import Tensor
 
 
 def to_pinned(array: np.ndarray) -> Tensor:
-    """In page-locked memory, from which a copy to the device does not hold up the host."""
+    """A copy in page-locked memory, from which copies to the device do not block the host."""
     return torch.from_numpy(array).pin_memory()
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """On the device once the current stream gets there; on the CPU the array itself."""
+    """An asynchronous copy on the current stream; on the CPU the array itself."""
     if device.type == "cpu":
         return torch.from_numpy(array)
     return to_pinned(array).to(device, non_blocking=True)

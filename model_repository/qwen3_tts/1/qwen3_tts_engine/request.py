@@ -1,4 +1,4 @@
-"""What a caller asks for, and how it is told that it cannot have it."""
+"""Request schema, sampling parameters and errors."""
 
 import math
 import secrets
@@ -11,15 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from qwen3_tts_engine.checkpoint.configs import GenerationConfig, RepetitionPenalty, Temperature, TopK, TopP
 from qwen3_tts_engine.voice import Voice
 
-# Logits divided by less overflow.
+# Lower temperatures make logits overflow.
 MIN_TEMPERATURE = 1e-5
-# Characters of a wrong value that an error quotes.
+# Characters of an invalid value that an error quotes.
 MAX_QUOTED = 40
 VoiceOperationName = Literal["register_voice", "list_voices", "delete_voice"]
 
 
 class Outcome(Enum):
-    """How a stream ended; the values are the `outcome` label of the request counter."""
+    """Outcome of a request; the values are the `outcome` label of the request counter."""
 
     OK = "ok"
     INVALID = "invalid"
@@ -29,7 +29,7 @@ class Outcome(Enum):
 
 
 class RequestError(Exception):
-    """A request that gets no more audio, and why."""
+    """Ends a request; the message gives the reason."""
 
     outcome = Outcome.ERROR
 
@@ -47,7 +47,7 @@ class Unavailable(RequestError):
 
 
 class ServerStarting(Unavailable):
-    """Triton loads its models; until all are loaded it takes no call from one to another."""
+    """Triton is still loading models; until all are loaded it refuses calls between them."""
 
 
 class Cancelled(RequestError):
@@ -57,8 +57,7 @@ class Cancelled(RequestError):
 class Sampling(BaseModel):
     """How codebook 0 (talker) and codebooks 1..15 (code predictor) are drawn (docs/model.md, Sampling).
 
-    A temperature of 0 takes the most likely code, and no other is below MIN_TEMPERATURE; a top_k of 0 keeps the whole
-    vocabulary.
+    A temperature is 0, which is greedy, or at least MIN_TEMPERATURE; a top_k of 0 keeps the whole vocabulary.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -74,13 +73,13 @@ class Sampling(BaseModel):
 
     @classmethod
     def from_defaults(cls, defaults: GenerationConfig, options: "SamplingOptions") -> "Sampling":
-        """The request's options over the checkpoint's defaults; a temperature below 1e-5 makes both stages greedy."""
-        asked = options.temperature
-        greedy = asked is not None and asked < MIN_TEMPERATURE
+        """Request options override the checkpoint's defaults; a temperature below 1e-5 makes both stages greedy."""
+        requested = options.temperature
+        greedy = requested is not None and requested < MIN_TEMPERATURE
         temperature = defaults.temperature if defaults.do_sample else 0.0
         predictor_temperature = defaults.subtalker_temperature if defaults.subtalker_dosample and not greedy else 0.0
         return cls(
-            temperature=_or_greedy(temperature if asked is None else asked),
+            temperature=_or_greedy(temperature if requested is None else requested),
             top_k=defaults.top_k if options.top_k is None else options.top_k,
             top_p=defaults.top_p if options.top_p is None else options.top_p,
             repetition_penalty=options.repetition_penalty or defaults.repetition_penalty,
@@ -92,7 +91,7 @@ class Sampling(BaseModel):
 
 
 class SamplingOptions(BaseModel):
-    """The sampling fields of a request; None takes the checkpoint's generation_config.json."""
+    """The sampling fields of a request; None selects the default of the checkpoint's generation_config.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -104,9 +103,9 @@ class SamplingOptions(BaseModel):
 
 
 class VoiceReference(BaseModel):
-    """Fields that name a registered voice, or bring a recording, float32 [samples], with its rate in Hz and its text.
+    """A registered voice, or a recording, float32 [samples], with its rate in Hz and its transcript.
 
-    `x_vector_only` takes only the speaker's vector from it, and needs no text.
+    `x_vector_only` uses only the recording's x-vector and requires no transcript.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -119,7 +118,7 @@ class VoiceReference(BaseModel):
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Self:
-        """Build from named fields; raises InvalidRequest for the first one that is out of range."""
+        """Validate named fields; raises InvalidRequest for the first invalid one."""
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
@@ -129,8 +128,8 @@ class VoiceReference(BaseModel):
 
 
 class SpeechOptions(SamplingOptions, VoiceReference):
-    """How to speak an utterance, but for its text. `max_frames` caps it (a frame is 80 ms); None derives the cap from
-    the text. `cloned` is the voice, once it is found (`voices.service.Voices`).
+    """All options of an utterance except its text. `max_frames` caps it (a frame is 80 ms); None derives the cap from
+    the text. `cloned` is the resolved voice (`voices.service.Voices`).
     """
 
     language: str = "auto"
@@ -140,7 +139,7 @@ class SpeechOptions(SamplingOptions, VoiceReference):
     max_frames: Annotated[int, Field(ge=1)] | None = None
 
     def in_voice(self, voice: Voice) -> Self:
-        """The same request, its voice found."""
+        """The same request with its resolved voice."""
         return self.model_copy(update={"cloned": voice})
 
 
@@ -151,7 +150,7 @@ class SynthesisRequest(SpeechOptions):
 
 
 class VoiceOperation(VoiceReference):
-    """An operation on the registered voices; fields that it does not use are ignored."""
+    """An operation on the registered voices; unused fields are ignored."""
 
     operation: VoiceOperationName
 
@@ -161,12 +160,12 @@ def _or_greedy(temperature: float) -> float:
 
 
 def quoted(value: object) -> str:
-    """A value for an error's message, of which long ones are cut."""
+    """A value for an error message, truncated to MAX_QUOTED characters."""
     if isinstance(value, np.ndarray):
         return f"{value.size} samples"
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:.7g}"
-    # Cut before it is quoted: that takes a second for each 100 MB.
+    # Truncated before repr, which takes a second per 100 MB.
     if isinstance(value, str | bytes) and len(value) > MAX_QUOTED:
         return f"{value[:MAX_QUOTED]!r}… ({len(value)} {'bytes' if isinstance(value, bytes) else 'characters'})"
     return repr(value)

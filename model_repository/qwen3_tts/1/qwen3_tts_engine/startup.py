@@ -1,4 +1,4 @@
-"""From a configuration to a running engine."""
+"""Builds the engine and its clients from the configuration."""
 
 import logging
 import os
@@ -38,21 +38,21 @@ PREFILL_ROWS = 512
 
 
 def check_instances(groups: list[dict[str, Any]]) -> None:
-    """Raises ConfigError where Triton's `instance_group` makes more than one talker.
+    """Raises ConfigError when Triton's `instance_group` creates more than one instance.
 
-    Each would have a part of the streams, of a sequence's requests, and of every GPU's codec.
+    Instances would split the streams, a sequence's requests and every GPU's codec among them.
     """
     count = sum(group["count"] * max(1, len(group["gpus"])) for group in groups)
     if count > 1:
         raise ConfigError(
-            f"instance_group: {count} talkers, one can be: run one server for each GPU, with CUDA_VISIBLE_DEVICES"
+            f"instance_group: {count} instances, only one is allowed: run one server per GPU, with CUDA_VISIBLE_DEVICES"
         )
 
 
 def choose_device(config: EngineConfig, assigned: str) -> torch.device:
-    """The configured device, or with auto the one that Triton assigned ("cpu" or "cuda:N").
+    """The configured device; auto means the one that Triton assigned ("cpu" or "cuda:N").
 
-    Raises ConfigError when there is no such device or when it is too old.
+    Raises ConfigError when the device is missing or too old.
     """
     device = torch.device(assigned if config.device == "auto" else config.device)
     if device.type == "cuda":
@@ -60,17 +60,17 @@ def choose_device(config: EngineConfig, assigned: str) -> torch.device:
             raise ConfigError(f"device: {device}: PyTorch sees no CUDA device")
         capability = torch.cuda.get_device_capability(device)
         if capability < MIN_CAPABILITY:
-            name, needed = torch.cuda.get_device_name(device), ".".join(map(str, MIN_CAPABILITY))
-            raise ConfigError(f"device: {name} has compute capability {capability}, bfloat16 needs {needed} or later")
+            name, required = torch.cuda.get_device_name(device), ".".join(map(str, MIN_CAPABILITY))
+            raise ConfigError(f"device: {name} has compute capability {capability}, bfloat16 requires {required}")
         torch.cuda.set_device(device)
-    # More threads would fight with the codec's for the same cores; on a GPU the host only launches.
+    # More threads would compete with the codec's for cores; on a GPU the host only launches kernels.
     cores = 1 if device.type == "cuda" else max(1, (os.cpu_count() or 1) // 2)
     torch.set_num_threads(config.cpu_threads or cores)
     return device
 
 
 def on_thread(device: torch.device) -> Callable[[], None]:
-    """What each thread that uses `device` does first: PyTorch's current device is the thread's own."""
+    """Start hook of threads that use `device`: PyTorch's current device is thread-local."""
     return partial(torch.cuda.set_device, device) if device.type == "cuda" else lambda: None
 
 
@@ -81,12 +81,12 @@ def build_engine(
     codec: CodecClient,
     on_thread_start: Callable[[], None] = lambda: None,
 ) -> Engine:
-    """The engine around a runner; not started yet."""
+    """The engine, not started."""
     table = SlotTable(config.max_streams, config.max_frames_limit, num_codebooks)
     pages = (runner.limits.page_size, runner.limits.num_pages)
     refuse = config.overload == "refuse"
     limits = SchedulerLimits(*pages, config.max_streams, config.max_waiting, PREFILL_ROWS, refuse)
-    # A tick of a graph costs nearly the same for one stream and for many; on a CPU each stream costs its own.
+    # A graph's tick costs nearly the same for one stream and for many; on a CPU the cost is per stream.
     capacity = Capacity(config.load_limit, config.max_chunk_frames, batching_is_free=runner.lookahead > 0)
     scheduler = Scheduler(table, limits, capacity)
     chunker = Chunker(table, config.max_chunk_frames, capacity.frame_seconds)
@@ -96,7 +96,7 @@ def build_engine(
 
 def check_encoders(checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device) -> None:
     """Raises CheckpointError, naming the file, when the encoders in `repository` were not exported from this Base
-    checkpoint, or are plans that cannot run on `device`."""
+    checkpoint, or are plans that `device` cannot run."""
     models = ((config.speaker_encoder, checkpoint.speaker_digest), (encoders.CODEC_ENCODER, checkpoint.codec_digest))
     for name, digest in models:
         folder = repository / name / "1"
@@ -111,7 +111,7 @@ def open_voices(
     encoder: ReferenceEncoder,
     on_thread_start: Callable[[], None],
 ) -> Voices:
-    """The voices of a Base checkpoint."""
+    """The voice service of a Base checkpoint."""
     hidden = checkpoint.config.talker_config.hidden_size
     origin = Origin(hidden, checkpoint.speaker_digest, checkpoint.codec_digest)
     folder = Path(config.voices_folder).expanduser()
@@ -122,10 +122,10 @@ def open_voices(
 def open_codec(
     checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device, owner: str
 ) -> CodecStates:
-    """The codec states of the talker `owner`, on `device`, for the code2wav model of `repository`.
+    """The codec states of the model instance `owner`, on `device`, for the code2wav model of `repository`.
 
-    Raises CheckpointError, naming file and field, when it was not exported from this checkpoint, and ConfigError for
-    states that it cannot share.
+    Raises CheckpointError, naming file and field, when that model was not exported from this checkpoint, and
+    ConfigError when it cannot share states as configured.
     """
     folder = repository / contract.MODEL_NAME / "1"
     manifest = CodecManifest.read(folder)
@@ -139,12 +139,12 @@ def open_codec(
         if (found := getattr(manifest, name)) != value:
             wrong = f"{name} is {found}, {checkpoint.folder} has {value}"
             raise CheckpointError(f"{folder / MANIFEST}: {wrong}: export this checkpoint's codec")
-    asked = _chunk_frames(config, manifest, folder / MANIFEST)
-    check_plan(folder, manifest, device, contract.served_shapes(asked, manifest.state_size))
+    chunk_frames = _chunk_frames(config, manifest, folder / MANIFEST)
+    check_plan(folder, manifest, device, contract.served_shapes(chunk_frames, manifest.state_size))
     shape, dtype = (config.max_streams + 1, manifest.state_size), STATE_DTYPES[manifest.state_dtype]
     history = contract.max_history(decoder)
     is_shared = _shares_states(config, manifest)
-    log.info("the codec's states %s", "stay here, code2wav maps them" if is_shared else "travel with each call")
+    log.info("codec states: %s", "shared memory mapped by code2wav" if is_shared else "sent with each call")
     if not is_shared:
         return CodecStates(torch.zeros(shape, dtype=dtype, device=device), history)
     states, address = shared_zeros(owner, shape, dtype, device)
@@ -152,20 +152,20 @@ def open_codec(
 
 
 def _chunk_frames(config: EngineConfig, manifest: CodecManifest, path: Path) -> list[int]:
-    """The chunk lengths that the talker asks for; raises CheckpointError when some are not verified."""
-    asked = [frames for frames in contract.CHUNK_FRAMES if frames <= config.max_chunk_frames]
-    if not set(asked) <= set(manifest.chunk_frames):
+    """The chunk lengths that the talker uses; raises CheckpointError when some are not verified."""
+    required = [frames for frames in contract.CHUNK_FRAMES if frames <= config.max_chunk_frames]
+    if not set(required) <= set(manifest.chunk_frames):
         raise CheckpointError(
-            f"{path}: chunk_frames is {manifest.chunk_frames}, max_chunk_frames {config.max_chunk_frames} asks for "
-            f"{asked}: run `python -m export` again, or lower max_chunk_frames"
+            f"{path}: chunk_frames is {manifest.chunk_frames}, max_chunk_frames {config.max_chunk_frames} requires "
+            f"{required}: run `python -m export` again, or lower max_chunk_frames"
         )
-    return asked
+    return required
 
 
 def read_golden(checkpoint: Checkpoint, config: EngineConfig, repository: Path) -> Golden | None:
-    """The golden cases of the code2wav model of `repository`, None where they are not to be compared.
+    """The golden cases of the code2wav model of `repository`; None when the comparison is disabled.
 
-    Raises CheckpointError, naming the file, for missing ones and for another codec's.
+    Raises CheckpointError, naming the file, when they are missing or belong to another codec.
     """
     if not config.codec_proof_seconds:
         return None
@@ -176,6 +176,6 @@ def _shares_states(config: EngineConfig, manifest: CodecManifest) -> bool:
     can_share = manifest.form == "python"
     if config.shared_codec_states == "on" and not can_share:
         raise ConfigError(
-            f"shared_codec_states: on, but code2wav is of the form {manifest.form}: only python can share"
+            f"shared_codec_states: on, but code2wav has the form {manifest.form}: only python supports it"
         )
     return can_share and config.shared_codec_states != "off"

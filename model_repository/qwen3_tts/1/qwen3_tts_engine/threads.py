@@ -1,4 +1,4 @@
-"""Threads: one that does jobs in order, and those that each run a loop."""
+"""Worker threads with a bounded queue, and threads that run loops."""
 
 import logging
 import threading
@@ -13,10 +13,10 @@ CLOSE_SECONDS = 10.0
 
 
 class Worker:
-    """A thread that does jobs in order."""
+    """A thread that runs jobs in order."""
 
     def __init__(self, name: str, max_jobs: int, on_start: Callable[[], None] = lambda: None) -> None:
-        """`on_start` is called on the thread, before any job."""
+        """`on_start` runs first on the thread."""
         self._max_jobs = max_jobs
         self._on_start = on_start
         self._jobs: deque[Callable[[], None]] = deque()
@@ -26,7 +26,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Queue a job; raises Unavailable when too many wait, and after the close."""
+        """Queue a job; raises Unavailable when the queue is full or closed."""
         with self._changed:
             if self._closed:
                 raise Unavailable("the server is shutting down")
@@ -36,13 +36,13 @@ class Worker:
             self._changed.notify()
 
     def close(self) -> None:
-        """Stop after the job at hand; jobs that wait are not done. Safe to call twice."""
+        """Stop after the current job and discard queued ones. Safe to call twice."""
         with self._changed:
             self._jobs.clear()
         self.finish()
 
     def finish(self) -> None:
-        """Do the jobs that wait, then stop. Safe to call twice."""
+        """Run the queued jobs, then stop. Safe to call twice."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -65,12 +65,12 @@ class Worker:
 
 
 class LoopThreads:
-    """Threads that each run one loop; an exception in any of them is reported."""
+    """Threads that each run one loop; an exception in any of them goes to `on_error`."""
 
     def __init__(
         self, loops: dict[str, Callable[[], None]], on_start: Callable[[], None], on_error: Callable[[Exception], None]
     ) -> None:
-        """`loops` by thread name; `on_start` is called on each thread before its loop."""
+        """`loops` by thread name; `on_start` runs first on each thread."""
         self._on_start = on_start
         self._on_error = on_error
         self._threads = {
@@ -83,7 +83,7 @@ class LoopThreads:
             thread.start()
 
     def join(self, name: str, timeout: float) -> None:
-        """Wait for a loop to end; returns at once before the start and when called by that thread."""
+        """Wait for a loop to end; returns at once before `start` and on that thread itself."""
         thread = self._threads[name]
         if thread.is_alive() and thread is not threading.current_thread():
             thread.join(timeout)

@@ -1,4 +1,4 @@
-"""The queue in front of the slots: which streams are let into it, and which one starts next."""
+"""The queue before the slots: which streams may enter it, and which starts next."""
 
 from collections import deque
 from itertools import islice
@@ -10,7 +10,7 @@ from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.paging import Paging
 from qwen3_tts_engine.scheduling.slot_table import Pool, SlotTable
 
-# Of a queue whose first stream waits for pages, how many behind it are looked at, and how many may go before it.
+# While the first stream of the queue waits for pages: how many streams are examined, and how many may overtake it.
 LOOKAHEAD, MAX_OVERTAKING = 8, 16
 
 
@@ -27,11 +27,11 @@ class Admission:
         self._overtaken = 0
 
     def check(self, stream: Stream) -> None:
-        """Raises Unavailable when the queue is full, or the stream could never fit, or not be served in real time."""
+        """Raises Unavailable when the queue is full, the stream can never fit, or real time is not possible."""
         used, waiting = self._slots.num_used, len(self.queue)
-        if self._paging.most(stream) > self._paging.pool.size:
+        if self._paging.max_pages(stream) > self._paging.pool.size:
             tokens = self._paging.pool.size * self._limits.page_size
-            raise Unavailable(f"{stream.num_positions} positions needed, the key/value cache holds {tokens}")
+            raise Unavailable(f"{stream.num_positions} positions required, the key/value cache holds {tokens}")
         if waiting >= self._limits.max_waiting and not self._starts_at_once(stream):
             raise Unavailable(f"busy: {used} streams run, {waiting} wait")
         if not self._limits.refuse_overload:
@@ -40,17 +40,17 @@ class Admission:
             raise Unavailable(f"busy: {used} streams run, max_streams is {self._slots.size}")
         active = self._table.in_use.num_active
         if not self._capacity.admits(active + waiting + 1):
-            raise Unavailable(f"busy: {active} streams talk, another one would not be served in real time")
+            raise Unavailable(f"busy: {active} streams talk, another one would exceed real time")
 
     def next(self, now: float) -> Stream | None:
-        """The first that waits, or one behind it while there are no pages for that one."""
+        """The first stream of the queue, or one behind it that fits while the first has too few pages."""
         if not self.queue or not self._has_capacity():
             return None
         count = LOOKAHEAD if self._overtaken < MAX_OVERTAKING else 1
         return next((stream for stream in islice(self.queue, count) if self._paging.has_room(stream, now)), None)
 
     def take(self, stream: Stream) -> None:
-        """Take a stream that starts out of the queue."""
+        """Remove a starting stream from the queue."""
         self._overtaken = self._overtaken + 1 if stream is not self.queue[0] else 0
         self.queue.remove(stream)
 
@@ -58,5 +58,5 @@ class Admission:
         return not self.queue and self._has_capacity() and self._paging.has_room(stream, stream.arrived)
 
     def _has_capacity(self) -> bool:
-        """Whether there are a slot and time for one more."""
+        """Whether a slot and real-time capacity are free for one more stream."""
         return self._slots.num_free > 0 and self._capacity.admits(self._table.in_use.num_active + 1)

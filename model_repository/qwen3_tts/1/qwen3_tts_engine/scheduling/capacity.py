@@ -1,117 +1,117 @@
-"""How many streams this machine speaks in real time, learnt from its own ticks and codec calls."""
+"""Predicts from measured ticks and codec calls how many streams the machine serves in real time."""
 
 import math
 
 from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.codec.contract import MAX_BATCH
 
-# Weight of a sample after each newer one. How busy the machine is counts over about 50 samples, some seconds' worth;
-# what a larger batch costs beside a small one is a property of the machine and kept for 500 changes of size.
-PACE_MEMORY = 0.98
-SHAPE_MEMORY = 0.998
-# A sample counts at most this many times what was expected: a hiccup is not the machine's pace.
-LARGEST_SURPRISE = 3.0
-# Of a first guess beside the samples: enough to decide while all of these have the same size, not more.
-GUESS_WEIGHT = 0.5
+# Exponential decay of a sample's weight per newer sample. The pace (how busy the machine is) averages about 50 samples,
+# some seconds; the shape (cost by size) is a property of the machine and averages 500 changes of size.
+PACE_DECAY = 0.98
+SHAPE_DECAY = 0.998
+# Outliers are clipped to this multiple of the prediction.
+MAX_OUTLIER = 3.0
+# Weight of the prior beside the samples: only decisive while all samples have the same size.
+PRIOR_WEIGHT = 0.5
 
-# Text tokens and frames of ordinary speech, until others are measured (as COMMON_POSITIONS in talker/loader.py).
-USUAL_SPEECH = (100, 375)
-SPEECH_MEMORY = 0.98
+# Prior: text tokens and frames of typical speech (matches COMMON_POSITIONS in talker/loader.py).
+TYPICAL_SPEECH = (100, 375)
+SPEECH_DECAY = 0.98
 
-# Prompts to prefill, the sending and accidents; and how often every stream may have to get a frame before a listener's
-# turn comes: with its own, and with a tick and a codec call that had just begun. Tested with 256 streams on one H200.
+# Seconds for prefill, sending and jitter; and the number of frames of every stream that may precede a listener's next
+# audio: its own, and those of a tick and a codec call just begun. Tested with 256 streams on one H200.
 URGENT_LEAD, URGENT_FRAMES = 0.02, 3
-# A slower machine has no use for being warned so early.
-SLOWEST_FRAME = 0.02
+# Cap on frame_seconds in urgent_lead; a slower machine gains nothing from a longer lead.
+MAX_URGENT_FRAME_SECONDS = 0.02
 
 
 def urgent_lead(frame_seconds: float) -> float:
-    """A listener with less than these seconds of audio is next, where a frame of every stream takes so long."""
-    return URGENT_LEAD + URGENT_FRAMES * min(frame_seconds, SLOWEST_FRAME)
+    """Seconds of buffered audio below which a listener is urgent; a frame of all streams takes `frame_seconds`."""
+    return URGENT_LEAD + URGENT_FRAMES * min(frame_seconds, MAX_URGENT_FRAME_SECONDS)
 
 
 class LineFit:
-    """Cost as fixed + each * size, neither of them negative, by least squares over what was seen lately."""
+    """Cost as fixed + each * size, both non-negative: least squares over exponentially decaying samples."""
 
-    def __init__(self, memory: float, *, batching_is_free: bool = False) -> None:
-        """As long as only one size was seen, a larger one is taken to cost as much, or else in proportion."""
-        self._memory = memory
+    def __init__(self, decay: float, *, batching_is_free: bool = False) -> None:
+        """`batching_is_free` selects the prior: cost independent of size, otherwise proportional to it."""
+        self._decay = decay
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._free = batching_is_free
 
     def add(self, size: float, cost: float) -> None:
         sums = (self._weight, self._x, self._y, self._xx, self._xy)
         sample = (1.0, size, cost, size * size, size * cost)
-        updated = (self._memory * total + new for total, new in zip(sums, sample, strict=True))
+        updated = (self._decay * total + new for total, new in zip(sums, sample, strict=True))
         self._weight, self._x, self._y, self._xx, self._xy = updated
 
     def at(self, size: float) -> float:
-        """Cost of this size; before the first sample, as if batching cost nothing, or too much."""
+        """Cost of a size; before the first sample 0 if batching is free, otherwise infinite."""
         if not self._weight:
             return 0.0 if self._free else math.inf
-        # The guess is one more sample: nothing costs nothing, or twice the size costs the same.
+        # The prior is one more sample: size 0 costs 0, or twice the size costs the same.
         x, y = self._x / self._weight, self._y / self._weight
-        guess_x, guess_y = (2 * x, y) if self._free else (0.0, 0.0)
-        weight = self._weight + GUESS_WEIGHT
-        mean_x, mean_y = (self._x + GUESS_WEIGHT * guess_x) / weight, (self._y + GUESS_WEIGHT * guess_y) / weight
-        variance = (self._xx + GUESS_WEIGHT * guess_x**2) / weight - mean_x**2
-        covariance = (self._xy + GUESS_WEIGHT * guess_x * guess_y) / weight - mean_x * mean_y
+        prior_x, prior_y = (2 * x, y) if self._free else (0.0, 0.0)
+        weight = self._weight + PRIOR_WEIGHT
+        mean_x, mean_y = (self._x + PRIOR_WEIGHT * prior_x) / weight, (self._y + PRIOR_WEIGHT * prior_y) / weight
+        variance = (self._xx + PRIOR_WEIGHT * prior_x**2) / weight - mean_x**2
+        covariance = (self._xy + PRIOR_WEIGHT * prior_x * prior_y) / weight - mean_x * mean_y
         each = covariance / variance if variance > 0 else 0.0
         return mean_y + min(max(each, 0.0), mean_y / mean_x) * (size - mean_x)
 
 
 class WorkTime:
-    """Seconds that work of some size takes: how a machine's cost grows with size, times how busy it is now.
+    """Seconds that work of a given size takes: the machine's cost by size (shape), times its current load (pace).
 
-    While a machine is busy few streams run, and only small batches are measured. Of one line through these alone, the
-    cost of a larger batch would be in proportion, which is many times too much; so few would be let in for good.
+    With a single fit, a busy machine that admits few streams would measure only small batches, extrapolate larger ones
+    in proportion, many times too high, and so never admit more.
     """
 
     def __init__(self, *, batching_is_free: bool) -> None:
-        self._shape = LineFit(SHAPE_MEMORY, batching_is_free=batching_is_free)
+        self._shape = LineFit(SHAPE_DECAY, batching_is_free=batching_is_free)
         self._pace = 1.0
         self._last_size = 0.0
 
     def add(self, size: float, seconds: float) -> None:
         if self._last_size and (expected := self.at(size)) > 0:
-            seconds = min(seconds, LARGEST_SURPRISE * expected)
-        # A size that stays the same says how busy the machine is, and nothing of other sizes.
+            seconds = min(seconds, MAX_OUTLIER * expected)
+        # An unchanged size informs the pace only, not the shape.
         if size != self._last_size:
             self._shape.add(size, seconds / self._pace)
         self._last_size = size
-        if (usual := self._shape.at(size)) > 0:
-            self._pace = PACE_MEMORY * self._pace + (1 - PACE_MEMORY) * seconds / usual
+        if (predicted := self._shape.at(size)) > 0:
+            self._pace = PACE_DECAY * self._pace + (1 - PACE_DECAY) * seconds / predicted
 
     def at(self, size: float) -> float:
-        """Seconds for this size; before the first sample nothing where batching is free, else infinite."""
+        """Seconds for a size; before the first sample 0 if batching is free, otherwise infinite."""
         return self._pace * self._shape.at(size)
 
 
 class SpeechLength:
-    """How many frames a text takes, learnt from what was spoken."""
+    """Predicts the number of frames of a text from earlier parts."""
 
     def __init__(self) -> None:
-        self._fit = LineFit(SPEECH_MEMORY)
-        self._fit.add(*USUAL_SPEECH)
+        self._fit = LineFit(SPEECH_DECAY)
+        self._fit.add(*TYPICAL_SPEECH)
 
     def add(self, tokens: int, frames: int, *, was_cut: bool) -> None:
-        """A text that `was_cut` at its cap would have taken longer."""
+        """Add a finished part; `was_cut` marks one that its frame cap truncated."""
         expected = self.at(tokens)
-        frames_at_least = max(frames, expected) if was_cut else frames
-        self._fit.add(max(tokens, 1), min(frames_at_least, LARGEST_SURPRISE * expected))
+        min_frames = max(frames, expected) if was_cut else frames
+        self._fit.add(max(tokens, 1), min(min_frames, MAX_OUTLIER * expected))
 
     def at(self, tokens: int) -> float:
         return self._fit.at(tokens)
 
 
 class Capacity:
-    """Whether one more stream would still be made in real time, and so would those that run.
+    """Predicts whether all streams stay in real time with one more of them.
 
     Talker and codec share one device, so their times add up.
     """
 
     def __init__(self, load_limit: float, max_chunk_frames: int, *, batching_is_free: bool) -> None:
-        """`load_limit` is the share of real time that work may take; 0 admits everyone."""
+        """`load_limit` is the share of real time that work may take; 0 admits every stream."""
         self._budget = load_limit * FRAME_SECONDS
         self._chunk_frames = max_chunk_frames
         self._tick = WorkTime(batching_is_free=batching_is_free)
@@ -125,11 +125,11 @@ class Capacity:
         self._codec.add(frames, seconds)
 
     def admits(self, streams: int) -> bool:
-        """Whether `streams` at once keep up; a single one is always let in, or nothing would ever be measured."""
+        """Whether `streams` stay in real time; a single one is always admitted, so that measurements start."""
         return streams <= 1 or not self._budget or self.frame_seconds(streams) <= self._budget
 
     def frame_seconds(self, streams: int) -> float:
-        """Work that one frame of each of `streams` takes, in calls of full chunks."""
+        """Seconds of work for one frame of each of `streams`, with full chunks in each codec call."""
         if not streams:
             return 0.0
         calls = -(-streams // MAX_BATCH)

@@ -1,4 +1,4 @@
-"""Assigns pages of the key/value cache to streams. No tensors, no threads; docs/kv-cache.md proves that none stalls."""
+"""Assigns pages of the key/value cache to streams. No tensors, no threads; docs/kv-cache.md proves progress."""
 
 import numpy as np
 
@@ -7,21 +7,21 @@ from qwen3_tts_engine.core import Status, Stream
 from qwen3_tts_engine.scheduling.capacity import Capacity, SpeechLength
 from qwen3_tts_engine.scheduling.slot_table import FIRST_AUDIO_LEAD, Pool, SlotTable
 
-# A parked stream comes back before its listener has less audio than this, in the pages of one who has more than that.
+# A parked stream with less buffered audio than URGENT_SECONDS may preempt one with more than SPARE_SECONDS.
 URGENT_SECONDS, SPARE_SECONDS = 1.0, 3.0
-# How long a listener who has heard nothing may be kept waiting, as if so much audio were there.
-PATIENCE_SECONDS = 2.0
-# Least part of its expected pages that a stream is charged with at admission: streams are at different points of their
-# way, so that each holds half of its pages at a time.
-SMALLEST_CHARGE = 0.5
+# Buffered audio that a stream before its first audio counts as having.
+FIRST_AUDIO_SECONDS = 2.0
+# Minimum share of its expected pages that a stream is charged at admission: streams are at different points, so that
+# on average each holds half of its pages.
+MIN_CHARGE = 0.5
 NO_PAGES = np.zeros((0, 3), np.int64)
 
 
 class Paging:
-    """Streams hold the pages of what was made, and get further ones as they go on.
+    """Allocates pages on demand as streams grow.
 
-    When none is free, the stream whose listener has the most audio is *parked*: it keeps its slot and its codes, and
-    once pages are free its prompt and its codes are prefilled again.
+    When no page is free, the stream with the most buffered audio is *parked*, that is preempted: it keeps its slot and
+    codes, and its prompt and codes are prefilled again once pages are free.
     """
 
     def __init__(self, table: SlotTable, page_size: int, num_pages: int, capacity: Capacity) -> None:
@@ -32,62 +32,62 @@ class Paging:
         self._page_size = page_size
         self._capacity = capacity
 
-    def most(self, stream: Stream) -> int:
-        """Pages that a stream may come to need."""
-        return self._count(stream.num_positions)
+    def max_pages(self, stream: Stream) -> int:
+        """Maximum number of pages of a stream."""
+        return self._num_pages(stream.num_positions)
 
     def num_rows(self, stream: Stream) -> int:
-        """Rows to prefill before a stream can go on: the prompt, and what was made of it."""
+        """Rows to prefill: the prompt and the frames generated from it so far."""
         slot, table = stream.slot, self._table
         return len(stream.prompt) + (0 if slot < 0 else int(table.written[slot] - table.part_start[slot]))
 
     def has_room(self, stream: Stream, now: float) -> bool:
-        """Whether a stream may begin: with what is expected of those that run, and a page more for each of them."""
+        """Whether a stream may start, given the charges of the running ones and a spare page for each of them."""
         table = self._table.in_use
         idle = self._idle(now)
         running = (table.pages > 0) & ~idle
-        share = self._share()
-        charged = np.maximum(table.pages, table.expected * share)[running].sum()
-        needed = self._start(stream)
-        spare = np.count_nonzero(running & (table.room < table.limit))
+        share = self._charge()
+        charged = np.maximum(table.pages, table.expected_pages * share)[running].sum()
+        needed = self._start_pages(stream)
+        spare = np.count_nonzero(running & (table.page_limit < table.frame_limit))
         available = self.pool.num_free + int(table.pages[idle].sum())
         fits = charged + max(needed, self._expected(stream) * share) <= self.pool.size
         return bool(fits and needed + spare <= available)
 
     def place(self, stream: Stream, now: float) -> None:
-        """Give a stream in a slot the pages that its prompt, its codes and the next frame take."""
+        """Allocate the pages for a stream's prompt, codes and next frame."""
         self.parked.pop(stream.key, None)
         self._table.move(stream, Status.RUNNING)
-        self._take_from(self._longest_idle(now), self._start(stream))
-        stream.pages = self.pool.allocate(self._start(stream))
+        self._preempt(self._longest_idle(now), self._start_pages(stream))
+        stream.pages = self.pool.allocate(self._start_pages(stream))
         self.expect(stream)
         table, slot = self._table, stream.slot
         table.pages[slot] = len(stream.pages)
-        # The first frame comes of the prompt's own pass; each one after it takes the position behind the one before.
+        # The prefill yields the first frame; each later one takes one more position.
         frames = len(stream.pages) * self._page_size - len(stream.prompt) + 1
-        table.room[slot] = table.part_start[slot] + frames
+        table.page_limit[slot] = table.part_start[slot] + frames
 
     def learn(self, stream: Stream) -> None:
-        """Look at how long a part was that the talker is done with."""
+        """Record the length of a finished part."""
         table, slot = self._table, stream.slot
-        frames = int(table.written[slot] - table.part_start[slot])
-        self._lengths.add(stream.prompt.num_spoken, frames, was_cut=bool(table.written[slot] >= table.limit[slot]))
+        frames, was_cut = table.written[slot] - table.part_start[slot], table.written[slot] >= table.frame_limit[slot]
+        self._lengths.add(stream.prompt.num_spoken, int(frames), was_cut=bool(was_cut))
 
     def expect(self, stream: Stream) -> None:
-        """Look at how much text a stream has by now."""
-        self._table.expected[stream.slot] = self._expected(stream)
+        """Update a stream's expected pages from its current text."""
+        self._table.expected_pages[stream.slot] = self._expected(stream)
 
     def grow(self, now: float) -> np.ndarray:
-        """Give every stream that is to go on a page where it needs one.
+        """Allocate a page for every runnable stream that needs one.
 
-        Returns int64 [pages, 3]: slot, place in the slot's page table, page.
+        Returns int64 [pages, 3]: slot, index in the slot's page table, page.
         """
         table = self._table
-        short = np.flatnonzero(table.in_use.runnable & (table.in_use.launched >= table.in_use.room))
+        short = np.flatnonzero(table.in_use.runnable & (table.in_use.launched >= table.in_use.page_limit))
         if not len(short):
             return NO_PAGES
         while len(short) > self.pool.num_free:
-            self.park(int(np.argmax(self._patience(now))))
+            self.park(int(np.argmax(self._preemption_priority(now))))
             short = short[table.pages[short] > 0]
         pages = self.pool.allocate(len(short))
         for slot, page in zip(short.tolist(), pages, strict=True):
@@ -96,11 +96,11 @@ class Paging:
             stream.pages.append(page)
         places = table.pages[short].astype(np.int64)
         table.pages[short] += 1
-        table.room[short] += self._page_size
+        table.page_limit[short] += self._page_size
         return np.stack([short, places, np.array(pages, np.int64)], axis=1)
 
     def park(self, slot: int) -> None:
-        """Take the pages of a running stream, whose frames in flight are lost and made again."""
+        """Preempt a running stream; its frames in flight are discarded and generated again."""
         stream = self._table.streams[slot]
         assert stream is not None
         self.free(stream)
@@ -108,72 +108,72 @@ class Paging:
         self.queue(stream)
 
     def queue(self, stream: Stream) -> None:
-        """Let a stream wait in its slot until there are pages for its prompt."""
+        """Queue a stream, in its slot, for the pages of its prompt."""
         self._table.move(stream, Status.PARKED)
         self.parked[stream.key] = stream
 
     def ready(self) -> list[Stream]:
-        """Parked streams that can go on, whose listener has the least audio first."""
+        """Parked streams that can resume, least buffered audio first."""
         table = self._table
-        ready = [s for s in self.parked.values() if table.launched[s.slot] < table.horizon[s.slot]]
+        ready = [s for s in self.parked.values() if table.launched[s.slot] < table.text_limit[s.slot]]
         if len(ready) > 1:
-            listening = self._listening()
-            ready.sort(key=lambda stream: float(listening[stream.slot]))
+            underrun_at = self._underrun_at()
+            ready.sort(key=lambda stream: float(underrun_at[stream.slot]))
         return ready
 
     def make_room(self, stream: Stream, now: float) -> bool:
-        """Whether a parked stream may go on now; others are parked for it when its listener is about to run dry."""
+        """Whether a parked stream may resume now; preempts others when its listener is about to underrun."""
         table = self._table.in_use
         if self.has_room(stream, now) or not table.runnable.any():
-            return self._take_from(self._longest_idle(now), self._start(stream))
-        listening = self._listening()
-        if listening[stream.slot] > now + URGENT_SECONDS:
+            return self._preempt(self._longest_idle(now), self._start_pages(stream))
+        underrun_at = self._underrun_at()
+        if underrun_at[stream.slot] > now + URGENT_SECONDS:
             return False
-        spare = np.flatnonzero(table.runnable & (listening > now + SPARE_SECONDS))
-        return self._take_from(spare[np.argsort(-listening[spare])], self._start(stream))
+        spare = np.flatnonzero(table.runnable & (underrun_at > now + SPARE_SECONDS))
+        return self._preempt(spare[np.argsort(-underrun_at[spare])], self._start_pages(stream))
 
     def free(self, stream: Stream) -> None:
-        """Take back all pages of a stream, which waits for none any more."""
+        """Free all pages of a stream and remove it from the page queue."""
         self.parked.pop(stream.key, None)
         self.pool.free(stream.pages)
         stream.pages = []
         self._table.pages[stream.slot] = 0
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when a page is lost, held by two, or missing where a frame was launched."""
+        """Raise AssertionError when a page is lost, shared, or missing for a launched frame."""
         self.pool.check_integrity()
         held = [s for s in self._table.streams if s is not None]
         pages = [page for stream in held for page in stream.pages]
-        assert len(pages) == len(set(pages)) == self.pool.num_used, "a page is held by two, or by no stream"
-        assert all(len(s.pages) == self._table.pages[s.slot] for s in held), "the table is wrong about pages"
+        assert len(pages) == len(set(pages)) == self.pool.num_used, "a page is shared or held by no stream"
+        assert all(len(s.pages) == self._table.pages[s.slot] for s in held), "the page counts of the table are wrong"
         parked = [s for s in held if s.status is Status.PARKED]
-        assert {s.key for s in parked} == self.parked.keys(), "a stream waits for pages and is not parked, or is lost"
+        assert {s.key for s in parked} == self.parked.keys(), "the page queue disagrees with the parked streams"
         assert all(s.status is Status.RUNNING for s in held if s.pages), "a stream that does not run holds pages"
         table = self._table.in_use
-        assert (table.launched <= table.room)[table.pages > 0].all(), "a frame was launched without a page"
+        assert (table.launched <= table.page_limit)[table.pages > 0].all(), "a frame was launched without a page"
 
-    def _count(self, positions: int) -> int:
+    def _num_pages(self, positions: int) -> int:
         return -(-positions // self._page_size)
 
-    def _start(self, stream: Stream) -> int:
-        """Pages without which a stream cannot go on."""
-        return self._count(self.num_rows(stream) + 1)
+    def _start_pages(self, stream: Stream) -> int:
+        """Pages that a stream requires to start or resume."""
+        return self._num_pages(self.num_rows(stream) + 1)
 
     def _expected(self, stream: Stream) -> int:
         prompt = stream.prompt
         frames = min(self._lengths.at(prompt.num_spoken), stream.part_frames(prompt))
-        return self._count(int(len(prompt) + frames))
+        return self._num_pages(int(len(prompt) + frames))
 
-    def _share(self) -> float:
-        """How much of its expected pages a stream is charged with.
+    def _charge(self) -> float:
+        """Share of its expected pages that a stream is charged.
 
-        A stream that is made in half of the time in which it is heard can live on its audio for the other half.
+        A stream generated at twice real time can be parked half of the time without underrun.
         """
         load = self._capacity.frame_seconds(self._table.in_use.num_active + 1) / FRAME_SECONDS
-        return min(max(load, SMALLEST_CHARGE), 1.0)
+        return min(max(load, MIN_CHARGE), 1.0)
 
     def _idle(self, now: float) -> np.ndarray:
-        """Slots that hold pages for nothing: they wait for text and their listener, or the machine, for them."""
+        """Slots that hold pages while they wait for text and all audio was heard, or no slot is runnable."""
         table = self._table.in_use
         held: np.ndarray = table.waiting & (table.pages > 0)
         if not table.runnable.any():
@@ -186,20 +186,20 @@ class Paging:
         longest: np.ndarray = idle[np.argsort(self._table.deadline[idle])]
         return longest
 
-    def _listening(self) -> np.ndarray:
-        """Until when each slot's listener can do without further audio, perf_counter seconds."""
+    def _underrun_at(self) -> np.ndarray:
+        """When each slot's listener underruns without further audio, perf_counter seconds."""
         table = self._table.in_use
-        listening: np.ndarray = table.deadline + np.where(table.sent > 0, 0.0, FIRST_AUDIO_LEAD + PATIENCE_SECONDS)
-        return listening
+        underrun_at: np.ndarray = table.deadline + np.where(table.sent > 0, 0.0, FIRST_AUDIO_LEAD + FIRST_AUDIO_SECONDS)
+        return underrun_at
 
-    def _patience(self, now: float) -> np.ndarray:
-        """The order in which slots are parked, the largest first."""
-        listening = np.where(self._table.in_use.runnable, self._listening(), -np.inf)
-        patience: np.ndarray = np.where(self._idle(now), np.inf, listening)
-        return patience
+    def _preemption_priority(self, now: float) -> np.ndarray:
+        """Priority of each slot for preemption, the largest first."""
+        underrun_at = np.where(self._table.in_use.runnable, self._underrun_at(), -np.inf)
+        priority: np.ndarray = np.where(self._idle(now), np.inf, underrun_at)
+        return priority
 
-    def _take_from(self, slots: np.ndarray, count: int) -> bool:
-        """Park `slots`, in their order, until `count` pages are free; none when all of them would not do."""
+    def _preempt(self, slots: np.ndarray, count: int) -> bool:
+        """Park `slots` in order until `count` pages are free; parks none if all would not suffice."""
         if self.pool.num_free + int(self._table.pages[slots].sum()) < count:
             return False
         for slot in slots.tolist():

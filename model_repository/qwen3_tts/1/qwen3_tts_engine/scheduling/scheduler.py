@@ -1,4 +1,4 @@
-"""Which streams run: the next batch, and what becomes of its frames. No tensors, no threads."""
+"""Forms batches and moves streams between statuses. No tensors, no threads."""
 
 import numpy as np
 
@@ -10,9 +10,9 @@ from qwen3_tts_engine.scheduling.capacity import Capacity, urgent_lead
 from qwen3_tts_engine.scheduling.paging import Paging
 from qwen3_tts_engine.scheduling.slot_table import Pool, SlotTable
 
-# Audio beyond the urgent that every listener must have for newcomers to go alone: what their prefill, their first frame
-# and a codec call take (measured on one H200).
-COMFORT = 0.01
+# Seconds of audio beyond the urgent lead that every listener must have before newcomers get a batch of their own: the
+# time of their prefill, first frame and codec call (measured on one H200).
+NEWCOMER_LEAD = 0.01
 
 
 class Scheduler:
@@ -24,17 +24,17 @@ class Scheduler:
         self.paging = Paging(table, limits.page_size, limits.num_pages, capacity)
         self.admission = Admission(table, self.slots, self.paging, capacity, limits)
         self.live: dict[str, Stream] = {}
-        # Running streams with text that the runner has not had.
-        self._updated: dict[str, Stream] = {}
+        # Running streams with text not yet fed to the runner.
+        self._pending_text: dict[str, Stream] = {}
 
     @property
     def pages(self) -> Pool:
         return self.paging.pool
 
     def submit(self, stream: Stream) -> None:
-        """Take in a stream: it waits for a slot, or without a prompt for its first words.
+        """Queue a stream for a slot; one without a prompt first waits for text.
 
-        Raises Unavailable when there is no room for it.
+        Raises Unavailable when the stream is not admitted.
         """
         if len(stream.prompt):
             self._enqueue(stream)
@@ -43,9 +43,9 @@ class Scheduler:
         self.live[stream.key] = stream
 
     def update(self, stream: Stream) -> bool:
-        """Look at a stream whose text has changed; True when that ends it and nothing is left to decode.
+        """Handle a changed text; True when that ends the stream and nothing is left to decode.
 
-        Raises Unavailable for the first words of a stream when there is no room for it.
+        Raises Unavailable when a held stream is not admitted with its first text.
         """
         match stream.status:
             case Status.HOLDING if len(stream.prompt):
@@ -58,62 +58,62 @@ class Scheduler:
                 stream.prompt.take_arrived()
                 self.table.set_bounds(stream.slot, stream)
             case Status.RUNNING:
-                self._updated[stream.key] = stream
+                self._pending_text[stream.key] = stream
         return False
 
     def next_batch(self, now: float) -> Batch:
-        """Admit streams that fit, then select those that make a frame: all, or the most urgent when the batch is full.
+        """Admit streams that fit, then select those that generate a frame: all, or the most urgent up to max_batch.
 
         New streams get a batch of their own while all others have enough audio buffered.
         """
         feeds = self._feed()
         grown = self.paging.grow(now)
-        # One of them may have lost its pages; it is prefilled with its text later.
+        # `grow` may have preempted some of these streams; their text is prefilled later.
         feeds = [feed for feed in feeds if self.table.pages[feed.slot]]
         newcomers = self._admit(now)
         table = self.table.in_use
         slots = np.flatnonzero(table.runnable)
-        if newcomers and self._is_comfortable(now):
+        if newcomers and self._has_slack(now):
             slots = np.sort([newcomer.slot for newcomer in newcomers])
         if len(slots) > self.limits.max_batch:
             order = np.argsort(table.deadline[slots], kind="stable")
             slots = np.sort(slots[order[: self.limits.max_batch]])
         table.launched[slots] += 1
-        return Batch(newcomers, feeds, grown, slots, table.life[slots])
+        return Batch(newcomers, feeds, grown, slots, table.generation[slots])
 
     def has_work(self, now: float) -> bool:
-        if self.table.in_use.runnable.any() or self._updated:
+        if self.table.in_use.runnable.any() or self._pending_text:
             return True
         return bool(self.paging.ready()) or self.admission.next(now) is not None
 
     def collect(self, batch: Batch, frames: Frames, now: float) -> list[Stream]:
-        """Store a tick's frames; returns the streams that ended with nothing left to decode."""
+        """Store a tick's frames; returns the streams that ended and have nothing left to decode."""
         table, slots = self.table, batch.slots
-        live = table.talking[slots] & (table.life[slots] == batch.lives)
+        live = table.talking[slots] & (table.generation[slots] == batch.generations)
         stored = live & ~frames.ended
         kept = slots[stored]
         table.codes[kept, table.written[kept]] = frames.codes[stored]
         table.written_at[kept, table.written[kept]] = now
         table.written[kept] += 1
-        done = slots[live & (frames.ended | (table.written[slots] >= table.limit[slots]))]
+        done = slots[live & (frames.ended | (table.written[slots] >= table.frame_limit[slots]))]
         return [stream for slot in done if (stream := self._end_part(int(slot)))]
 
     def end(self, stream: Stream) -> bool:
-        """Take a stream out, wherever it is; False when it had ended before."""
+        """End a stream in any status; False if it had ended already."""
         if self.live.pop(stream.key, None) is None:
             return False
         if stream.status is Status.WAITING:
             self.admission.queue.remove(stream)
         self.table.move(stream, Status.ENDED)
         if stream.slot >= 0:
-            self._give_back(stream)
+            self._free_pages(stream)
             self.table.written[stream.slot] = self.table.sent[stream.slot]
             if not self.table.decoding[stream.slot]:
                 self._release(stream)
         return True
 
     def settle(self, drained: list[Stream]) -> set[Stream]:
-        """Free the slots of streams that the codec is done with; returns those that had not ended before."""
+        """Free the slots of completely decoded streams; returns those that had not ended already."""
         ended = {stream for stream in drained if self.end(stream)}
         for stream in drained:
             if stream not in ended:
@@ -121,29 +121,30 @@ class Scheduler:
         return ended
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when a slot, a page or a stream is lost, held by two, or not what its status says."""
+        """Raise AssertionError when a slot, page or stream is lost, shared, or inconsistent with a status."""
         self.slots.check_integrity()
         self.paging.check_integrity()
         self.table.check_integrity()
         in_slots = [stream for stream in self.table.streams if stream is not None]
         assert len(in_slots) == self.slots.num_used, "a slot is in use without a stream"
         in_queue = list(self.admission.queue)
-        assert all(stream.status is Status.WAITING for stream in in_queue), "a stream in the queue does not wait"
+        assert all(stream.status is Status.WAITING for stream in in_queue), "a queued stream is not WAITING"
         holding = [stream for stream in self.live.values() if stream.status is Status.HOLDING]
         living = [stream for stream in (*in_queue, *holding, *in_slots) if stream.status is not Status.ENDED]
         assert sorted(map(id, living)) == sorted(map(id, self.live.values())), "a stream is lost, or in two places"
-        assert all(s.status is Status.RUNNING for s in self._updated.values()), "text is kept for a stream not running"
+        with_text = self._pending_text.values()
+        assert all(s.status is Status.RUNNING for s in with_text), "text is pending for a stream that does not run"
 
     @property
     def num_active(self) -> int:
-        """Streams that cost work at present."""
+        """Streams that currently cost work."""
         return self.table.in_use.num_active
 
-    def _is_comfortable(self, now: float) -> bool:
-        """Whether every listener whose next frame would wait has audio for some time to come."""
+    def _has_slack(self, now: float) -> bool:
+        """Whether every running listener has enough buffered audio to skip a batch."""
         table = self.table.in_use
         listening = table.runnable & (table.sent > 0)
-        needed = urgent_lead(self.capacity.frame_seconds(self.num_active)) + COMFORT
+        needed = urgent_lead(self.capacity.frame_seconds(self.num_active)) + NEWCOMER_LEAD
         return bool((table.deadline[listening] - now > needed).all())
 
     def _enqueue(self, stream: Stream) -> None:
@@ -152,14 +153,14 @@ class Scheduler:
         self.admission.queue.append(stream)
 
     def _hold(self, stream: Stream) -> None:
-        """Take in a stream that waits for its first words and takes up no room. Raises Unavailable when many do."""
+        """Hold a stream until its first text, outside of the queue. Raises Unavailable when too many are held."""
         count = sum(other.status is Status.HOLDING for other in self.live.values())
         if count >= self.limits.max_waiting + self.slots.size:
-            raise Unavailable(f"busy: {count} streams wait for their first words")
+            raise Unavailable(f"busy: {count} streams wait for their first text")
         self.table.move(stream, Status.HOLDING)
 
     def _begin_next_part(self, stream: Stream) -> None:
-        """Go on to the next part, in the same slot; its prompt is prefilled once there are pages."""
+        """Switch to the next part in the same slot; its prompt is prefilled once pages are free."""
         stream.next_part()
         stream.prompt.take_arrived()
         self.table.begin_part(stream.slot, stream)
@@ -167,7 +168,7 @@ class Scheduler:
 
     def _feed(self) -> list[TextFeed]:
         feeds = []
-        for stream in self._updated.values():
+        for stream in self._pending_text.values():
             prompt, slot = stream.prompt, stream.slot
             start = len(prompt.trailing)
             if ids := prompt.take_arrived():
@@ -175,11 +176,11 @@ class Scheduler:
                 feeds.append(TextFeed(slot, start, ids, prompt.is_open, late))
                 self.table.set_bounds(slot, stream)
                 self.paging.expect(stream)
-        self._updated.clear()
+        self._pending_text.clear()
         return feeds
 
     def _admit(self, now: float) -> list[Newcomer]:
-        """Those that have a slot and wait for pages, then as many of those that wait as fit beside them."""
+        """Start parked streams, then queued ones, up to `prefill_rows`."""
         newcomers: list[Newcomer] = []
         rows = 0
         while (stream := self._next_start(now)) is not None:
@@ -205,14 +206,14 @@ class Scheduler:
         return Newcomer(stream, stream.slot, stream.pages.copy(), table.codes[stream.slot, made].copy())
 
     def _end_part(self, slot: int) -> Stream | None:
-        """Called when all frames of a part are made; returns the stream when that ends it and all is decoded."""
+        """Called after a part's last frame; returns the stream if that ends it and all is decoded."""
         stream = self.table.streams[slot]
         assert stream is not None
         self.paging.learn(stream)
-        goes_on = stream.is_open or stream.following
-        if not goes_on or self.table.written[slot] >= stream.max_frames:
+        has_next_part = stream.is_open or stream.following
+        if not has_next_part or self.table.written[slot] >= stream.max_frames:
             return stream if self._drain(stream) else None
-        self._give_back(stream)
+        self._free_pages(stream)
         self.table.end_part(slot)
         self.table.move(stream, Status.RESTING)
         if stream.following:
@@ -220,9 +221,9 @@ class Scheduler:
         return None
 
     def _drain(self, stream: Stream) -> bool:
-        """Called when all frames of a stream are made; ends it, and returns True, when none is left to decode."""
+        """Called after a stream's last frame; ends it and returns True when no frame is left to decode."""
         self.table.move(stream, Status.DRAINING)
-        self._give_back(stream)
+        self._free_pages(stream)
         if self.table.decoding[stream.slot] or self.table.in_use.pending[stream.slot]:
             return False
         return self.end(stream)
@@ -231,7 +232,7 @@ class Scheduler:
         self.slots.free([stream.slot])
         self.table.close(stream)
 
-    def _give_back(self, stream: Stream) -> None:
-        """Take back what a stream that makes no frames needs no longer: all but its slot."""
-        self._updated.pop(stream.key, None)
+    def _free_pages(self, stream: Stream) -> None:
+        """Free the pages of a stream that generates no more frames, and drop its pending text."""
+        self._pending_text.pop(stream.key, None)
         self.paging.free(stream)

@@ -1,4 +1,4 @@
-"""Slots and pages: what a stream holds while it is in flight."""
+"""Index pools, and the per-slot state of all streams."""
 
 import heapq
 
@@ -8,7 +8,7 @@ from qwen3_tts_engine.core import TRANSITIONS, Status, Stream
 
 
 class Pool:
-    """A fixed set of indices, handed out and taken back; the lowest free ones go first, so that memory stays dense."""
+    """Allocates indices below `size`, the lowest free ones first, which keeps memory dense."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -24,15 +24,15 @@ class Pool:
         return len(self._used)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` indices; raises IndexError, and takes none, when fewer are free."""
+        """Allocate `count` indices; raises IndexError, and allocates none, when fewer are free."""
         if count > len(self._free):
-            raise IndexError(f"{count} wanted, {len(self._free)} free")
+            raise IndexError(f"{count} requested, {len(self._free)} free")
         taken = [heapq.heappop(self._free) for _ in range(count)]
         self._used.update(taken)
         return taken
 
     def free(self, indices: list[int]) -> None:
-        """Give back indices; raises KeyError for one that is not in use."""
+        """Free indices; raises KeyError for one that is not in use."""
         for index in indices:
             self._used.remove(index)
             heapq.heappush(self._free, index)
@@ -44,74 +44,74 @@ class Pool:
         assert len(self._free) + len(self._used) == self.size, "an index is lost"
 
 
-# Whether the talker is not done with a stream that has a slot.
+# Statuses in which the talker has frames left to generate.
 TALKING = (Status.RUNNING, Status.PARKED, Status.RESTING)
-# Puts streams without audio before every other, oldest first.
+# Sorts streams without audio before all others, oldest first.
 FIRST_AUDIO_LEAD = 1e9
 
 
 class Columns:
-    """What is known of slots, one array element a slot, so that a tick touches no stream one by one.
+    """Per-slot state in NumPy columns, so that a tick is vectorised.
 
-    A slot is *talking* while its talker runs, *decoding* while the codec works on a chunk of it.
+    A slot is *talking* until its last frame is generated, *decoding* while the codec works on one of its chunks.
     """
 
     def __init__(self, num_slots: int) -> None:
-        self.life = np.zeros(num_slots, np.int64)
-        """Counts the streams that a slot has had: tells a late frame of the last one from the next one's."""
+        self.generation = np.zeros(num_slots, np.int64)
+        """Generation counter; rejects late frames of a slot's previous stream."""
         self.talking = np.zeros(num_slots, bool)
         self.decoding = np.zeros(num_slots, bool)
-        self.limit = np.zeros(num_slots, np.int32)
-        self.horizon = np.zeros(num_slots, np.int32)
-        """How many frames may be launched: the limit, or less while the text of further ones has not come."""
+        self.frame_limit = np.zeros(num_slots, np.int32)
+        self.text_limit = np.zeros(num_slots, np.int32)
+        """Frames that may be launched with the available text: frame_limit, or less while text is missing."""
         self.part_start = np.zeros(num_slots, np.int32)
-        """Frames before the part that is spoken."""
+        """Frames of the earlier parts."""
         self.launched = np.zeros(num_slots, np.int32)
         self.written = np.zeros(num_slots, np.int32)
         self.sent = np.zeros(num_slots, np.int32)
-        self.preset = np.zeros(num_slots, np.int32)
-        """Frames of a cloned voice's reference, which the codec has had before the stream's own."""
+        self.reference_frames = np.zeros(num_slots, np.int32)
+        """Frames of a cloned voice's reference, which the codec state contains at the start."""
         self.deadline = np.zeros(num_slots)
-        """When the listener runs dry, perf_counter seconds; until the first audio the arrival, far in the past."""
+        """When the listener's audio underruns, perf_counter seconds; before first audio far in the past."""
         self.pages = np.zeros(num_slots, np.int32)
-        """Pages that the slot holds: none before its prompt is prefilled, and none once its talker is done."""
-        self.room = np.zeros(num_slots, np.int32)
-        """How many frames may be launched with the pages that the slot holds."""
-        self.expected = np.zeros(num_slots, np.int32)
-        """Pages that the part is expected to come to need."""
+        """Pages that the slot holds: none before prefill and none after the last frame."""
+        self.page_limit = np.zeros(num_slots, np.int32)
+        """Frames that may be launched with the slot's pages."""
+        self.expected_pages = np.zeros(num_slots, np.int32)
+        """Predicted pages of the whole part."""
 
     @property
     def runnable(self) -> np.ndarray:
-        """Slots that may make a frame, bool [slots]."""
-        return self.talking & (self.launched < self.horizon) & (self.pages > 0)
+        """Slots that can generate a frame, bool [slots]."""
+        return self.talking & (self.launched < self.text_limit) & (self.pages > 0)
 
     @property
     def waiting(self) -> np.ndarray:
         """Slots that wait for text, bool [slots]."""
-        return self.talking & (self.launched >= self.horizon) & (self.horizon < self.limit)
+        return self.talking & (self.launched >= self.text_limit) & (self.text_limit < self.frame_limit)
 
     @property
     def paused(self) -> np.ndarray:
-        """Slots that wait for text and of which all that was made has been sent, bool [slots]."""
+        """Slots that wait for text and have sent all launched frames, bool [slots]."""
         return self.waiting & (self.sent >= self.launched)
 
     @property
     def num_active(self) -> int:
-        """Streams that cost work: those that talk and are not paused."""
-        active = (self.launched < self.horizon) | (self.horizon >= self.limit) | (self.sent < self.launched)
+        """Streams that cost work: talking and not paused."""
+        active = (self.launched < self.text_limit) | (self.text_limit >= self.frame_limit) | (self.sent < self.launched)
         return int(np.count_nonzero(self.talking & active))
 
     @property
     def pending(self) -> np.ndarray:
-        """Frames of each slot that the codec has not had, int32 [slots]."""
+        """Frames not decoded yet, int32 [slots]."""
         return self.written - self.sent
 
 
 class SlotTable(Columns):
-    """All slots, their streams and what was made of each.
+    """All slots with their streams and codes.
 
-    `in_use` is the same memory up to the last slot in use. What looks at every slot looks at those: NumPy gives the
-    interpreter away in each operation on more than 500 elements, and then waits until other threads give it back.
+    `in_use` is a view up to the last slot in use, for operations over all slots: NumPy releases the GIL in each
+    operation on more than 500 elements and then waits to get it back.
     """
 
     def __init__(self, num_slots: int, max_frames: int, num_codebooks: int) -> None:
@@ -119,10 +119,10 @@ class SlotTable(Columns):
         self.streams: list[Stream | None] = [None] * num_slots
         self.codes = np.empty((num_slots, max_frames, num_codebooks), np.int16)
         self.written_at = np.empty((num_slots, max_frames))
-        self.in_use = self._first(0)
+        self.in_use = self._view(0)
 
     def move(self, stream: Stream, status: Status) -> None:
-        """Change a stream's status. Raises AssertionError for a change that TRANSITIONS does not have."""
+        """Change a stream's status. Raises AssertionError for a transition that is not in TRANSITIONS."""
         assert status in TRANSITIONS[stream.status], f"a stream that is {stream.status.value} cannot be {status.value}"
         stream.status = status
         if stream.slot >= 0:
@@ -132,55 +132,55 @@ class SlotTable(Columns):
         self.streams[slot] = stream
         stream.slot = slot
         self.decoding[slot] = False
-        self.preset[slot] = stream.voice.num_frames if stream.voice else 0
+        self.reference_frames[slot] = stream.voice.num_frames if stream.voice else 0
         self.deadline[slot] = stream.arrived - FIRST_AUDIO_LEAD
-        for counter in (self.launched, self.written, self.sent, self.pages, self.room):
+        for counter in (self.launched, self.written, self.sent, self.pages, self.page_limit):
             counter[slot] = 0
         self.begin_part(slot, stream)
-        if slot >= len(self.in_use.life):
-            self.in_use = self._first(slot + 1)
+        if slot >= len(self.in_use.generation):
+            self.in_use = self._view(slot + 1)
 
     def begin_part(self, slot: int, stream: Stream) -> None:
-        """A part's frames are counted on behind those of the parts before it."""
+        """Start a part after the frames written so far."""
         self.part_start[slot] = self.written[slot]
         self.set_bounds(slot, stream)
 
     def set_bounds(self, slot: int, stream: Stream) -> None:
-        """How far the talker may go with the text that is there."""
+        """Update frame_limit and text_limit from the prompt."""
         prompt, start = stream.prompt, self.part_start[slot]
-        self.limit[slot] = limit = min(stream.max_frames, start + stream.part_frames(prompt))
-        # A frame is fed the text that has its number. The last one goes ahead and is fed as soon as there is some.
-        self.horizon[slot] = min(limit, start + len(prompt.trailing) + 1) if prompt.is_open else limit
+        self.frame_limit[slot] = limit = min(stream.max_frames, start + stream.part_frames(prompt))
+        # Frame t is fed text t. One frame more may be launched; its text is fed when it arrives.
+        self.text_limit[slot] = min(limit, start + len(prompt.trailing) + 1) if prompt.is_open else limit
 
     def rewind(self, slot: int) -> None:
-        """Go back to the frames that were read; those that are on their way come too late."""
-        self.life[slot] += 1
+        """Reset to the frames read so far; frames in flight become stale."""
+        self.generation[slot] += 1
         self.launched[slot] = self.written[slot]
 
     def end_part(self, slot: int) -> None:
-        """Launch nothing until the next part begins."""
+        """Block launches until the next part begins."""
         self.rewind(slot)
-        self.horizon[slot] = 0
+        self.text_limit[slot] = 0
 
     def close(self, stream: Stream) -> None:
         slot, stream.slot = stream.slot, -1
         self.streams[slot] = None
-        self.life[slot] += 1
-        count = len(self.in_use.life)
+        self.generation[slot] += 1
+        count = len(self.in_use.generation)
         while count and self.streams[count - 1] is None:
             count -= 1
-        if count < len(self.in_use.life):
-            self.in_use = self._first(count)
+        if count < len(self.in_use.generation):
+            self.in_use = self._view(count)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where a column does not agree with its stream's status."""
+        """Raise AssertionError where a column disagrees with its stream's status."""
         for slot, stream in enumerate(self.streams):
             assert stream is None or stream.slot == slot, "a stream is not in its slot"
             talking = stream is not None and stream.status in TALKING
-            assert self.talking[slot] == talking, "a slot does not talk as its stream's status says"
+            assert self.talking[slot] == talking, "a slot's talking flag disagrees with its stream's status"
 
-    def _first(self, count: int) -> Columns:
-        """The memory of the first `count` slots."""
+    def _view(self, count: int) -> Columns:
+        """A view of the first `count` slots."""
         columns = Columns(0)
         for name in vars(columns):
             setattr(columns, name, getattr(self, name)[:count])
