@@ -86,7 +86,7 @@ def tensorrt_plan_on_cpu(checkpoint: Path, codec: Path) -> str:
     )  # fmt: skip
     CodecManifest.read(codec).model_copy(update={"form": "tensorrt", "engine": engine}).write(codec)
     (codec / "model.plan").touch()
-    return f"{codec / 'model.json'}: form is tensorrt, which needs a CUDA device, this model runs on cpu"
+    return f"{codec / 'model.json'}: form is tensorrt, which requires a CUDA device, this model runs on cpu"
 
 
 @pytest.mark.parametrize(

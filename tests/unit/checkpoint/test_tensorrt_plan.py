@@ -46,7 +46,7 @@ def test_missing_plan_says_how_to_get_one(folder: Path) -> None:
 
 
 def test_plan_on_the_cpu(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match="needs a CUDA device, this model runs on cpu"):
+    with pytest.raises(CheckpointError, match="requires a CUDA device, this model runs on cpu"):
         tensorrt_plan.check_plan(folder, MANIFEST, torch.device("cpu"), NEEDED)
 
 
@@ -63,11 +63,11 @@ def test_facts_are_required(folder: Path) -> None:
         ({"version": "10.15.1.29"}, "engine.version is 10.15.1.29, TensorRT here is 10.14.1"),
         (
             {"profiles": plan_profiles(1)[:-1]},
-            r"engine.profiles: none takes codes \[64, 16, 16\], state \[64, 1\], history \[64, 1\]",
+            r"engine.profiles: none supports codes \[64, 16, 16\], state \[64, 1\], history \[64, 1\]",
         ),
         (
             {"profiles": [{"codes": [[1, 1, 16], [4, 4, 16], [32, 32, 16]]}]},
-            r"engine.profiles: none takes codes \[64, 1, 16\]",
+            r"engine.profiles: none supports codes \[64, 1, 16\]",
         ),
     ],
 )

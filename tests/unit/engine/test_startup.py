@@ -47,7 +47,7 @@ def test_a_talker_on_each_of_two_gpus() -> None:
 def test_too_little_memory_for_one_stream(tiny_checkpoint: Path) -> None:
     config = config_of(tiny_checkpoint, kv_cache_gib=1e-4)
     with pytest.raises(
-        ConfigError, match=r"kv_cache_gib: 0.00 GiB hold \d+ positions, one stream may need \d+: raise it"
+        ConfigError, match=r"kv_cache_gib: 0.00 GiB hold \d+ positions, one stream may require \d+: raise it"
     ):
         load_runner(Checkpoint.open(config.checkpoint), config, CPU)
 

@@ -204,7 +204,7 @@ def check(checkpoint: Checkpoint, repository: Path, device: str = "cuda:0", **se
     [
         ("NVIDIA L4", "10.14.1", 30, "speaker_encoder/1/model.json: engine.gpu is NVIDIA H200, this machine has .* L4"),
         ("NVIDIA H200", "10.15.1", 30, "engine.version is 10.14.1.48, TensorRT here is 10.15.1"),
-        ("NVIDIA H200", "10.14.1", 31, r"engine.profiles: none takes mel \[1, 2910, 128\]"),
+        ("NVIDIA H200", "10.14.1", 31, r"engine.profiles: none supports mel \[1, 2910, 128\]"),
     ],
 )
 def test_server_refuses_a_plan_that_is_not_for_it(
@@ -221,7 +221,7 @@ def test_server_refuses_a_plan_that_is_not_for_it(
 
 
 def test_server_refuses_a_missing_plan_and_one_without_a_gpu(checkpoint: Checkpoint, repository: Path) -> None:
-    with pytest.raises(CheckpointError, match="form is tensorrt, which needs a CUDA device, this model runs on cpu"):
+    with pytest.raises(CheckpointError, match="form is tensorrt, which requires a CUDA device, this model runs on cpu"):
         check(checkpoint, repository, "cpu")
     (repository / "speaker_encoder" / "1" / "model.plan").unlink()
     with pytest.raises(CheckpointError, match=r"speaker_encoder/1/model\.plan: missing; `python -m export --form"):

@@ -1,4 +1,4 @@
-"""A released Qwen3-TTS checkpoint: its files, its configuration, its tensors."""
+"""A released Qwen3-TTS checkpoint: files, configuration, tensors."""
 
 import hashlib
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Checkpoint:
     def open(cls, name: str, revision: str | None = None) -> "Checkpoint":
         """Open a folder, or download a hub id such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice (kept in the hub's cache).
 
-        Raises CheckpointError when the folder or the hub id cannot be had, or when a file of it is missing or wrong.
+        Raises CheckpointError when the folder or the hub id is unavailable, or a file is missing or invalid.
         """
         folder = Path(name) if Path(name).is_dir() else _download(name, revision)
         checkpoint = cls(folder)
@@ -46,7 +46,7 @@ class Checkpoint:
         return checkpoint
 
     def path(self, relative: str) -> Path:
-        """The file at `relative`; raises CheckpointError when it is not there."""
+        """The file at `relative`; raises CheckpointError when it is missing."""
         path = self.folder / relative
         if not path.is_file():
             raise CheckpointError(f"{path}: missing from the checkpoint")
@@ -66,13 +66,13 @@ class Checkpoint:
 
     @cached_property
     def codec_digest(self) -> str:
-        """SHA-256 of the speech tokenizer's weights: what an exported codec was made from."""
+        """SHA-256 of the speech tokenizer's weights; identifies the source of an exported codec."""
         with self.path(f"{SPEECH_TOKENIZER}/{WEIGHTS}").open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     @cached_property
     def speaker_digest(self) -> str:
-        """SHA-256 of the speaker encoder's weights, which a Base checkpoint has beside the talker's."""
+        """SHA-256 of the speaker encoder's weights in a Base checkpoint."""
         digest = hashlib.sha256()
         with safe_open(self.path(WEIGHTS), framework="pt") as file:
             names = list(file.keys())
@@ -85,7 +85,7 @@ class Checkpoint:
 def load_tensors(path: Path, shapes: TensorShapes) -> dict[str, torch.Tensor]:
     """Load the named tensors in their stored dtype.
 
-    Raises CheckpointError naming the file, the tensor, and the expected and found shapes; checked before any is read.
+    Raises CheckpointError naming the file, the tensor, and both shapes, before any tensor is read.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -107,4 +107,4 @@ def _download(name: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(f"checkpoint {name!r}: not a folder, and the hub did not give it: {error}") from None
+        raise CheckpointError(f"checkpoint {name!r}: not a folder, and not available from the hub: {error}") from None

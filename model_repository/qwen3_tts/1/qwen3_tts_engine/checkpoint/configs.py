@@ -7,25 +7,25 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-# How codes may be drawn, by a checkpoint's defaults and by a request.
+# Sampling parameters of checkpoints and requests.
 Temperature = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
 TopK = Annotated[int, Field(ge=0)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(ge=0.01, le=10)]
 TokenId = Annotated[int, Field(ge=0)]
 
-# Kernel sizes and dilations of the codec that the released class fixes in code (docs/model.md, Codec decoder).
+# Kernel sizes and dilations of the codec, constants of the released class (docs/model.md, Codec decoder).
 PRE_CONV_KERNEL = 3
 CONV_KERNEL = 7
 RESIDUAL_DILATIONS = (1, 3, 9)
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be used; the message names the file and what is wrong with it."""
+    """A checkpoint is unusable; the message names the file and the error."""
 
 
 class ReleasedConfig(BaseModel):
-    """Part of a released config.json; keys that inference does not use are passed over."""
+    """Part of a released config.json; keys that inference does not use are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
@@ -75,7 +75,7 @@ class TalkerConfig(TransformerConfig):
 
     @property
     def num_suppressed(self) -> int:
-        """How many ids at the top of the vocabulary are never sampled, the end of speech excepted.
+        """Number of ids at the top of the vocabulary that are never sampled, except end of speech.
 
         See docs/model.md, Sampling.
         """
@@ -102,7 +102,7 @@ class TalkerConfig(TransformerConfig):
 
 
 class SpeakerEncoderConfig(ReleasedConfig):
-    """Defaults are those of the released class; the files name only enc_dim and sample_rate.
+    """Defaults of the released class; the files contain only enc_dim and sample_rate.
 
     See docs/model.md, Configuration values.
     """
@@ -138,7 +138,7 @@ class ModelConfig(ReleasedConfig):
 
 
 class GenerationConfig(ReleasedConfig):
-    """generation_config.json; a missing key has the reference's hard default (docs/model.md, Sampling)."""
+    """generation_config.json; missing keys have the reference's hard-coded defaults (docs/model.md, Sampling)."""
 
     do_sample: bool = True
     temperature: Temperature = 0.9
@@ -221,7 +221,7 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
 def read_config(path: Path, schema: type[ConfigT]) -> ConfigT:
-    """Parse one JSON file; raises CheckpointError naming the file and every wrong field."""
+    """Parse a JSON file; raises CheckpointError naming the file and every invalid field."""
     try:
         return schema.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except ValidationError as error:
@@ -232,7 +232,7 @@ def read_config(path: Path, schema: type[ConfigT]) -> ConfigT:
 
 
 def _check_ids(ids: Mapping[str, int], size_name: str, size: int) -> None:
-    """Raises ValueError for the first id that an embedding of `size` rows does not have."""
+    """Raises ValueError for the first id outside an embedding of `size` rows."""
     for name, token_id in ids.items():
         if token_id >= size:
             raise ValueError(f"{name} is {token_id}, {size_name} is {size}")

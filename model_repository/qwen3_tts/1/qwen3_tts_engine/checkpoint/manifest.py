@@ -1,4 +1,4 @@
-"""What an exported model was made from: model.json beside its model file."""
+"""The manifest of an exported model: model.json beside its model file."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -13,7 +13,7 @@ FormName = Literal["onnx", "tensorrt", "python"]
 
 
 class EngineFacts(BaseModel):
-    """What a TensorRT plan was built by and for; it runs nowhere else."""
+    """The build environment of a TensorRT plan, which runs in no other."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,7 +27,7 @@ class EngineFacts(BaseModel):
     layers: int
     size: int  # bytes
     build_seconds: float
-    profiles: list[dict[str, list[list[int]]]]  # of each: smallest, commonest and largest shape of each input
+    profiles: list[dict[str, list[list[int]]]]  # smallest, most common and largest shape of each input
 
     def __str__(self) -> str:
         name, (smallest, *_) = next(iter(self.profiles[0].items()))
@@ -46,7 +46,7 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     form: FormName
-    opset: int | None  # of the graph; none where the form has no graph
+    opset: int | None  # of the graph; None for forms without a graph
     torch: str
     onnx: str
     commit: str | None
@@ -54,7 +54,7 @@ class Manifest(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The manifest in a version folder; raises CheckpointError naming the file, and every wrong field."""
+        """The manifest in a version folder; raises CheckpointError naming the file and every invalid field."""
         path = folder / MANIFEST
         if not path.is_file():
             raise CheckpointError(f"{path}: missing; `python -m export` of the checkpoint writes it beside the model")
@@ -68,17 +68,17 @@ class Manifest(BaseModel):
 
 
 class CodecManifest(Manifest):
-    """Of code2wav."""
+    """The manifest of code2wav."""
 
     state_size: int = Field(gt=0)
     state_dtype: Literal["FP32", "FP16"]
     codec_digest: str  # Checkpoint.codec_digest
-    chunk_frames: list[int]  # the chunk lengths that the file was verified for
+    chunk_frames: list[int]  # verified chunk lengths
     sample_rate: int = Field(gt=0)
 
 
 class EncoderManifest(Manifest):
-    """Of a model that reads a reference."""
+    """The manifest of a reference encoder."""
 
     digest: str  # of its weights: Checkpoint.speaker_digest or Checkpoint.codec_digest
     output_size: int = Field(gt=0)  # elements of the x-vector, or codebooks

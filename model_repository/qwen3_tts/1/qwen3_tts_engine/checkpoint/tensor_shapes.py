@@ -1,6 +1,6 @@
 """Names and shapes of the released tensors (docs/model.md, Tensors), as functions of the configuration.
 
-The loader asks for exactly these, the synthetic checkpoint writes exactly these.
+The loader requires exactly these, and the synthetic checkpoint writes exactly these.
 """
 
 from qwen3_tts_engine.checkpoint.configs import (
@@ -17,14 +17,14 @@ from qwen3_tts_engine.checkpoint.configs import (
 
 TensorShapes = dict[str, tuple[int, ...]]
 
-# The released classes fix these in code.
+# Constants of the released classes.
 CONVNEXT_EXPANSION = 4
 TRANSPOSED_KERNEL_STRIDES = 2
 DOWNSAMPLE_KERNEL = 4
 
 
 def talker_shapes(config: ModelConfig) -> TensorShapes:
-    """Everything under `talker.`, the code predictor included."""
+    """All tensors under `talker.`, including the code predictor."""
     talker = config.talker_config
     text, hidden = talker.text_hidden_size, talker.hidden_size
     model = _transformer(talker) | {
@@ -42,7 +42,7 @@ def talker_shapes(config: ModelConfig) -> TensorShapes:
 
 
 def speaker_encoder_shapes(config: SpeakerEncoderConfig) -> TensorShapes:
-    """Everything under `speaker_encoder.`; only Base checkpoints have it."""
+    """All tensors under `speaker_encoder.`, in Base checkpoints only."""
     channels, kernels = config.enc_channels, config.enc_kernel_sizes
     pooled = channels[-1]
     shapes = _conv("blocks.0.conv", channels[0], config.mel_dim, kernels[0])
@@ -56,7 +56,7 @@ def speaker_encoder_shapes(config: SpeakerEncoderConfig) -> TensorShapes:
 
 
 def codec_decoder_shapes(config: CodecDecoderConfig) -> TensorShapes:
-    """Everything under `decoder.` of the speech tokenizer."""
+    """All tensors under `decoder.` of the speech tokenizer."""
     shapes = _under("quantizer", _decoder_quantizer(config))
     shapes |= _conv("pre_conv.conv", config.latent_dim, config.codebook_dim, PRE_CONV_KERNEL)
     shapes |= _under("pre_transformer", _pre_transformer(config))
@@ -66,7 +66,7 @@ def codec_decoder_shapes(config: CodecDecoderConfig) -> TensorShapes:
 
 
 def codec_encoder_shapes(config: CodecEncoderConfig) -> TensorShapes:
-    """Everything under `encoder.` of the speech tokenizer: Mimi's encoder side, its unused quantizers included."""
+    """All tensors under `encoder.` of the speech tokenizer: Mimi's encoder, including unused quantizers."""
     shapes = _under("encoder", _seanet(config))
     for i in range(config.num_hidden_layers):
         shapes |= _under(f"encoder_transformer.layers.{i}", _encoder_layer(config))
@@ -130,7 +130,7 @@ def _code_predictor(talker: TalkerConfig) -> TensorShapes:
     predictor = talker.code_predictor_config
     shapes = _under("model", _transformer(predictor))
     for i in range(talker.num_code_groups - 1):
-        # The embeddings are as wide as the talker, since they also feed its next step.
+        # Embeddings have the talker's width, since they also feed its next step.
         shapes[f"model.codec_embedding.{i}.weight"] = (predictor.vocab_size, talker.hidden_size)
         shapes |= _linear(f"lm_head.{i}", predictor.vocab_size, predictor.hidden_size)
     if talker.hidden_size != predictor.hidden_size:
@@ -220,7 +220,7 @@ def _seanet(config: CodecEncoderConfig) -> TensorShapes:
             narrow = channels // config.compress
             shapes |= _conv(f"layers.{layer}.block.1.conv", narrow, channels, config.residual_kernel_size)
             shapes |= _conv(f"layers.{layer}.block.3.conv", channels, narrow, 1)
-        layer += 2  # an activation without weights stands between
+        layer += 2  # skips an activation without weights
         shapes |= _conv(f"layers.{layer}.conv", 2 * channels, channels, 2 * stride)
         channels *= 2
     return shapes | _conv(f"layers.{layer + 2}.conv", config.hidden_size, channels, config.last_kernel_size)

@@ -1,4 +1,4 @@
-"""Whether a TensorRT plan fits this machine: it runs on the GPU and with the TensorRT that built it, nowhere else."""
+"""Checks a TensorRT plan against this machine: it runs only on the GPU and TensorRT that built it."""
 
 import ctypes
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from qwen3_tts_engine.checkpoint.manifest import MANIFEST, PLAN, EngineFacts, Ma
 MAJORS = (8, 10, 11)
 # By input.
 Shapes = dict[str, list[int]]
-# Smallest, commonest and largest shape by input.
+# Smallest, most common and largest shape by input.
 Profile = dict[str, list[list[int]]]
 
 
 def check_plan(folder: Path, manifest: Manifest, device: torch.device, needed: Sequence[Shapes]) -> None:
-    """Nothing for another form than a plan.
+    """Check a model of the form tensorrt; other forms pass.
 
-    Raises CheckpointError, naming file and what differs, when the plan of `folder` cannot serve on `device`, or not
-    all of the `needed` shapes.
+    Raises CheckpointError, naming file and differences, when the plan of `folder` does not support `device` or one of
+    the `needed` shapes.
     """
     if manifest.form != "tensorrt":
         return
@@ -30,27 +30,27 @@ def check_plan(folder: Path, manifest: Manifest, device: torch.device, needed: S
     if manifest.engine is None:
         raise CheckpointError(f"{path}: engine: missing; `python -m export --form tensorrt` writes it")
     if device.type != "cuda":
-        raise CheckpointError(f"{path}: form is tensorrt, which needs a CUDA device, this model runs on {device}")
+        raise CheckpointError(f"{path}: form is tensorrt, which requires a CUDA device, this model runs on {device}")
     gpu, tensorrt = torch.cuda.get_device_name(device), tensorrt_version(manifest.engine)
     if problems := differences(manifest.engine, gpu, tensorrt, needed):
         raise CheckpointError(f"{path}: {'; '.join(problems)}: build the plan on this machine")
 
 
 def differences(engine: EngineFacts, gpu: str | None, tensorrt: str | None, needed: Sequence[Shapes]) -> list[str]:
-    """What of a plan does not fit a GPU, a TensorRT and the shapes needed; None is for what is not known."""
+    """Mismatches between a plan and the GPU, the TensorRT version (None if unknown) and the needed shapes."""
     problems = []
     if gpu is not None and engine.gpu != gpu:
         problems.append(f"engine.gpu is {engine.gpu}, this machine has {gpu}")
     if tensorrt is not None and _release(engine.version) != _release(tensorrt):
         problems.append(f"engine.version is {engine.version}, TensorRT here is {tensorrt}")
     for shapes in needed:
-        if not any(_takes(profile, shapes) for profile in engine.profiles):
+        if not any(_supports(profile, shapes) for profile in engine.profiles):
             inputs = ", ".join(f"{name} {shapes[name]}" for name in engine.profiles[0])
-            problems.append(f"engine.profiles: none takes {inputs}")
+            problems.append(f"engine.profiles: none supports {inputs}")
     return problems
 
 
-def _takes(profile: Profile, shapes: Shapes) -> bool:
+def _supports(profile: Profile, shapes: Shapes) -> bool:
     return all(
         all(low <= size <= high for low, size, high in zip(smallest, shapes[name], largest, strict=True))
         for name, (smallest, _, largest) in profile.items()
@@ -58,7 +58,7 @@ def _takes(profile: Profile, shapes: Shapes) -> bool:
 
 
 def tensorrt_version(engine: EngineFacts) -> str | None:
-    """Of the library that a server on this machine loads, the plan's own major version first; None without one."""
+    """Version of the installed TensorRT library, preferring the plan's major version; None without one."""
     own = int(engine.version.split(".")[0])
     for major in (own, *(other for other in MAJORS if other != own)):
         try:
@@ -70,7 +70,7 @@ def tensorrt_version(engine: EngineFacts) -> str | None:
 
 
 def _decode(number: int) -> str:
-    """101401 is 10.14.1; before 10, 8600 was 8.6.0."""
+    """101401 is 10.14.1; before version 10, 8600 is 8.6.0."""
     unit = 10000 if number >= 10000 else 1000
     return f"{number // unit}.{number % unit // 100}.{number % 100}"
 

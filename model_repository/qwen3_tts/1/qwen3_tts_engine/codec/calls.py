@@ -1,4 +1,4 @@
-"""The calls of a codec proof: shapes in order, and golden utterances in the talker's slots."""
+"""The calls of a codec proof: their shapes, and golden utterances in the talker's slots."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.core import Chunks, Stream, no_prompt
 from qwen3_tts_engine.request import RequestError, Sampling
 
-# Batch sizes, the most telling first.
+# Batch sizes, the most revealing first.
 ROWS = (8, 3, MAX_BATCH, 6, 33, 2, 16, 4)
 # Other sizes that code2wav_step captures graphs for.
 MORE_ROWS = (5, 7, 10, 12, 14, 20, 24, 28, 32, 40, 48, 56)
@@ -29,13 +29,13 @@ _SAMPLING = Sampling(
     temperature=0, top_k=0, top_p=1, repetition_penalty=1,
     predictor_temperature=0, predictor_top_k=0, predictor_top_p=1, seed=0,
 )  # fmt: skip
-# Whose voice the codec client asks for: none.
+# A stream without a voice.
 _STREAM = Stream("codec proof", no_prompt(NUM_CODEBOOKS), _SAMPLING, 1, _NoSink())
 
 
 @dataclass(frozen=True)
 class Call:
-    """A codec call; `cold` rows begin an utterance, so that several of them are the same."""
+    """A codec call; the rows of a `cold` one begin utterances, so that some rows are equal."""
 
     rows: int
     frames: int
@@ -50,7 +50,7 @@ class Call:
 
 
 def plan_calls(lengths: Sequence[int], num_slots: int) -> list[Call]:
-    """All calls, the most telling first; the first `len(lengths)` are one row with each chunk length."""
+    """All calls, the most revealing first; the first `len(lengths)` have one row and each chunk length."""
     alone = [Call(1, frames) for frames in lengths]
     batches = list(_batches(ROWS, lengths, num_slots))
     warm, more = [*alone, *batches], [call for call in _batches(MORE_ROWS, lengths, num_slots) if call not in batches]
@@ -61,8 +61,8 @@ def plan_calls(lengths: Sequence[int], num_slots: int) -> list[Call]:
 
 
 def _batches(sizes: Iterable[int], lengths: Sequence[int], num_slots: int) -> Iterable[Call]:
-    most = min(num_slots, MAX_BATCH)
-    calls = (Call(min(size, most, MAX_CALL_FRAMES // frames), frames) for size in sizes for frames in lengths)
+    max_rows = min(num_slots, MAX_BATCH)
+    calls = (Call(min(size, max_rows, MAX_CALL_FRAMES // frames), frames) for size in sizes for frames in lengths)
     return dict.fromkeys(call for call in calls if call.rows > 1)
 
 
@@ -72,7 +72,7 @@ def first_chunk(golden: Golden) -> Chunks:
 
 
 class Utterances:
-    """The golden utterance of each slot, and how far the codec is in it."""
+    """The golden utterance of each slot and the codec's position in it."""
 
     def __init__(self, golden: Golden, num_slots: int) -> None:
         self._golden = golden
@@ -82,35 +82,35 @@ class Utterances:
         self._random = np.random.default_rng(SEED)
 
     def choose(self, call: Call) -> np.ndarray:
-        """Slots for the call's rows; those of a cold call, and those with too few frames left, begin anew."""
+        """Slots for a call's rows; restarts those of a cold call and those with too few frames left."""
         count = len(self._position)
         in_order = call.cold or call.rows == 1
         slots = np.arange(call.rows) if in_order else self._random.permutation(count)[: call.rows]
-        too_far = self._position[slots] + call.frames > self._golden.codes.shape[1]
-        self.restart(slots[too_far | call.cold])
+        exhausted = self._position[slots] + call.frames > self._golden.codes.shape[1]
+        self.restart(slots[exhausted | call.cold])
         return slots
 
     def chunks(self, slots: np.ndarray, frames: int) -> Chunks:
         utterance, position = self._utterance[slots], self._position[slots]
         codes = self._golden.codes[utterance[:, None], position[:, None] + np.arange(frames)]
-        counts, never = np.full(len(slots), frames), np.zeros(len(slots))
-        return Chunks([_STREAM] * len(slots), slots, codes, position.astype(np.int32), counts, never, position == 0)
+        counts, ready_at = np.full(len(slots), frames), np.zeros(len(slots))
+        return Chunks([_STREAM] * len(slots), slots, codes, position.astype(np.int32), counts, ready_at, position == 0)
 
     def expected(self, slots: np.ndarray, frames: int) -> np.ndarray:
-        """int16 [rows, samples]"""
+        """Golden samples, int16 [rows, samples]."""
         first = self._position[slots, None] * SAMPLES_PER_FRAME
         pcm: np.ndarray = self._golden.pcm[self._utterance[slots, None], first + np.arange(frames * SAMPLES_PER_FRAME)]
         return pcm
 
     def loudness(self, slots: np.ndarray) -> np.ndarray:
-        """Mean square of each row's whole utterance: a quiet chunk need not be better than the rest."""
+        """Mean square of each row's whole utterance, so that quiet chunks are not held to a stricter limit."""
         loudness: np.ndarray = self._loudness[self._utterance[slots]]
         return loudness
 
     def twins(self, slots: np.ndarray) -> np.ndarray:
-        """For each row that begins an utterance the first one that begins the same, for others the row itself.
+        """For each row that begins an utterance the first row that begins the same one, for others the row itself.
 
-        Only those are computed from the same numbers: how others came to their state may have differed.
+        Only such rows have bit-identical inputs; the states of others may have rounded differently.
         """
         rows = np.arange(len(slots))
         begun = rows[self._position[slots] == 0]
@@ -124,6 +124,6 @@ class Utterances:
         self._position[slots] += frames
 
     def restart(self, slots: np.ndarray) -> None:
-        """Begin another utterance, so that stale samples differ from the right ones."""
+        """Begin another utterance, so that stale samples differ from the expected ones."""
         self._utterance[slots] = (self._utterance[slots] + 1) % len(self._golden.codes)
         self._position[slots] = 0

@@ -1,4 +1,4 @@
-"""Golden cases of the codec: codes and the samples that the FP32 PyTorch step makes of them, beside the model file."""
+"""Golden cases of the codec, beside the model file: codes and their samples by the FP32 PyTorch step."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ CODES, PCM = "codes", "pcm"
 class Golden:
     """Utterances from a zero state: `codes` int32 [utterances, frames, codebooks], `pcm` int16 [utterances, samples].
 
-    `snr_db` is the SNR that the codec's form promises.
+    `snr_db` is the SNR that the codec's form guarantees.
     """
 
     codes: np.ndarray
@@ -29,7 +29,7 @@ class Golden:
 
     @classmethod
     def read(cls, folder: Path, codec_digest: str) -> Self:
-        """The golden cases in a version folder; raises CheckpointError when they are not those of this codec."""
+        """The golden cases in a version folder; raises CheckpointError when they belong to another codec."""
         path = folder / GOLDEN
         if not path.is_file():
             raise CheckpointError(f"{path}: missing; `python -m export` of the checkpoint writes it beside the codec")

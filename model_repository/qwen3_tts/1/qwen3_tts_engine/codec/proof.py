@@ -1,4 +1,4 @@
-"""Compares what code2wav answers to calls like a stream's with the exporter's golden cases."""
+"""Compares code2wav's output with the exporter's golden cases, by calls like those of streams."""
 
 import logging
 import math
@@ -17,18 +17,18 @@ from qwen3_tts_engine.request import RequestError, Unavailable
 
 log = logging.getLogger(__name__)
 
-# Mean square error of int16 samples whose originals differ by less than half of the last bit.
+# Mean square error of int16 rounding: originals that differ by less than half of the last bit.
 ROUNDING = 0.25
-MAX_SHAPES_TOLD, MAX_ERROR_LENGTH = 10, 48
+MAX_SHAPES_LISTED, MAX_ERROR_LENGTH = 10, 48
 
 
 class CodecProofError(RequestError):
-    """The codec must not serve anyone; the message says why and what to do."""
+    """The codec must not serve; the message gives the reason and a remedy."""
 
 
 @dataclass
 class Findings:
-    """The worst SNR of each shape, and the error of one that has no audio."""
+    """The worst SNR of each shape, and the errors of shapes without audio."""
 
     snr_db: dict[str, float] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
@@ -47,46 +47,46 @@ class Findings:
         wrong = sorted((snr, shape) for shape, snr in self.snr_db.items() if not snr >= limit)
         if not wrong:
             return
-        told = [f"{shape}: {self.errors.get(shape) or f'{snr:.1f} dB'}" for snr, shape in wrong[:MAX_SHAPES_TOLD]]
-        if len(wrong) > len(told):
-            told.append(f"{len(wrong) - len(told)} more")
+        listed = [f"{shape}: {self.errors.get(shape) or f'{snr:.1f} dB'}" for snr, shape in wrong[:MAX_SHAPES_LISTED]]
+        if len(wrong) > len(listed):
+            listed.append(f"{len(wrong) - len(listed)} more")
         raise CodecProofError(
             f"{MODEL_NAME} differs from its golden cases at {len(wrong)} of {len(self.snr_db)} shapes (rows x frames: "
-            f"SNR): {', '.join(told)}; at least {limit:.1f} dB is required. Export the codec again on this machine "
+            f"SNR): {', '.join(listed)}; at least {limit:.1f} dB is required. Export the codec again on this machine "
             "(python -m export --force), or in another --form"
         )
 
 
 class CodecProof:
-    """Calls the codec by the talker's own client, in the talker's own slots; no stream may be in them."""
+    """Calls the codec through the talker's client, in the talker's slots; no stream may hold any."""
 
     def __init__(self, codec: CodecClient, golden: Golden, clock: Callable[[], float] = time.perf_counter) -> None:
         self._codec, self._golden, self._clock = codec, golden, clock
         self._findings = Findings()
-        # Seconds a frame and size of the largest call so far.
-        self._pace, self._largest = 0.0, 0
+        # Seconds per frame, and the size, of the largest call so far.
+        self._frame_seconds, self._largest = 0.0, 0
 
     def run(self, lengths: list[int], num_slots: int, seconds: float, closed: threading.Event) -> None:
-        """Raises CodecProofError, after all calls that `seconds` allow; each chunk length is called in any case."""
+        """Raises CodecProofError, after all calls that fit into `seconds`; every chunk length is called in any case."""
         num_slots = min(num_slots, MAX_BATCH)
         calls, utterances = plan_calls(lengths, num_slots), Utterances(self._golden, num_slots)
-        made, begun = 0, self._clock()
+        made, started = 0, self._clock()
         for index, call in enumerate(calls):
             if closed.is_set():
                 raise Unavailable("the server is shutting down")
-            if index < len(lengths) or self._clock() - begun + self._pace * call.size <= seconds:
+            if index < len(lengths) or self._clock() - started + self._frame_seconds * call.size <= seconds:
                 self._make(call, utterances)
                 made += 1
         self._findings.check(self._golden.snr_db)
         shapes, worst = len(self._findings.snr_db), self._findings.worst
         log.info(
             "%s agrees with its golden cases: %d of %d calls, %d shapes, worst SNR %.1f dB (%.1f required), %.2f s",
-            MODEL_NAME, made, len(calls), shapes, worst, self._golden.snr_db, self._clock() - begun,
+            MODEL_NAME, made, len(calls), shapes, worst, self._golden.snr_db, self._clock() - started,
         )  # fmt: skip
 
     def _make(self, call: Call, utterances: Utterances) -> None:
         slots = utterances.choose(call)
-        begun = self._clock()
+        started = self._clock()
         try:
             pcm, failed = self._codec.decode(utterances.chunks(slots, call.frames))
         except Exception as error:
@@ -94,12 +94,12 @@ class CodecProof:
             utterances.restart(slots)
             return
         if call.size >= self._largest:
-            self._pace, self._largest = (self._clock() - begun) / call.size, call.size
+            self._frame_seconds, self._largest = (self._clock() - started) / call.size, call.size
         snr_db = self._compare(slots, call, pcm, utterances)
         snr_db[list(failed)] = -math.inf
         self._findings.add(str(call), float(snr_db.min()), next(iter(failed.values()), None))
         utterances.advance(slots, call.frames)
-        # What is wrong with this shape shall not be said of those that follow.
+        # Restart failed rows, so that later shapes do not inherit their errors.
         utterances.restart(slots[~(snr_db >= self._golden.snr_db)])
 
     def _compare(self, slots: np.ndarray, call: Call, pcm: np.ndarray, utterances: Utterances) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Where requests wait until the server may serve them."""
+"""Holds requests until the server is ready."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ Job = Callable[[], None]
 
 
 class Gate:
-    """Holds up to `capacity` jobs until it opens; then they run in the order in which they came."""
+    """Holds up to `capacity` jobs until it opens, then runs them in order of arrival."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -21,17 +21,17 @@ class Gate:
         return self._held is None
 
     def enter(self, job: Job) -> None:
-        """Run a job, now or when the gate opens; raises Unavailable when too many wait."""
+        """Run a job, now or when the gate opens; raises Unavailable when the gate is full."""
         with self._lock:
             if self._held is not None:
                 if len(self._held) >= self._capacity:
-                    raise Unavailable("the server is starting, and as many requests wait as may")
+                    raise Unavailable("the server is starting, and its queue is full")
                 self._held.append(job)
                 return
         job()
 
     def open(self) -> None:
-        """Run what is held, then every job at once; safe to call twice."""
+        """Run the held jobs, and later ones immediately; safe to call twice."""
         with self._lock:
             held, self._held = self._held or [], None
             for job in held:

@@ -1,4 +1,4 @@
-"""When the models that the engine calls count as dead: too many failures in a row, or a call without an answer."""
+"""Watchdogs of the models that the engine calls: consecutive failures, and calls without an answer."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ Die = Callable[[Exception], None]
 
 
 class CallWatch:
-    """Declares the engine dead when a call of another model is overdue: nothing that Triton has ends such a call."""
+    """Watchdog that declares the engine dead when a model call is overdue, since Triton has no timeout for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,7 +25,7 @@ class CallWatch:
 
     @contextmanager
     def call(self, model: str) -> Iterator[None]:
-        """Around a call that blocks."""
+        """Wraps a blocking call."""
         key = object()
         with self._lock:
             self._open[key] = model, time.monotonic()
@@ -59,7 +59,7 @@ class CallWatch:
 class CountedCodec:
     """A codec client (interfaces.CodecClient) that declares the engine dead after `max_failures` failed calls in a row.
 
-    A codec that is unavailable does not count: Triton refuses its models' calls while it ends.
+    Unavailable does not count, since Triton refuses calls between models during shutdown.
     """
 
     def __init__(self, codec: CodecClient, max_failures: int, die: Die) -> None:

@@ -1,4 +1,4 @@
-"""The last steps of a start, which need a running server: prove the codec, warm the engine, let requests in."""
+"""The last steps of startup, which require a running server: prove the codec, warm up, open the gate."""
 
 import logging
 import threading
@@ -19,15 +19,15 @@ from qwen3_tts_engine.request import RequestError, ServerStarting, Unavailable
 
 log = logging.getLogger(__name__)
 
-# The Python backend makes what carries out a model's calls only after `initialize` has returned to it: a call that
-# comes in between crashes Triton (python_be.cc, LaunchStubProcess), and nothing tells the model when that is over.
+# The Python backend creates the executor of a model's calls only after `initialize` returns: an earlier call crashes
+# Triton (python_be.cc, LaunchStubProcess), and the model gets no signal when it is safe.
 LAUNCH_SECONDS = 1.0
 POLL_SECONDS = 0.1
 CLOSE_SECONDS = 10.0
 
 
 class Opening:
-    """Starts the engine behind a codec that is proven; one that fails ends the engine, which then refuses everyone."""
+    """Starts the engine once the codec is proven; a failed proof ends the engine, which then refuses all requests."""
 
     def __init__(
         self, engine: Engine, gate: Gate, config: EngineConfig, on_thread_start: Callable[[], None] = lambda: None
@@ -38,14 +38,14 @@ class Opening:
         self._thread: threading.Thread | None = None
 
     def at_once(self) -> None:
-        """Open without a proof."""
+        """Start without a proof."""
         self._engine.start()
         self._gate.open()
 
     def begin(self, codec: CodecClient, golden: Golden, warm_up: MakeStream | None) -> None:
-        """Open on a thread of its own, once code2wav is ready and does what it did when it was exported.
+        """Start on a thread, once code2wav is ready and matches its golden cases.
 
-        The last statement of `initialize`: the first call comes LAUNCH_SECONDS later.
+        Must be the last statement of `initialize`: the first codec call follows LAUNCH_SECONDS later.
         """
 
         def run() -> None:
@@ -65,7 +65,7 @@ class Opening:
             self._thread.join(CLOSE_SECONDS)
 
     def _wait_for_codec(self, codec: CodecClient, chunk: Chunks) -> None:
-        """Until code2wav takes a call.
+        """Block until code2wav accepts a call.
 
         Raises CodecProofError when Triton has started and code2wav is still unavailable after codec_wait_seconds.
         """
@@ -76,7 +76,7 @@ class Opening:
             if since and now - since > self._config.codec_wait_seconds:
                 raise CodecProofError(
                     f"{MODEL_NAME} is unavailable after {self._config.codec_wait_seconds:g} s (codec_wait_seconds): "
-                    f"load it before this model, or see in the log why its load failed: {error}"
+                    f"load it before this model, or check the log for why its load failed: {error}"
                 )
             self._pause(POLL_SECONDS)
 
@@ -102,7 +102,7 @@ class Opening:
 
 
 def _unavailable(codec: CodecClient, chunk: Chunks) -> Unavailable | None:
-    """Why the codec cannot be called; what else may be wrong with it is for the proof to find."""
+    """The error of a codec that cannot be called; other errors are left to the proof."""
     try:
         codec.decode(chunk)
     except Unavailable as error:
@@ -110,6 +110,6 @@ def _unavailable(codec: CodecClient, chunk: Chunks) -> Unavailable | None:
     except RequestError:
         return None
     except Exception as error:
-        # Among them Triton's refusal of calls that come before `initialize` has returned.
+        # For instance Triton's refusal of calls before `initialize` has returned.
         return Unavailable(str(error))
     return None

@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 TEXT, DESIGN = "Hello.", "A calm voice."
 FRAMES = 8
-# Streams at once, round by round.
+# Concurrent streams of each round.
 ROUNDS = (1, 1, 4)
 MakeStream = Callable[[Sink, str], Stream]
-"""Of a sink and a key."""
+"""Creates a stream from a sink and a key."""
 
 
-class Silence:
-    """A sink that says how its stream ended."""
+class DiscardSink:
+    """A sink that discards audio and records the outcome."""
 
     def __init__(self) -> None:
         self.error: RequestError | None = None
@@ -39,7 +39,7 @@ class Silence:
 
 
 def utterance(model: ModelConfig, config: EngineConfig) -> SynthesisRequest | None:
-    """What to speak; None for a checkpoint that speaks in the voice of a reference alone."""
+    """The warm-up request; None for a checkpoint that requires a reference voice."""
     if model.tts_model_type == "base":
         return None
     design = DESIGN if model.tts_model_type == "voice_design" else None
@@ -49,23 +49,23 @@ def utterance(model: ModelConfig, config: EngineConfig) -> SynthesisRequest | No
 
 
 def speak(engine: Engine, make: MakeStream | None, config: EngineConfig) -> None:
-    """Speak the streams that `make` makes. Raises RequestError when an utterance fails; metrics count none of them."""
+    """Speak streams from `make`, without metrics. Raises RequestError when an utterance fails."""
     if make is None:
-        log.info("no warm-up speech: this checkpoint needs a reference voice")
+        log.info("no warm-up speech: this checkpoint requires a reference voice")
         return
-    begun = time.perf_counter()
+    started = time.perf_counter()
     try:
         with engine.recorder.paused():
             for count in ROUNDS:
-                _speak_at_once(engine, make, min(count, config.max_streams))
+                _speak_concurrently(engine, make, min(count, config.max_streams))
     except InvalidRequest as error:
         log.info("no warm-up speech: %s", error)
         return
-    log.info("warm-up speech took %.2f s", time.perf_counter() - begun)
+    log.info("warm-up speech took %.2f s", time.perf_counter() - started)
 
 
-def _speak_at_once(engine: Engine, make: MakeStream, count: int) -> None:
-    sinks = [Silence() for _ in range(count)]
+def _speak_concurrently(engine: Engine, make: MakeStream, count: int) -> None:
+    sinks = [DiscardSink() for _ in range(count)]
     for row, sink in enumerate(sinks):
         try:
             engine.submit(make(sink, f"warm-up {row}"))
@@ -73,6 +73,6 @@ def _speak_at_once(engine: Engine, make: MakeStream, count: int) -> None:
             sink.finish(error)
     for sink in sinks:
         sink.ended.wait()
-        # With `overload: refuse` a slow machine may turn some of them away.
+        # With `overload: refuse` a slow machine may refuse some of them.
         if sink.error and not (engine.is_alive and isinstance(sink.error, Unavailable)):
             raise sink.error

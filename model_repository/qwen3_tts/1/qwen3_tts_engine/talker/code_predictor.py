@@ -24,8 +24,8 @@ class CodePredictor:
         self.heads = [tensors[f"{prefix}.{i}.weight"] for i in range(self.num_codebooks - 1)]
         projection = "talker.code_predictor.small_to_mtp_projection"
         self._projection, self._bias = tensors.get(f"{projection}.weight"), tensors.get(f"{projection}.bias")
-        # The embeddings that this stack reads are the talker's behind the projection: one table instead of 15 products.
-        # The small model has equal widths and no projection.
+        # The stack's inputs are the talker's embeddings after the projection, precomputed as one table instead of 15
+        # products. The small model has equal widths and no projection.
         table = talker.code_table
         self._inputs = table if self._projection is None else F.linear(table, self._projection, self._bias)
         self._offsets = talker.code_offsets.tolist()
@@ -35,8 +35,8 @@ class CodePredictor:
     def predict(self, hidden: Tensor, logits: Tensor, rows: Rows, cache: FrameCache) -> None:
         """Draw all codes of a frame into `rows`.
 
-        hidden [rows, talker H] is the talker's last state before its norm, logits float32 [rows, vocabulary] what it
-        gave for codebook 0.
+        hidden [rows, talker H] is the talker's last state before its norm, logits float32 [rows, vocabulary] its logits
+        of codebook 0.
         """
         x = hidden.new_empty(len(hidden), 2, self.config.hidden_size)
         self._project(hidden, x[:, 0])
@@ -46,7 +46,7 @@ class CodePredictor:
             x = self._draw(codebook, x, codebook, 1, rows, cache)
 
     def _draw(self, codebook: int, x: Tensor, start: int, count: int, rows: Rows, cache: FrameCache) -> Tensor:
-        """Forward `count` positions, draw a codebook from the last; returns the input that it gives."""
+        """Forward `count` positions and draw a codebook from the last; returns its embedding, the next input."""
         x = self.transformer.forward(x, self._ops.frame_attention(cache, start, count))[count - 1 :: count]
         norm, eps = self.transformer.final_norm, self.config.rms_norm_eps
         logits = self._ops.norm_logits(x, norm, self.heads[codebook - 1], eps)

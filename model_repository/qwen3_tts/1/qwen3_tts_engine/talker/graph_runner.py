@@ -1,4 +1,4 @@
-"""The runner on CUDA: every tick and every prefill is the replay of a graph captured at start."""
+"""The CUDA runner: every tick and prefill replays graphs captured at startup."""
 
 import bisect
 import logging
@@ -22,12 +22,12 @@ PREFILL_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)
 
 
 class TickGraph:
-    """A captured function of one static int64 input; `replay` fills the first rows and leaves padding in the rest."""
+    """A captured function of one static int64 input; `replay` fills its first rows and pads the rest."""
 
     def __init__(self, padding: np.ndarray, run: Callable[[Tensor], Tensor | None], device: torch.device, pool: Any):
-        """`padding` int64 [rows, ...] is what an unused row holds.
+        """`padding` int64 [rows, ...] is the content of unused rows.
 
-        The function must have run once, to build its kernels.
+        `run` must have run once before, to build its kernels.
         """
         self._padding = padding
         self._input = torch.from_numpy(padding).to(device)
@@ -36,7 +36,7 @@ class TickGraph:
             self._output = run(self._input)
 
     def replay(self, rows: np.ndarray) -> Tensor | None:
-        """The function's output, which the next replay overwrites; its rows behind len(rows) are padding."""
+        """The function's output, valid until the next replay; rows from len(rows) on are padding."""
         padded = np.concatenate([rows, self._padding[len(rows) :]])
         self._input.copy_(to_pinned(padded), non_blocking=True)
         self._graph.replay()
@@ -45,7 +45,7 @@ class TickGraph:
 
 @dataclass(frozen=True)
 class LaunchedTick:
-    """Codes int64 [rows, codebooks] on their way to pinned memory, there once `done` has happened.
+    """Codes int64 [rows, codebooks] in pinned memory, valid after the event `done`.
 
     Row i belongs to row `order[i]` of the batch.
     """
@@ -56,12 +56,12 @@ class LaunchedTick:
 
 
 class GraphTalkerRunner(TalkerRunner):
-    """interfaces.Runner: a tick's codes are read while the next tick runs."""
+    """interfaces.Runner whose codes are read while the next tick runs."""
 
     lookahead = 1
 
     def capture(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Build all kernels and capture all graphs; nothing is captured later, under traffic."""
+        """Build all kernels and capture all graphs; none is captured later, under traffic."""
         self._pool: Any = None
         kinds = (
             (_up_to(ROW_BUCKETS, self.limits.num_slots), self._padding_slots, self._frame),
@@ -72,9 +72,9 @@ class GraphTalkerRunner(TalkerRunner):
         captured: list[dict[int, TickGraph]] = []
         for buckets, padding, run in kinds:
             graphs = {}
-            # The largest first: the memory of its intermediate results serves the smaller ones.
+            # Largest first, so that smaller graphs reuse its memory pool.
             for bucket in reversed(buckets):
-                graphs[bucket] = self._captured(padding(bucket), run)
+                graphs[bucket] = self._capture(padding(bucket), run)
                 progress(done := done + 1, total)
             captured.append(dict(sorted(graphs.items())))
         self._frames, self._firsts, self._prefills = captured
@@ -96,9 +96,9 @@ class GraphTalkerRunner(TalkerRunner):
         codes = torch.empty(len(slots), self._state.num_codebooks, dtype=torch.int64, pin_memory=True)
         start = 0
         for graph, part in (*_replays(self._firsts, slots[first]), *_replays(self._frames, slots[later])):
-            made = graph.replay(part)
-            assert made is not None
-            codes[start : start + len(part)].copy_(made[: len(part)], non_blocking=True)
+            drawn = graph.replay(part)
+            assert drawn is not None
+            codes[start : start + len(part)].copy_(drawn[: len(part)], non_blocking=True)
             start += len(part)
         done = torch.cuda.Event(blocking=True)
         done.record()
@@ -113,12 +113,12 @@ class GraphTalkerRunner(TalkerRunner):
     def _prefill_together(self, newcomers: list[Newcomer]) -> None:
         self._state.open(newcomers)
         rows = np.concatenate([self._prompt_rows(newcomer) for newcomer in newcomers])
-        # Each replay stores keys before it attends, so prompts may be cut anywhere.
+        # Each replay stores keys before it attends, so prompts may be split anywhere.
         for graph, part in _replays(self._prefills, rows):
             graph.replay(part)
         self._fresh[[newcomer.slot for newcomer in newcomers]] = True
 
-    def _captured(self, padding: np.ndarray, run: Callable[[Tensor], Tensor | None]) -> TickGraph:
+    def _capture(self, padding: np.ndarray, run: Callable[[Tensor], Tensor | None]) -> TickGraph:
         with torch.inference_mode():
             run(torch.from_numpy(padding).to(self._device))
             torch.cuda.synchronize()
@@ -130,8 +130,8 @@ class GraphTalkerRunner(TalkerRunner):
         return np.full(rows, self._state.padding_slot)
 
     def _padding_rows(self, rows: int) -> np.ndarray:
-        """Rows of prefill input: slot, position, slot that the row becomes the input of, slot whose speaker's vector
-        the row adds (the padding slot has none), text id, code ids."""
+        """Rows of prefill input: slot, position, slot that receives the output, slot whose x-vector is added (none in
+        the padding slot), text id, code ids."""
         padding = np.full((rows, 5 + self._state.num_codebooks), -1)
         padding[:, [0, 2, 3]] = self._state.padding_slot
         padding[:, 1] = 0
@@ -158,13 +158,13 @@ class GraphTalkerRunner(TalkerRunner):
 
 
 def _up_to(buckets: tuple[int, ...], limit: int) -> tuple[int, ...]:
-    """The buckets for at most `limit` rows; the last one is of just that size where there is a larger one."""
+    """Buckets for up to `limit` rows; a bucket above `limit` is replaced by `limit`."""
     smaller = tuple(bucket for bucket in buckets if bucket < limit)
     return smaller if smaller == buckets else (*smaller, limit)
 
 
 def _replays(graphs: dict[int, TickGraph], rows: np.ndarray) -> Iterator[tuple[TickGraph, np.ndarray]]:
-    """Rows in runs of what one graph takes, and the smallest graph for each; `graphs` are in ascending order."""
+    """Splits rows by the largest graph, each part with its smallest graph; `graphs` are in ascending order."""
     buckets = list(graphs)
     for start in range(0, len(rows), buckets[-1]):
         part = rows[start : start + buckets[-1]]

@@ -7,7 +7,7 @@ from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 
 
 class PagedCache:
-    """The talker's cache: pages of positions, and for each slot the list of its pages.
+    """The talker's cache: pages of positions and a page table per slot.
 
     `data` is [layers, keys and values, pages · page_size, kv heads, D], `page_table` int64 [slots, pages of a slot].
     """
@@ -20,12 +20,12 @@ class PagedCache:
         self.page_table = page_table
         self.cos, self.sin = rope_table(config, page_table.shape[1] * page_size, dtype, page_table.device)
         shape = (config.num_hidden_layers, 2, num_pages * page_size, config.num_key_value_heads, config.head_dim)
-        # Zeros: what was never written is masked, but a NaN times a masked weight would still be one.
+        # Zeros, since uninitialised positions are masked, but a NaN times a weight of 0 is still NaN.
         self.data = torch.zeros(shape, dtype=dtype, device=page_table.device)
 
 
 class FrameCache:
-    """The code predictor's cache: the positions of one frame, forgotten after it.
+    """The code predictor's cache: the positions of one frame, overwritten by the next.
 
     `data` is [layers, keys and values, rows, positions, kv heads, D].
     """

@@ -1,4 +1,4 @@
-"""From a checkpoint to a talker that is ready to run."""
+"""Loads a checkpoint into a runner."""
 
 import logging
 from typing import TypeVar
@@ -22,17 +22,17 @@ RunnerT = TypeVar("RunnerT", bound=TalkerRunner)
 COMMON_POSITIONS = 512
 # Holds the longest stream of a released checkpoint, 1.4 GiB in float32.
 CPU_CACHE_BYTES = 2 << 30
-# Of what is free once the weights are loaded; the codec lives on the same GPU.
+# Share of the memory free after loading the weights; the codec uses the same GPU.
 FREE_MEMORY_SHARE = 0.6
 
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
-    """Load the weights and get ready to run.
+    """Load the weights, and on CUDA capture the graphs.
 
-    Raises CheckpointError for a missing tensor or a wrong shape, ConfigError for settings that do not go together.
+    Raises CheckpointError for a missing tensor or a wrong shape, ConfigError for incompatible settings.
     """
     if device.type == "cuda" and config.batch_invariant and config.kernels == "off":
-        raise ConfigError("batch_invariant: only the kernels can be, so kernels must not be off")
+        raise ConfigError("batch_invariant: requires the kernels, so kernels must not be off")
     if device.type == "cuda" and config.kernels != "off":
         try:
             return _kernel_runner(checkpoint, config, device)
@@ -41,13 +41,13 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.devi
         except Exception as error:
             if config.kernels == "required" or config.batch_invariant:
                 raise
-            log.warning("the CUDA kernels could not be built; PyTorch operations do the work, slower: %s", error)
-    # Outside of the handler, whose error refers to all that the failed runner holds.
+            log.warning("the CUDA kernels could not be built; using PyTorch operations, which are slower: %s", error)
+    # Outside of the handler, whose error keeps the failed runner's memory alive.
     return _make_runner(TalkerRunner, TorchOps(), checkpoint, config, device)
 
 
 def _kernel_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
-    # Triton and CUDA's compiler are there only where they are needed.
+    # Triton and NVRTC are installed only for CUDA.
     from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
     from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
 
@@ -74,24 +74,24 @@ def _make_runner(
 def plan_limits(config: EngineConfig, checkpoint: Checkpoint, like: torch.Tensor) -> RunnerLimits:
     """Size the key/value cache for the dtype and the device of `like`.
 
-    Raises ConfigError when it cannot hold one stream of the longest kind.
+    Raises ConfigError when it cannot hold one stream of maximum length.
     """
     talker = checkpoint.config.talker_config
     page = config.page_size * 2 * talker.num_hidden_layers * talker.key_value_size * like.element_size()
     is_base = checkpoint.config.tts_model_type == "base"
     longest = max_positions(checkpoint.config, config)
     trailing = 2 * config.max_text_tokens if is_base else config.max_text_tokens
-    wanted = page * -(-max(longest, config.max_streams * COMMON_POSITIONS) // config.page_size)
-    size = int(config.kv_cache_gib * (1 << 30)) or min(wanted, _spare_bytes(like.device))
+    default = page * -(-max(longest, config.max_streams * COMMON_POSITIONS) // config.page_size)
+    size = int(config.kv_cache_gib * (1 << 30)) or min(default, _available_bytes(like.device))
     if size // page * config.page_size < longest:
         raise ConfigError(
             f"kv_cache_gib: {size / (1 << 30):.2f} GiB hold {size // page * config.page_size} positions, "
-            f"one stream may need {longest}: raise it, or lower max_frames_limit or max_text_tokens"
+            f"one stream may require {longest}: raise it, or lower max_frames_limit or max_text_tokens"
         )
     return RunnerLimits(config.max_streams, size // page, config.page_size, longest, trailing)
 
 
-def _spare_bytes(device: torch.device) -> int:
+def _available_bytes(device: torch.device) -> int:
     if device.type == "cpu":
         return CPU_CACHE_BYTES
     free, _ = torch.cuda.mem_get_info(device)

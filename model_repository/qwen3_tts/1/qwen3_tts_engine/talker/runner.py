@@ -1,4 +1,4 @@
-"""One frame for each row of a batch. Holds all device state and no policy."""
+"""Generates one frame per row of a batch. Holds all device state and no policy."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from qwen3_tts_engine.talker.talker import Talker
 
 
 class TalkerRunner:
-    """The engine's runner (interfaces.Runner) without graphs: a tick is read as soon as it is launched."""
+    """The runner (interfaces.Runner) without graphs: `launch` is synchronous."""
 
     lookahead = 0
 
@@ -31,7 +31,7 @@ class TalkerRunner:
         self._cache = PagedCache(talker.config, *pages, table.dtype)
         positions = talker.config.num_code_groups
         self._frame_cache = FrameCache(predictor.config, limits.num_slots, positions, table.dtype, table.device)
-        # Slots whose next frame is the first behind a prompt: the prefill has done the talker's part of it.
+        # Slots whose next frame is the first after a prompt: the prefill has run the talker for it.
         self._fresh = np.zeros(limits.num_slots, bool)
 
     @torch.inference_mode()
@@ -43,7 +43,7 @@ class TalkerRunner:
                 self._prefill(newcomer)
                 self._fresh[newcomer.slot] = True
             except RuntimeError as error:
-                # Out of memory: the other streams go on. Other errors of a GPU stay for every later operation.
+                # After an out-of-memory error other streams continue. Other CUDA errors fail all later operations.
                 if self._device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError):
                     raise
                 failed.append((newcomer, error))
@@ -70,7 +70,7 @@ class TalkerRunner:
         return tick
 
     def _prefill(self, newcomer: Newcomer) -> None:
-        """Run the prompt through the talker; what it gives for the last row becomes the next frame."""
+        """Run the prompt through the talker; the last row's output becomes the input of the next frame."""
         prompt = newcomer.stream.prompt
         text, codes = (torch.from_numpy(ids).to(self._device, torch.int64) for ids in newcomer.rows(self._pad_text_id))
         rows = self._talker.embed(text, codes)
@@ -78,35 +78,35 @@ class TalkerRunner:
             rows[prompt.vector_row] += self._state.vectors[newcomer.slot]
         last = self._forward(newcomer.slot, rows[: len(prompt)], 0, prefill=True)
         if len(newcomer.frames):
-            # One by one, as they were made: then they are rounded alike.
+            # Row by row, as they were generated, for the same rounding.
             last = self._forward(newcomer.slot, rows[len(prompt) :], len(prompt), prefill=False)
         self._state.input[newcomer.slot] = last
 
     def _forward(self, slot: int, rows: Tensor, start: int, *, prefill: bool) -> Tensor:
-        """What the talker gives for the last of a slot's rows, which are at `start` and behind it."""
+        """The talker's output for the last of a slot's rows, which begin at position `start`."""
         positions = torch.arange(start, start + len(rows), device=self._device)
         slots = torch.full_like(positions, slot)
         return self._talker.forward(rows, self._ops.paged_attention(self._cache, slots, positions, prefill=prefill))[-1]
 
     def _take_fresh(self, slots: np.ndarray) -> np.ndarray:
-        """Which of `slots` make their first frame now, bool [rows]."""
+        """Whether each of `slots` generates its first frame now, bool [rows]."""
         fresh: np.ndarray = self._fresh[slots]
         self._fresh[slots] = False
         return fresh
 
     def _frame(self, slots: Tensor) -> Tensor:
-        """Codes int64 [rows, codebooks] of one frame of each slot, whose feedback becomes its next input."""
+        """Codes int64 [rows, codebooks] of one frame per slot; its feedback becomes the slot's next input."""
         rows = self._ops.rows(self._state, slots)
         attention = self._ops.paged_attention(self._cache, slots, rows.positions, prefill=False)
         return self._complete(rows, self._talker.forward(rows.hidden, attention))
 
     def _first_frame(self, slots: Tensor) -> Tensor:
-        """As `_frame`, right behind the prompts."""
+        """`_frame` directly after the prefill."""
         rows = self._ops.rows(self._state, slots)
         return self._complete(rows, rows.hidden)
 
     def _complete(self, rows: Rows, hidden: Tensor) -> Tensor:
-        """The rest of a frame from the talker's last states [rows, H]."""
+        """The codes of a frame from the talker's last states [rows, H]."""
         self._predictor.predict(hidden, self._talker.logits(hidden), rows, self._frame_cache)
         rows.advance(self._talker.text_table, self._talker.code_table, self._pad_text_id)
         return rows.codes

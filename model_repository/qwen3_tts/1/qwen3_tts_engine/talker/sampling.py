@@ -1,4 +1,4 @@
-"""Drawing codes (docs/model.md, Sampling), row by row independent of the rest of the batch."""
+"""Sampling of codes (docs/model.md, Sampling); each row is independent of the batch."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,13 +11,13 @@ GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 MIN_NEW_TOKENS = 2
-# A vector register: over fewer candidates a CPU adds in another order, and a row beside one with more would differ.
+# Size of a vector register: a CPU sums fewer candidates in another order, so that rows would depend on each other.
 MIN_CANDIDATES = 16
 
 
 @dataclass(frozen=True)
 class DrawParameters:
-    """How each row is drawn: float32 temperature and top_p, int64 top_k, each [rows]; a top_k of 0 keeps everything."""
+    """Parameters of each row: float32 temperature and top_p, int64 top_k, each [rows]; a top_k of 0 keeps all."""
 
     temperature: Tensor
     top_k: Tensor
@@ -33,12 +33,12 @@ class DrawParameters:
 
     @cached_property
     def num_candidates(self) -> int:
-        """Largest top_k of the batch, at least MIN_CANDIDATES; 0 when a row keeps everything."""
+        """Largest top_k of the batch, at least MIN_CANDIDATES; 0 when a row keeps all."""
         return max(MIN_CANDIDATES, int(self.top_k.max())) if bool((self.top_k > 0).all()) else 0
 
 
 def uniforms(seed: Tensor, frame: Tensor, num_codebooks: int) -> Tensor:
-    """Numbers in [0, 1), float32 [rows, codebooks], from (seed, frame, codebook) alone; seed, frame int64 [rows]."""
+    """Hashes of (seed, frame, codebook) in [0, 1), float32 [rows, codebooks]; seed and frame int64 [rows]."""
     counter = frame[:, None] * num_codebooks + torch.arange(1, num_codebooks + 1, device=frame.device)
     x = seed[:, None] + counter * _signed(GOLDEN_GAMMA)
     x = (x ^ _shift(x, 30)) * _signed(MIX_1)
@@ -48,7 +48,7 @@ def uniforms(seed: Tensor, frame: Tensor, num_codebooks: int) -> Tensor:
 
 
 def mask_first(logits: Tensor, seen: Tensor, penalty: Tensor, frame: Tensor, eos: int) -> Tensor:
-    """Logits of codebook 0 as they are drawn from: penalised, without EOS at first, without control ids.
+    """Logits of codebook 0 with repetition penalty; early EOS and control ids are masked.
 
     logits float32 [rows, vocabulary]; seen bool [rows, codes]: codes drawn before; penalty float32 [rows]; frame
     int64 [rows]. Ids above the codes are suppressed except `eos`.
@@ -66,24 +66,24 @@ def mask_first(logits: Tensor, seen: Tensor, penalty: Tensor, frame: Tensor, eos
 def draw(logits: Tensor, parameters: DrawParameters, uniform: Tensor) -> Tensor:
     """One code for each row, int64 [rows], from logits float32 [rows, vocabulary]; uniform is float32 [rows].
 
-    Temperature, top_k, top_p in the order of the reference, then inverse transform over the candidates from the most
-    likely on. Temperature 0 takes the largest logit.
+    Temperature, top_k, top_p in the reference's order, then inverse transform sampling over the candidates by
+    descending probability. Temperature 0 is greedy.
     """
-    likeliest = logits.argmax(-1)
+    argmax = logits.argmax(-1)
     if parameters.all_greedy:
-        return likeliest
+        return argmax
     values, ids = logits.topk(min(parameters.num_candidates or logits.shape[1], logits.shape[1]), dim=-1)
     greedy, top_k = parameters.temperature == 0, parameters.top_k[:, None]
-    beyond = (torch.arange(values.shape[1], device=values.device) >= top_k) & (top_k > 0)
+    excluded = (torch.arange(values.shape[1], device=values.device) >= top_k) & (top_k > 0)
     scaled = values / torch.where(greedy, 1.0, parameters.temperature)[:, None]
-    probability = scaled.masked_fill_(beyond, -torch.inf).softmax(-1)
+    probability = scaled.masked_fill_(excluded, -torch.inf).softmax(-1)
     cumulative = probability.cumsum(-1)
     if parameters.any_nucleus:
         top_p = parameters.top_p[:, None]
         outside = (cumulative - probability >= top_p) & (top_p < 1)
         cumulative = probability.masked_fill_(outside, 0.0).cumsum(-1)
     rank = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1).clamp_(max=values.shape[1] - 1)
-    return torch.where(greedy, likeliest, ids.gather(1, rank[:, None]).squeeze(1))
+    return torch.where(greedy, argmax, ids.gather(1, rank[:, None]).squeeze(1))
 
 
 def _signed(constant: int) -> int:
@@ -91,5 +91,5 @@ def _signed(constant: int) -> int:
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64, which PyTorch shifts arithmetically."""
+    """Logical right shift of int64; PyTorch's is arithmetic."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""What the device knows of each slot."""
+"""Per-slot device state."""
 
 from typing import Protocol
 
@@ -15,7 +15,7 @@ NUM_OPTIONS = 7
 
 
 class Embeddings(Protocol):
-    """What a slot's rows are made of (talker.Talker)."""
+    """The tables and offsets of talker.Talker."""
 
     config: TalkerConfig
     text_table: Tensor
@@ -24,12 +24,12 @@ class Embeddings(Protocol):
 
 
 class SlotState:
-    """Tensors with one row a slot; one more slot, and one more page, take what padding rows of a graph write.
+    """Tensors with one row per slot; an extra slot and an extra page absorb the writes of a graph's padding rows.
 
-    `input` [slots, H] is what the talker reads next, at `position`, or behind a prompt what it has given for its last
-    row; `frame` counts frames; `trailing` holds the text ids that are fed after each frame, `num_trailing` how many
-    (all columns while more are to come: the unknown ones hold the id of a zero row); `seen` marks codes of codebook 0
-    that were drawn; `vectors` [slots, H] are the speakers of cloned voices, zero in the last slot.
+    `input` [slots, H] is the talker's next input, at `position`, or after a prefill its output for the last prompt row;
+    `frame` counts frames; `trailing` holds the text ids fed after each frame, `num_trailing` their count (all columns
+    while the text is open: unknown ones hold the id of a zero row); `seen` marks drawn codes of codebook 0; `vectors`
+    [slots, H] are the x-vectors of cloned voices, zero in the last slot.
     """
 
     def __init__(self, talker: Embeddings, limits: RunnerLimits) -> None:
@@ -42,7 +42,7 @@ class SlotState:
         self.input = torch.zeros(slots, config.hidden_size, dtype=table.dtype, device=table.device)
         self.vectors = torch.zeros_like(self.input)
         self.seen = torch.zeros(slots, config.code_predictor_config.vocab_size, dtype=torch.bool, device=table.device)
-        # One matrix, so that a newcomer costs one copy to the device; the fields are its columns.
+        # One matrix with the fields as columns, so that a newcomer costs one copy to the device.
         widths = [1, 1, 1, 1, NUM_OPTIONS, limits.max_pages, limits.max_trailing + 1]
         self._fields = torch.zeros(slots, sum(widths), dtype=torch.int64, device=table.device)
         self._widths = widths
@@ -55,11 +55,11 @@ class SlotState:
         self._no_text = len(talker.text_table) - 1
 
     def open(self, newcomers: list[Newcomer]) -> None:
-        """Set slots up for streams whose prompts are about to be prefilled."""
+        """Initialise slots for prefill."""
         fields = self._to_device(np.stack([self._row(newcomer) for newcomer in newcomers]))
         slots = self._to_device(np.array([n.slot for n in newcomers]))
         self._fields[slots] = fields
-        # An assignment of a constant would wait for the device.
+        # Assigning a constant would synchronise with the device.
         self.seen.index_fill_(0, slots, False)
         for newcomer in newcomers:
             if len(newcomer.frames):
@@ -69,12 +69,12 @@ class SlotState:
                 self.vectors[newcomer.slot] = self._to_device(vector)
 
     def grow(self, grown: np.ndarray) -> None:
-        """Give slots further pages, int64 [pages, 3]: slot, place in its page table, page."""
+        """Assign pages to slots, int64 [pages, 3]: slot, index in its page table, page."""
         slots, places, pages = self._to_device(grown).T
         self.page_table[slots, places] = pages
 
     def feed(self, feeds: list[TextFeed]) -> None:
-        """Give slots text that came for frames to come; a frame that went ahead of its text gets it now."""
+        """Store streamed text of later frames; adds late text to the pending input."""
         ids = [(feed.slot, feed.start + i, text_id) for feed in feeds for i, text_id in enumerate(feed.ids)]
         slots, columns, text_ids = self._to_device(np.array(ids)).T
         self.trailing[slots, columns] = text_ids
@@ -103,7 +103,7 @@ class SlotState:
 
 
 def _options(stream: Stream) -> np.ndarray:
-    """How a stream is drawn, float64: temperature, top_k, top_p, penalty; then the predictor's first three."""
+    """Sampling parameters, float64: temperature, top_k, top_p, penalty; then the predictor's first three."""
     s = stream.sampling
     others = (s.predictor_temperature, s.predictor_top_k, s.predictor_top_p)
     return np.array([s.temperature, s.top_k, s.top_p, s.repetition_penalty, *others], np.float64)

@@ -38,7 +38,7 @@ class Talker:
 
 
 def project_text(tensors: Mapping[str, Tensor]) -> Tensor:
-    """The text embedding of every id behind its projection, [text vocabulary, H]: the projection sees nothing else."""
+    """Projected text embeddings of all ids, [text vocabulary, H]; precomputed, since each depends on its id alone."""
     table, projection = tensors["talker.model.text_embedding.weight"], "talker.text_projection.linear_fc"
     w1, b1, w2, b2 = (tensors[f"{projection}{i}.{kind}"] for i in (1, 2) for kind in ("weight", "bias"))
     rows = table.split(PROJECTION_ROWS)
@@ -46,7 +46,7 @@ def project_text(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def merged_code_table(config: TalkerConfig, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Embeddings of codebook 0 (with the control ids), then of codebooks 1 to 15: [3072 + 15·2048, H]."""
+    """Embeddings of codebook 0 (including control ids), then of codebooks 1 to 15: [3072 + 15·2048, H]."""
     predictor = "talker.code_predictor.model.codec_embedding"
     tables = [tensors["talker.model.codec_embedding.weight"]]
     tables += [tensors[f"{predictor}.{i}.weight"] for i in range(config.num_code_groups - 1)]
@@ -54,11 +54,11 @@ def merged_code_table(config: TalkerConfig, tensors: Mapping[str, Tensor]) -> Te
 
 
 def code_offsets(config: TalkerConfig) -> Tensor:
-    """Where each codebook starts in the merged table, int64 [codebooks]."""
+    """Offset of each codebook in the merged table, int64 [codebooks]."""
     sizes = [config.vocab_size] + [config.code_predictor_config.vocab_size] * (config.num_code_groups - 2)
     return torch.tensor([0, *sizes]).cumsum(0)
 
 
 def with_zero_row(table: Tensor) -> Tensor:
-    """The table with a row of zeros behind it, which index -1 reaches."""
+    """The table with a row of zeros appended, which index -1 selects."""
     return torch.cat([table, table.new_zeros(1, table.shape[1])])

@@ -11,7 +11,7 @@ from qwen3_tts_engine.talker.weights import LayerWeights
 
 
 class Transformer:
-    """Layers and the weight of the final norm; owns no cache."""
+    """The layers and the final norm's weight; the cache belongs to the caller."""
 
     def __init__(self, config: TransformerConfig, tensors: Mapping[str, Tensor], prefix: str, ops: Ops) -> None:
         self.config = config

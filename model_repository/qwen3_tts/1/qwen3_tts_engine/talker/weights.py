@@ -1,4 +1,4 @@
-"""The weights of a transformer layer."""
+"""Weights of a transformer layer."""
 
 from dataclasses import dataclass
 

@@ -1,16 +1,16 @@
-// Attention of the new positions of each row: norm and rotate queries and keys, store keys and values, attend.
+// Attention of each row's new positions: norm and RoPE of queries and keys, store of keys and values, attention.
 //
 // Compiled with these macros:
-//   GROUP, KV_HEADS, D   query heads of a key head, key heads, width of a head (64 or 128)
-//   COUNT                new positions of a row; COUNT * (GROUP + 1) may be 8 at most
-//   WARPS                warps of a block
-//   PAGE                 positions of a page (paged_attention, store_keys)
-//   STORED               1: a prefill; the rows' own keys are in the cache already (paged_attention)
-//   POSITIONS            positions of a row in the cache, 16 (frame_attention)
+//   GROUP, KV_HEADS, D   query heads per key head, key heads, head size (64 or 128)
+//   COUNT                new positions per row; COUNT * (GROUP + 1) is at most 8
+//   WARPS                warps per block
+//   PAGE                 positions per page (paged_attention, store_keys)
+//   STORED               1: prefill; the rows' own keys are already in the cache (paged_attention)
+//   POSITIONS            positions per row in the cache, 16 (frame_attention)
 //
-// A warp takes 16 keys at a time through the matrix units: scores are queries times keys, sums are values, transposed, times
-// weights. A lane (group = lane / 4, quarter = lane % 4) holds 16-byte pieces of what belongs to its group: a query, a new
-// key, a cached key. Products do not mind in which order they take their terms, so the pieces are fed as they lie in memory.
+// A warp processes 16 keys at a time on the tensor cores: scores are queries times keys, sums are transposed values times
+// weights. A lane (group = lane / 4, quarter = lane % 4) holds 16-byte pieces of its group's vector: a query, a new key or a
+// cached key. The order of terms in a product is arbitrary, so the pieces are fed in memory order.
 
 #include "bfloat16.cuh"
 
@@ -32,8 +32,8 @@ struct Block {
     uint4 value[4][HALVES];
 };
 
-// top and total of the query of this lane's group. sum[i] are the numbers 8 group + i of the first half of a head (0, 1)
-// and of the second (2, 3), for the queries 2 quarter (0, 2) and 2 quarter + 1 (1, 3).
+// top and total belong to the query of this lane's group. sum[i] are the elements 8 group + i of the first half of a head
+// (0, 1) and of the second (2, 3), for the queries 2 quarter (0, 2) and 2 quarter + 1 (1, 3).
 struct Softmax {
     float top, total, sum[8][4];
 };
@@ -55,7 +55,7 @@ __device__ __forceinline__ float over_quarters(float value) {
     return value + __shfl_xor_sync(ALL, value, 2);
 }
 
-// RMSNorm and rotary embedding of a head that four lanes hold, with the reference's roundings.
+// RMSNorm and RoPE of a head spread over four lanes, with the reference's rounding steps.
 __device__ __forceinline__ Vector prepare(const Vector& raw, const Vector& norm, const Vector& angles, float eps) {
     float x[PIECES][8], weight[8], squares = 0.0f;
     #pragma unroll
@@ -100,7 +100,7 @@ __device__ __forceinline__ Vector load_angles(const bf16* cos, const bf16* sin, 
     return v;
 }
 
-// What a group of lanes prepares: groups below QUERIES a query, the next COUNT a new key, the rest repeat the first query.
+// The vector that a group of lanes prepares: groups below QUERIES a query, the next COUNT a new key, others the first query.
 struct Role {
     bool is_key;
     int fresh, head;
@@ -146,7 +146,7 @@ __device__ __forceinline__ void clear(Softmax& softmax) {
 
 __device__ __forceinline__ unsigned word(uint4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-// 16 keys into the running softmax of every query; `last` is the last position that this lane's query may see.
+// Adds 16 keys to the online softmax of every query; `last` is the last position that this lane's query attends to.
 __device__ __forceinline__ void attend(Softmax& softmax, const Vector& query, const Block& block, int first, int last, int quarter, float scale) {
     float scores[2][4] = {};
     #pragma unroll
@@ -190,7 +190,7 @@ __device__ __forceinline__ void attend(Softmax& softmax, const Vector& query, co
         for (int half = 0; half < HALVES; half++)
             #pragma unroll
             for (int j = 0; j < 2; j++)
-                // The same number of two neighbouring keys.
+                // The same element of two adjacent keys.
                 pairs[half][j] = __byte_perm(word(block.value[2 * j][half], i / 2), word(block.value[2 * j + 1][half], i / 2),
                                              i % 2 ? 0x7632 : 0x5410);
         sum[0] *= even;
@@ -201,13 +201,13 @@ __device__ __forceinline__ void attend(Softmax& softmax, const Vector& query, co
     }
 }
 
-// The 8 numbers of one half that this lane holds for query 2 quarter + odd.
+// This lane's 8 elements of one half for query 2 quarter + odd.
 __device__ __forceinline__ void gather(const Softmax& softmax, int half, int odd, float* out) {
     #pragma unroll
     for (int i = 0; i < 8; i++) out[i] = softmax.sum[i][2 * half + odd];
 }
 
-// New keys, from the groups that prepared them to the groups that hold their place in the block.
+// Broadcasts a new key from the group that prepared it.
 __device__ __forceinline__ Vector from_group(const Vector& v, int group, int quarter) {
     Vector out;
     #pragma unroll
@@ -230,7 +230,7 @@ __device__ __forceinline__ void insert_keys(Block& block, const Vector (&fresh)[
 
 #ifdef PAGE
 
-// Few warps: registers for twelve of them on a multiprocessor, so that many rows hide each other's loads.
+// With few warps, limits registers so that 12 warps fit a multiprocessor and many rows hide each other's loads.
 extern "C" __global__ void __launch_bounds__(WARPS * LANES, WARPS <= 4 ? 12 / WARPS : 1)
 paged_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __restrict__ k_norm,
                 const bf16* __restrict__ cos, const bf16* __restrict__ sin, bf16* keys, bf16* values,
@@ -250,7 +250,7 @@ paged_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __
 
     let_next_start();
     if (STORED) wait_for_previous();
-    // No kernel of this tick writes the positions before this one, so these need not wait for the kernel before.
+    // No kernel of this tick writes earlier positions, so these loads need not wait for the previous kernel.
     Block block;
     load_keys(block, warp * KEYS, cached, group, quarter, key_at);
     load_values(block, warp * KEYS, cached, group, quarter, value_at);
@@ -311,7 +311,7 @@ paged_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __
     }
 }
 
-// Keys and values of one row of a prefill; four lanes a key head, lanes to spare repeat a head.
+// Stores keys and values of one prefill row; four lanes per key head, spare lanes repeat a head.
 extern "C" __global__ void
 store_keys(const bf16* qkv, const bf16* __restrict__ k_norm, const bf16* __restrict__ cos,
            const bf16* __restrict__ sin, bf16* keys, bf16* values, const long long* __restrict__ page_table,
@@ -330,7 +330,7 @@ store_keys(const bf16* qkv, const bf16* __restrict__ k_norm, const bf16* __restr
 
 #else
 
-// One warp a row and key head: a frame's positions are one block of keys.
+// One warp per row and key head: a frame's positions are one block of keys.
 extern "C" __global__ void __launch_bounds__(WARPS * LANES)
 frame_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __restrict__ k_norm,
                 const bf16* __restrict__ cos, const bf16* __restrict__ sin, bf16* keys, bf16* values,

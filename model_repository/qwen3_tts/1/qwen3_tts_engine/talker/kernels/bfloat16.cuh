@@ -1,4 +1,4 @@
-// bfloat16 as its bits: two in an unsigned, eight in a uint4. CUDA's own header is not there where kernels are built.
+// bfloat16 bits: two per unsigned, eight per uint4. NVRTC is installed without CUDA's own bfloat16 header.
 #pragma once
 
 typedef unsigned short bf16;
@@ -38,8 +38,8 @@ __device__ __forceinline__ void multiply(float* sums, unsigned a0, unsigned a1, 
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Programmatic dependent launch: the next kernel may start now; what the kernel before wrote is there after the wait.
-// Such memory must not be __restrict__ const: the compiler takes that for memory that never changes and loads it early.
+// Programmatic dependent launch: the next kernel may start now; writes of the previous kernel are visible after the wait.
+// Pointers to them must not be const __restrict__: the compiler assumes constant memory and may load it before the wait.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

@@ -1,4 +1,4 @@
-"""CUDA sources beside this file, compiled for their macros when they are first used and kept on disk."""
+"""Compiles the CUDA sources of this folder on first use, per set of macros, with a cache on disk."""
 
 import ctypes
 import hashlib
@@ -13,16 +13,16 @@ from torch import Tensor
 
 FOLDER = Path(__file__).parent
 HEADER = "bfloat16.cuh"
-# Hopper and later start a kernel while the one before it ends; the sources wait for what they read from it.
+# Programmatic dependent launch: from Hopper on a kernel may start before the previous one ends; the sources wait.
 OVERLAP_CAPABILITY = 9
 
 
 class KernelError(RuntimeError):
-    """A kernel could not be built or launched; the message holds the compiler's or the driver's words."""
+    """A kernel could not be built or launched; the message includes the compiler's or the driver's error."""
 
 
 class CudaKernel:
-    """One function of one source. Launches on the current stream, whatever it captures."""
+    """One function of one source. Launches on the current stream, also during graph capture."""
 
     def __init__(
         self, source: str, function: str, macros: Mapping[str, int], threads: int, shared_bytes: int = 0
@@ -44,7 +44,7 @@ class CudaKernel:
             self._launch.attrs, self._launch.numAttrs = [overlap], 1
 
     def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | float | None) -> None:
-        """Tensors go as pointers (None as null), int as 32-bit integers, float as 32-bit floats."""
+        """Passes tensors as pointers (None as null), int as 32-bit integers, float as 32-bit floats."""
         values, types = zip(*(_argument(argument) for argument in arguments), strict=True)
         self._launch.gridDimX, self._launch.gridDimY = grid
         self._launch.hStream = torch.cuda.current_stream().cuda_stream
@@ -65,7 +65,7 @@ def _compiled(name: str, macros: Mapping[str, int], architecture: str) -> bytes:
     path = _cache_folder() / f"{Path(name).stem}-{digest[:24]}.cubin"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Written aside and renamed: another process may be reading.
+        # Write and rename, since another process may be reading.
         part = path.with_suffix(f".{os.getpid()}")
         part.write_bytes(_compile(name, source, options))
         part.replace(path)

@@ -1,11 +1,11 @@
-// Drawing one code a row from its logits, as sampling.py does; one block a row.
+// Draws one code per row from its logits, like sampling.py; one block per row.
 //
 // Compiled with these macros:
-//   VOCABULARY, CODES    logits of a row; ids below CODES are codes, of the rest only `eos` may be drawn
-//   CODEBOOKS            codes of a frame
-//   WIDTH                width of the embedding that is looked up for the drawn code
+//   VOCABULARY, CODES    logits per row; ids below CODES are codes, of the others only `eos` may be drawn
+//   CODEBOOKS            codes per frame
+//   WIDTH                width of the drawn code's embedding
 //   FIRST                1: codebook 0, with repetition penalty and suppressed ids
-//   THREADS              threads of a block; each takes VOCABULARY / THREADS neighbouring logits
+//   THREADS              threads per block, each with VOCABULARY / THREADS contiguous logits
 
 #include "bfloat16.cuh"
 
@@ -53,7 +53,7 @@ __device__ __forceinline__ float uniform(unsigned long long seed, unsigned long 
     return (float)(x >> 40) * (1.0f / 16777216.0f);
 }
 
-// The largest threshold that `enough` holds for, by bisection between `low`, for which it holds, and `high`.
+// The largest threshold that satisfies `enough`, by bisection between `low`, which satisfies it, and `high`.
 template <typename Enough>
 __device__ __forceinline__ float largest(float low, float high, Enough enough) {
     if (enough(high) >= 0) return high;
@@ -135,7 +135,7 @@ draw(const float* logits, const long long* __restrict__ slots, const long long* 
             #pragma unroll
             for (int i = 0; i < EACH; i++) mass[i] = mass[i] >= heavy ? mass[i] : 0.0f;
         }
-        // Inverse transform in the order of the ids.
+        // Inverse transform sampling in id order.
         #pragma unroll
         for (int i = 0; i < EACH; i++) {
             before[i] = total;
@@ -164,7 +164,7 @@ draw(const float* logits, const long long* __restrict__ slots, const long long* 
             }
         __syncthreads();
     }
-    // Greedy, or a target that rounding put behind the last code.
+    // Greedy, or a target beyond the last code due to rounding.
     if (drawn == VOCABULARY && mine == top) {
         #pragma unroll
         for (int i = EACH - 1; i >= 0; i--)

@@ -1,4 +1,4 @@
-"""Operations that touch each row once: norm, gate, embedding sum, and what a drawn frame feeds back."""
+"""Row-wise Triton kernels: norm, gate, embedding sum, feedback of a frame."""
 
 import triton
 import triton.language as tl
@@ -33,8 +33,8 @@ def gate_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.
     gate = tl.load(gate_up + row * 2 * WIDTH + column, mask=inside, other=0.0)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + column, mask=inside, other=0.0)
     gate32 = gate.to(tl.float32)
-    opened = (gate32 / (1.0 + tl.exp(-gate32))).to(gate.dtype).to(tl.float32)
-    tl.store(out + row * WIDTH + column, (opened * up.to(tl.float32)).to(gate.dtype), mask=inside)
+    activated = (gate32 / (1.0 + tl.exp(-gate32))).to(gate.dtype).to(tl.float32)
+    tl.store(out + row * WIDTH + column, (activated * up.to(tl.float32)).to(gate.dtype), mask=inside)
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def advance_kernel(
     slots, codes, offsets, code_table, text_table, trailing, num_trailing, frames, positions, inputs, pad_text_id,
     stride_fields, max_trailing, padding_slot, CODEBOOKS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """torch_ops.TorchRows.advance, one row a program."""
+    """torch_ops.TorchRows.advance, one row per program."""
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     field = slot * stride_fields
@@ -69,8 +69,8 @@ def advance_kernel(
         gdc_wait()
     total = tl.zeros([WIDTH], tl.float32)
     for codebook in tl.static_range(CODEBOOKS):
-        line = tl.load(codes + row * CODEBOOKS + codebook) + tl.load(offsets + codebook)
-        total += tl.load(code_table + line * WIDTH + column).to(tl.float32)
+        index = tl.load(codes + row * CODEBOOKS + codebook) + tl.load(offsets + codebook)
+        total += tl.load(code_table + index * WIDTH + column).to(tl.float32)
     dtype = inputs.dtype.element_ty
     tl.store(inputs + slot * WIDTH + column, (total.to(dtype).to(tl.float32) + added.to(tl.float32)).to(dtype))
     tl.store(frames + field, frame + 1, mask=slot != padding_slot)

@@ -1,19 +1,19 @@
-// y = x @ w.T for few rows of x: every warp multiplies all rows by a slice of K, the slices are summed in shared memory.
+// y = x @ w.T for few rows of x: each warp multiplies all rows by a slice of K; partial sums meet in shared memory.
 //
 // Compiled once for each shape, with these macros:
 //   N, K            outputs, inputs (a gated layer has 2 N rows of weights: N gates, then N ups)
-//   TILES           tiles of 8 outputs of one block
-//   HALVES          groups of 8 rows of x that a block takes: 1, 2 or 4; blockIdx.y tells which
-//   WARPS           warps of one block, each with K / WARPS inputs, a multiple of 32
+//   TILES           tiles of 8 outputs per block
+//   HALVES          groups of 8 rows of x per block: 1, 2 or 4; blockIdx.y selects them
+//   WARPS           warps per block, each with K / WARPS inputs, a multiple of 32
 //   NORM            1: x is normalised first (RMSNorm with weight `norm`)
 //   GATED           1: y = silu(gate) * up
-//   RESIDUAL        1: y is added to what `out` holds
+//   RESIDUAL        1: out += y
 //   BIAS            1: y += bias
 //   FLOAT_OUT       1: `out` is float, else bfloat16
 //
-// The norm's scale is one number a row, so it is applied to the sums: x * weight goes into the product, and the sum of
-// squares is gathered on the way. Weights do not depend on the kernel before, so they are loaded before its end is
-// awaited (programmatic dependent launch).
+// The norm's scale is one number per row, so it is applied to the sums: the product takes x * weight, and the sum of
+// squares is accumulated along with it. Weights do not depend on the previous kernel, so they are loaded before waiting
+// for its end (programmatic dependent launch).
 
 #include "bfloat16.cuh"
 
@@ -23,7 +23,7 @@ constexpr int PAIRS = (HALVES + 1) / 2;
 constexpr int ROWS = 8 * HALVES;
 constexpr int OUTPUTS = 8 * TILES;
 
-// A lane's 8 weights of a step.
+// 8 weights of a lane for one step.
 __device__ __forceinline__ uint4 load_weights(const bf16* address) {
     uint4 weights;
     asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -45,7 +45,7 @@ __device__ __forceinline__ uint4 scale(uint4 x, uint4 weight, float& squares) {
 extern "C" __global__ void __launch_bounds__(WARPS * LANES)
 skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict__ norm,
               const bf16* __restrict__ bias, void* out, int rows, int stride_x, int stride_out, float eps) {
-    // Dynamic, for it may be more than the 48 KB that a kernel gets unasked; Shape.shared_bytes is its size.
+    // Dynamic, since it may exceed the default limit of 48 KB; SkinnyLinear.shared_bytes is its size.
     extern __shared__ float shared[];
     auto sums = (float (*)[PARTS][ROWS][OUTPUTS])shared;
     auto squares = (float (*)[ROWS])(shared + WARPS * PARTS * ROWS * OUTPUTS);
@@ -53,7 +53,7 @@ skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict_
     x += (size_t)blockIdx.y * ROWS * stride_x;
     rows = min(ROWS, rows - (int)blockIdx.y * ROWS);
     const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    // A lane's 16 bytes are neighbours in K. Both operands take them in the same order, so any order will do.
+    // A lane's 16 bytes are contiguous in K. Any order of K will do, since both operands use the same.
     const int row = lane / 4, k = warp * (K / WARPS) + (lane % 4) * 8;
     const int first_output = blockIdx.x * OUTPUTS;
 

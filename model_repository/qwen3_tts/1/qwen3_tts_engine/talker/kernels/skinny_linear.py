@@ -1,18 +1,18 @@
-"""The forms of skinny_linear.cu."""
+"""The specialisations of skinny_linear.cu."""
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
 LANES = 32
-# Registers of a thread that may hold weights, by warps of a block: half of what is there for a full multiprocessor.
+# Registers per thread for weights, by warps per block: half of those available at full occupancy.
 WEIGHT_REGISTERS = {4: 128, 8: 128, 16: 64}
-# Fewer blocks than this leave too many multiprocessors idle.
+# Fewer blocks leave too many multiprocessors idle.
 MIN_BLOCKS = 64
 
 
 @dataclass(frozen=True)
 class SkinnyLinear:
-    """The macros of the source that say what is computed; see there."""
+    """The macros of the source, where they are documented."""
 
     N: int
     K: int
@@ -39,7 +39,7 @@ class SkinnyLinear:
 
     @cached_property
     def warps(self) -> int:
-        """More warps read their weights in fewer steps, fewer leave each the registers that many rows need."""
+        """More warps read the weights in fewer steps; fewer warps leave each the registers for many rows."""
         warps = 16 if self.K >= 2048 else 8
         if self.HALVES == 4:
             warps = 4 if self.K <= 1024 else 8 if self.N >= 4096 else 16
@@ -49,7 +49,7 @@ class SkinnyLinear:
 
     @cached_property
     def tiles(self) -> int:
-        """As many outputs a block as fit its registers: rows of x are read once a block."""
+        """As many outputs per block as fit its registers, since each block reads the rows of x once."""
         registers = 4 * (1 + self.GATED) * (self.K // self.warps // LANES)
         tiles = 1
         while tiles < 4 and registers * tiles * 2 <= WEIGHT_REGISTERS.get(self.warps, 128) and self._divides(tiles * 2):

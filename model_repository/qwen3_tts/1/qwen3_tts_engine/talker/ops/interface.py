@@ -1,4 +1,4 @@
-"""The operations of a tick: what PyTorch does everywhere (torch_ops) and fused kernels do on CUDA (kernel_ops)."""
+"""The operations of a tick, implemented in PyTorch (torch_ops) and as fused CUDA kernels (kernel_ops)."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from qwen3_tts_engine.talker.weights import LayerWeights
 
 
 class Attention(Protocol):
-    """Attention of one layer over whatever cache the caller keeps."""
+    """Attention of one layer, bound to a cache."""
 
     def __call__(self, layer: int, qkv: Tensor, weights: LayerWeights) -> Tensor:
         """[rows, (q + 2 kv) heads·D] → [rows, q heads·D]: norms, rotates, stores keys and values, attends."""
@@ -19,8 +19,7 @@ class Attention(Protocol):
 class Rows(Protocol):
     """The rows of one tick, read from their slots.
 
-    hidden is the talker's input [rows, H], positions int64 [rows]; codes int64 [rows, codebooks] fill up as they are
-    drawn.
+    hidden is the talker's input [rows, H], positions int64 [rows]; codes int64 [rows, codebooks] are filled as drawn.
     """
 
     slots: Tensor
@@ -29,15 +28,15 @@ class Rows(Protocol):
     codes: Tensor
 
     def draw_first(self, logits: Tensor, inputs: Tensor, out: Tensor) -> None:
-        """Draw codebook 0 from float32 [rows, vocabulary] and put its row of `inputs` into `out` [rows, width]."""
+        """Draw codebook 0 from float32 [rows, vocabulary] and write its row of `inputs` to `out` [rows, width]."""
 
     def draw(self, codebook: int, logits: Tensor, inputs: Tensor, out: Tensor) -> None:
         """Draw a later codebook; `inputs` [codes, width] are the embeddings of that codebook."""
 
     def advance(self, text_table: Tensor, code_table: Tensor, pad_text_id: int) -> None:
-        """Give each slot the feedback of its frame as the next input, and count the frame.
+        """Write each frame's feedback to its slot's input and increment frame and position.
 
-        The padding slot stays at position 0: it has one page, and what a row attends to is what a tick costs.
+        The padding slot stays at position 0: it has one page, and attention costs grow with the position.
         """
 
 
@@ -72,7 +71,7 @@ class Ops(Protocol):
         """The sum of the table's rows at int64 [rows, terms]; -1 is the last row, which is zero."""
 
     def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prefill: bool) -> Attention:
-        """Attention for rows at `positions` of `slots`, int64 [rows]; each row sees its slot up to itself.
+        """Causal attention for rows at `positions` of `slots`, int64 [rows].
 
         Without `prefill` every slot has one row.
         """

@@ -1,4 +1,4 @@
-"""The operations of a tick as fused CUDA kernels: torch_ops with fewer, larger steps."""
+"""The operations of a tick as fused CUDA kernels."""
 
 from functools import cache
 from typing import Any
@@ -16,13 +16,13 @@ from qwen3_tts_engine.talker.ops.interface import Attention
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.weights import LayerWeights
 
-# Up to so many rows, the skinny product beats cuBLAS for weights of so many elements (measured on an H200).
+# By number of rows: the largest weight, in elements, for which skinny_linear beats cuBLAS (measured on an H200).
 SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 6_500_000}
-# Warps of a paged attention block for up to so many rows: few rows leave multiprocessors idle, so each gets more warps;
-# of many, all blocks are to run at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than with 4).
+# Warps of a paged attention block, by number of rows: few rows leave multiprocessors idle, so each gets more warps; of
+# many rows all blocks should be resident at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than 4).
 ATTENTION_WARPS = {16: 8, 48: 4, 1 << 40: 2}
 PREFILL_WARPS = 4
-# What every batch takes that is to be invariant. With 8 rows a block many would read the weights twice as often.
+# Fixed launch shape in batch-invariant mode. 8 rows per block would read the weights twice as often for many rows.
 INVARIANT_HALVES, INVARIANT_WARPS = 2, 4
 FRAME_WARPS, DRAW_THREADS = 4, 256
 GATE_BLOCK = 1024
@@ -30,7 +30,7 @@ GATE_BLOCK = 1024
 
 class KernelOps:
     def __init__(self, device: torch.device, *, batch_invariant: bool = False) -> None:
-        """`batch_invariant`: the arithmetic of a row does not depend on how many there are, which costs speed."""
+        """`batch_invariant` makes a row's arithmetic independent of the number of rows, at a cost in speed."""
         self._batch_invariant = batch_invariant
         overlap = torch.cuda.get_device_capability(device)[0] >= OVERLAP_CAPABILITY
         self._launch = {"PDL": overlap, "launch_pdl": overlap}
@@ -125,7 +125,7 @@ class KernelOps:
     def _is_skinny(self, x: Tensor, weight: Tensor) -> bool:
         if self._batch_invariant:
             return True
-        return weight.numel() <= next((most for rows, most in SKINNY.items() if len(x) <= rows), 0)
+        return weight.numel() <= next((max_elements for rows, max_elements in SKINNY.items() if len(x) <= rows), 0)
 
     def _skinny(
         self,
@@ -146,12 +146,12 @@ class KernelOps:
     def _attention_warps(self, rows: int, prefill: bool) -> int:
         if self._batch_invariant:
             return INVARIANT_WARPS
-        warps = next(warps for most, warps in ATTENTION_WARPS.items() if rows <= most)
+        warps = next(warps for max_rows, warps in ATTENTION_WARPS.items() if rows <= max_rows)
         return max(warps, PREFILL_WARPS) if prefill else warps
 
 
 class KernelRows:
-    """interface.Rows; the kernels read each row's slot themselves."""
+    """interface.Rows; the kernels look up the slots."""
 
     def __init__(self, state: SlotState, slots: Tensor, launch: dict[str, bool]) -> None:
         self.slots = slots

@@ -1,7 +1,6 @@
-"""The operations of a tick in PyTorch: the form that the CPU runs, and that the kernels are held against.
+"""The operations of a tick in PyTorch, for the CPU and as the reference of the kernels.
 
-On a CPU the arithmetic of a row does not depend on the rows beside it, a prompt's apart, so that equal seeds give equal
-codes.
+On a CPU a row's arithmetic does not depend on rows of other streams, so that equal seeds give equal codes.
 """
 
 import torch
@@ -15,20 +14,20 @@ from qwen3_tts_engine.talker.ops.interface import Attention
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.weights import LayerWeights
 
-# Bounds the memory that a prefill gathers at once.
+# Bounds the memory that a prefill gathers.
 GATHER_ROWS = 64
-# The CPU's library adds in another order where there are fewer rows, or fewer are left over.
+# The CPU's BLAS sums in another order for fewer rows, or a remainder of fewer.
 PRODUCT_ROWS = 4
 
 
 class TorchOps:
     def rms_norm(self, x: Tensor, norm: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
-        return _put(rms_norm(x, norm, eps), out)
+        return _copy_to(rms_norm(x, norm, eps), out)
 
     def norm_linear(
         self, x: Tensor, norm: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        return _put(linear(rms_norm(x, norm, eps), weight, bias), out)
+        return _copy_to(linear(rms_norm(x, norm, eps), weight, bias), out)
 
     def norm_logits(self, x: Tensor, norm: Tensor, weight: Tensor, eps: float) -> Tensor:
         return linear(rms_norm(x, norm, eps), weight).float()
@@ -46,17 +45,18 @@ class TorchOps:
     def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prefill: bool) -> Attention:
         written = cache.page_table[slots, positions // cache.page_size] * cache.page_size + positions % cache.page_size
         cos, sin = cache.cos[positions], cache.sin[positions]
-        # Over the longer past of another row it would be rounded otherwise; a prompt's rows are always the same.
-        # Each thread has a buffer, whose alignment decides how a row is rounded.
-        alone = slots.is_cpu and (not prefill or torch.get_num_threads() > 1)
-        at_once = 1 if alone else GATHER_ROWS
-        seen = [_seen(cache, *block) for block in zip(slots.split(at_once), positions.split(at_once), strict=True)]
+        # Beside a row with a longer past a row rounds differently; a prompt's rows always run together. With several
+        # threads, rounding also depends on the alignment of each thread's buffer.
+        row_by_row = slots.is_cpu and (not prefill or torch.get_num_threads() > 1)
+        at_once = 1 if row_by_row else GATHER_ROWS
+        blocks = zip(slots.split(at_once), positions.split(at_once), strict=True)
+        visible = [_visible_keys(cache, *block) for block in blocks]
 
         def attend(layer: int, qkv: Tensor, weights: LayerWeights) -> Tensor:
             query, key, value = split_heads(qkv, weights, cache.config, cos, sin)
             keys, values = cache.data[layer]
             keys[written], values[written] = key, value
-            blocks = zip(query.unsqueeze(1).split(at_once), seen, strict=True)
+            blocks = zip(query.unsqueeze(1).split(at_once), visible, strict=True)
             return torch.cat([attend_grouped(rows, keys[index], values[index], mask) for rows, (index, mask) in blocks])
 
         return attend
@@ -64,16 +64,16 @@ class TorchOps:
     def frame_attention(self, cache: FrameCache, start: int, count: int) -> Attention:
         end = start + count
         cos, sin = cache.cos[start:end], cache.sin[start:end]
-        # One position sees all before it; several at once see each other as far as they come before.
+        # A single position attends to all cached ones; several attend causally.
         mask = None if count == 1 else torch.ones(1, count, end, dtype=torch.bool, device=cache.data.device).tril(start)
-        # Each thread has a buffer, and how those are aligned decides how a row is rounded.
-        alone = cache.data.is_cpu and torch.get_num_threads() > 1
+        # With several threads, rounding depends on the alignment of each thread's buffer.
+        row_by_row = cache.data.is_cpu and torch.get_num_threads() > 1
 
         def attend(layer: int, qkv: Tensor, weights: LayerWeights) -> Tensor:
             query, key, value = split_heads(qkv.unflatten(0, (-1, count)), weights, cache.config, cos, sin)
             keys, values = cache.data[layer, :, : len(query), :end]
             keys[:, start:], values[:, start:] = key, value
-            if not alone:
+            if not row_by_row:
                 return attend_grouped(query, keys, values, mask)
             rows = zip(query.split(1), keys.split(1), values.split(1), strict=True)
             return torch.cat([attend_grouped(*row, mask) for row in rows])
@@ -85,7 +85,7 @@ class TorchOps:
 
 
 class TorchRows:
-    """interface.Rows; what every codebook needs is gathered once."""
+    """interface.Rows; gathers the inputs of all codebooks once."""
 
     def __init__(self, state: SlotState, slots: Tensor) -> None:
         self.slots = slots
@@ -105,10 +105,10 @@ class TorchRows:
         masked = sampling.mask_first(logits, state.seen[self.slots], self._penalty, self._frame, state.eos)
         first = sampling.draw(masked, self._first, self._uniform[:, 0])
         state.seen[self.slots, first.clamp(max=state.seen.shape[1] - 1)] = True
-        self._keep(0, first, inputs, out)
+        self._store(0, first, inputs, out)
 
     def draw(self, codebook: int, logits: Tensor, inputs: Tensor, out: Tensor) -> None:
-        self._keep(codebook, sampling.draw(logits, self._others, self._uniform[:, codebook]), inputs, out)
+        self._store(codebook, sampling.draw(logits, self._others, self._uniform[:, codebook]), inputs, out)
 
     def advance(self, text_table: Tensor, code_table: Tensor, pad_text_id: int) -> None:
         state, slots = self._state, self.slots
@@ -119,7 +119,7 @@ class TorchRows:
         state.frame[slots] += slots != state.padding_slot
         state.position[slots] += slots != state.padding_slot
 
-    def _keep(self, codebook: int, codes: Tensor, inputs: Tensor, out: Tensor) -> None:
+    def _store(self, codebook: int, codes: Tensor, inputs: Tensor, out: Tensor) -> None:
         self.codes[:, codebook] = codes
         out.copy_(inputs[codes])
 
@@ -164,7 +164,7 @@ def attend_grouped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | N
     """Attention with grouped heads.
 
     query [batch, rows, q heads, D]; keys and values [batch, positions, kv heads, D]; mask bool [batch or 1, rows,
-    positions], None to see everything → [batch · rows, q heads·D].
+    positions], None for no mask → [batch · rows, q heads·D].
     """
     out = F.scaled_dot_product_attention(
         query.transpose(1, 2),
@@ -176,15 +176,15 @@ def attend_grouped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | N
     return out.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
-def _seen(cache: PagedCache, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Where the keys that rows may see lie in the cache, int64 [rows, longest], and which of them each row does see.
+def _visible_keys(cache: PagedCache, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Cache indices of the positions up to the longest row's, int64 [rows, longest], and their causal mask.
 
-    None of the latter for a single row, which sees them all.
+    The mask is None for a single row, which sees all of them.
     """
     past = torch.arange(int(positions.max()) + 1, device=positions.device)
     index = cache.page_table[slots][:, past // cache.page_size] * cache.page_size + past % cache.page_size
     return index, None if len(slots) == 1 else past <= positions[:, None, None]
 
 
-def _put(value: Tensor, out: Tensor | None) -> Tensor:
+def _copy_to(value: Tensor, out: Tensor | None) -> Tensor:
     return value if out is None else out.copy_(value)
