@@ -369,10 +369,10 @@ frame_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __
     attend(softmax, query, block, 0, start + role.fresh, quarter, scale);
     #pragma unroll
     for (int odd = 0; odd < 2; odd++) {
-        const int asked = 2 * quarter + odd;
-        const float total = __shfl_sync(ALL, softmax.total, 4 * asked);
-        if (asked >= QUERIES) continue;
-        bf16* target = out + ((size_t)(row * COUNT + asked / GROUP) * GROUP * KV_HEADS + head * GROUP + asked % GROUP) * D;
+        const int query_index = 2 * quarter + odd;
+        const float total = __shfl_sync(ALL, softmax.total, 4 * query_index);
+        if (query_index >= QUERIES) continue;
+        bf16* target = out + ((size_t)(row * COUNT + query_index / GROUP) * GROUP * KV_HEADS + head * GROUP + query_index % GROUP) * D;
         #pragma unroll
         for (int half = 0; half < HALVES; half++) {
             float result[8];

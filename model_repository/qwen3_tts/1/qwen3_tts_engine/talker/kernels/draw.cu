@@ -69,7 +69,7 @@ __device__ __forceinline__ float largest(float low, float high, Enough enough) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 draw(const float* logits, const long long* __restrict__ slots, const long long* __restrict__ seeds,
-     const long long* __restrict__ frames, const double* __restrict__ wanted, unsigned char* seen,
+     const long long* __restrict__ frames, const double* __restrict__ options, unsigned char* seen,
      long long* codes, const bf16* __restrict__ inputs, bf16* out,
      int codebook, int stride_fields, int stride_out, int eos) {
     __shared__ float warp_sums[WARPS];
@@ -77,7 +77,7 @@ draw(const float* logits, const long long* __restrict__ slots, const long long* 
 
     const int row = blockIdx.x, thread = threadIdx.x, warp = thread / LANES, lane = thread % LANES, base = thread * EACH;
     const long long slot = slots[row], frame = frames[slot * stride_fields];
-    const double* own = wanted + slot * stride_fields + (FIRST ? 0 : 4);
+    const double* own = options + slot * stride_fields + (FIRST ? 0 : 4);
     const float temperature = (float)own[0], top_p = (float)own[2], penalty = FIRST ? (float)own[3] : 1.0f;
     const int top_k = (int)own[1];
     const float number = uniform(seeds[slot * stride_fields], frame * CODEBOOKS + codebook + 1);
@@ -149,13 +149,13 @@ draw(const float* logits, const long long* __restrict__ slots, const long long* 
         }
         if (lane == LANES - 1) warp_sums[warp] = prefix;
         __syncthreads();
-        float offset = prefix - total, everything = 0.0f;
+        float offset = prefix - total, block_total = 0.0f;
         #pragma unroll
         for (int other = 0; other < WARPS; other++) {
             if (other < warp) offset += warp_sums[other];
-            everything += warp_sums[other];
+            block_total += warp_sums[other];
         }
-        const float target = number * everything;
+        const float target = number * block_total;
         #pragma unroll
         for (int i = 0; i < EACH; i++)
             if (mass[i] > 0.0f && offset + before[i] + mass[i] > target) {
