@@ -168,7 +168,7 @@ def test_pieces_of_white_space_are_accepted(caller: Caller) -> None:
     assert (stream.errors, len(stream.frames)) == ([], 9)
 
 
-NOT_OPEN = "not open: no sequence_start yet, or its end came"
+NOT_OPEN = "not open: not started, or already ended"
 
 
 def test_pieces_outside_an_open_sequence_are_rejected(caller: Caller) -> None:
@@ -194,15 +194,15 @@ def test_second_start_is_rejected_and_the_open_sequence_continues(caller: Caller
     stream.send(" you.", end=True)
     stream.finish()
     [error] = stream.errors
-    assert "INVALID_ARG: sequence_id: 4713: in use: end its utterance first, or take another id" in error
+    assert "INVALID_ARG: sequence_id: 4713: in use: end its utterance first, or use another id" in error
     assert len(stream.frames) == 9
 
 
 @pytest.mark.parametrize(
     ("pieces", "message"),
     [
-        (["Hello <|im_", "end|> you", ""], "INVALID_ARG: text: '<|im_end|>': control tokens may not be part of it"),
-        (["", "  ", "\n"], "INVALID_ARG: text: '': must hold something besides white space"),
+        (["Hello <|im_", "end|> you", ""], "INVALID_ARG: text: '<|im_end|>': control tokens are not allowed"),
+        (["", "  ", "\n"], "INVALID_ARG: text: '': must contain more than white space"),
         (["1 " * 300, "1 " * 300, ""], "tokens, at most 1024 are allowed"),
     ],
     ids=["control-token", "white-space", "too-long"],
@@ -223,7 +223,7 @@ def test_voice_fields_after_the_first_request_are_rejected(caller: Caller) -> No
     stream.send("there.", end=True)
     stream.finish()
     [error] = stream.errors
-    assert "INVALID_ARG: speaker: 'serena': goes with the first request of a sequence" in error
+    assert "INVALID_ARG: speaker: 'serena': allowed only on the first request of a sequence" in error
     assert len(stream.frames) == 9
 
 
@@ -240,4 +240,4 @@ def test_sequence_without_an_id_is_rejected(caller: Caller) -> None:
     message = encode(SpeechRequest("Hello.", speaker="ryan"))
     message.parameters["sequence_start"].bool_param = True
     [response] = list(caller.stub.ModelStreamInfer(iter([message]), timeout=30))
-    assert "INVALID_ARG: sequence_id: 0: sequence_start and sequence_end need one" in response.error_message
+    assert "INVALID_ARG: sequence_id: 0: sequence_start and sequence_end require one" in response.error_message
