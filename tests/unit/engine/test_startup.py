@@ -30,7 +30,7 @@ def test_a_gpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    message = "device: Tesla T4 has compute capability (7, 5), bfloat16 requires 8.0"
+    message = "device: Tesla T4 has compute capability (7, 5), bfloat16 requires 8.0 or later"
     with pytest.raises(ConfigError, match=re.escape(message)):
         choose_device(config_of(tiny_checkpoint), "cuda:0")
 

@@ -146,7 +146,7 @@ class EngineConfig(BaseModel):
 
     @property
     def max_text_characters(self) -> int:
-        """Bound on the characters of a text: a token is rarely more than a few."""
+        """A token is at least one character in practice, and rarely more than a few."""
         return 16 * self.max_text_tokens
 
     def default_max_frames(self, text_tokens: int) -> int:

@@ -60,8 +60,8 @@ def choose_device(config: EngineConfig, assigned: str) -> torch.device:
             raise ConfigError(f"device: {device}: PyTorch sees no CUDA device")
         capability = torch.cuda.get_device_capability(device)
         if capability < MIN_CAPABILITY:
-            name, required = torch.cuda.get_device_name(device), ".".join(map(str, MIN_CAPABILITY))
-            raise ConfigError(f"device: {name} has compute capability {capability}, bfloat16 requires {required}")
+            name, least = torch.cuda.get_device_name(device), ".".join(map(str, MIN_CAPABILITY))
+            raise ConfigError(f"device: {name} has compute capability {capability}, bfloat16 requires {least} or later")
         torch.cuda.set_device(device)
     # More threads would compete with the codec's for cores; on a GPU the host only launches kernels.
     cores = 1 if device.type == "cuda" else max(1, (os.cpu_count() or 1) // 2)
