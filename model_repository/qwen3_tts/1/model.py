@@ -5,6 +5,7 @@ import json
 import logging
 import resource
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.frontend.dispatcher import Dispatcher
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.frontend.sequences import Sequences
-from qwen3_tts_engine.interfaces import Runner
+from qwen3_tts_engine.interfaces import CodecClient, Runner
 from qwen3_tts_engine.lifecycle import guard, warm_up
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.lifecycle.liveness import CountedCodec
@@ -34,6 +35,7 @@ log = logging.getLogger("qwen3_tts")
 
 # Interpreter switch interval; the default, 5 ms, is as long as a tick.
 SWITCH_SECONDS = 0.0005
+OnThread = Callable[[], None]
 
 
 class TritonPythonModel:
@@ -42,43 +44,50 @@ class TritonPythonModel:
         sys.setswitchinterval(SWITCH_SECONDS)
         _lift_file_limit()
         telemetry.log_through_triton()
-        self._args = args
-        self._name = args["model_name"]
-        model_config = json.loads(args["model_config"])
-        startup.check_instances(model_config["instance_group"])
-        values = {name: value["string_value"] for name, value in model_config["parameters"].items()}
-        config = EngineConfig.from_parameters(values, model=self._name)
+        self._args, self._name = args, args["model_name"]
+        self._config = config = self._read_config()
         device = startup.choose_device(config, _assigned_device(args))
-        on_thread_start = startup.on_thread(device)
         checkpoint = Checkpoint.open(config.checkpoint, config.revision)
         codec = self.make_codec(checkpoint, config, device)
         golden = startup.read_golden(checkpoint, config, self._repository)
         prompts = PromptBuilder(checkpoint, config)
         voices = self.make_voices(checkpoint, config, prompts, codec)
         runner = self.make_runner(checkpoint, config, device)
-        counted = CountedCodec(codec, config.max_codec_failures, lambda error: self._engine.die(error))
-        self._engine = startup.build_engine(config, prompts.num_codebooks, runner, counted, on_thread_start)
-        bls.CALLS.begin(config.call_timeout_seconds, self._engine.die)
-        limits = (config.sequence_idle_seconds, config.max_text_characters)
-        self._sequences = Sequences(self._engine, prompts, *limits)
-        self._dispatcher = Dispatcher(self._engine, prompts, voices, self._sequences)
-        self._engine.on_death = self._on_death
-        self._watcher = CancelWatcher(self._engine.cancel, self._sequences.expire)
-        labels = {"model": self._name, "version": args["model_version"]}
-        self._reporter = telemetry.MetricsReporter(self._engine.recorder, labels)
+        self._start(runner, codec, prompts, voices, startup.on_thread(device))
         # Loaded objects live as long as the model; freezing them keeps full collections from stalling all streams.
         gc.collect()
         gc.freeze()
-        capacity = config.max_streams + config.max_waiting
-        self._gate, self._intake = Gate(capacity), Worker("intake", capacity)
-        self._opening = Opening(self._engine, self._gate, config, on_thread_start)
         # Last, since Triton itself handles a failed load.
-        self._when_dead, self._guard = config.when_dead, guard.start(self._name)
+        self._guard = guard.start(self._name)
         if golden is None:
             self._opening.at_once()
         else:
             spoken = warm_up.utterance(checkpoint.config, config)
             self._opening.begin(codec, golden, partial(prompts.stream, spoken) if spoken else None)
+
+    def _read_config(self) -> EngineConfig:
+        model_config = json.loads(self._args["model_config"])
+        startup.check_instances(model_config["instance_group"])
+        values = {name: value["string_value"] for name, value in model_config["parameters"].items()}
+        return EngineConfig.from_parameters(values, model=self._name)
+
+    def _start(
+        self, runner: Runner, codec: CodecClient, prompts: PromptBuilder, voices: Voices | None, on_thread: OnThread
+    ) -> None:
+        """Connect the engine to what accepts requests and watches over them."""
+        config = self._config
+        counted = CountedCodec(codec, config.max_codec_failures, lambda error: self._engine.die(error))
+        self._engine = startup.build_engine(config, prompts.num_codebooks, runner, counted, on_thread)
+        self._engine.on_death = self._on_death
+        bls.CALLS.begin(config.call_timeout_seconds, self._engine.die)
+        sequences = Sequences(self._engine, prompts, config.sequence_idle_seconds, config.max_text_characters)
+        self._dispatcher = Dispatcher(self._engine, prompts, voices, sequences)
+        self._watcher = CancelWatcher(self._engine.cancel, sequences.expire)
+        labels = {"model": self._name, "version": self._args["model_version"]}
+        self._reporter = telemetry.MetricsReporter(self._engine.recorder, labels)
+        capacity = config.max_streams + config.max_waiting
+        self._gate, self._intake = Gate(capacity), Worker("intake", capacity)
+        self._opening = Opening(self._engine, self._gate, config, on_thread)
 
     def make_runner(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> Runner:
         return load_runner(checkpoint, config, device)
@@ -123,10 +132,10 @@ class TritonPythonModel:
         return Path(self._args["model_repository"]).parent
 
     def _on_death(self, error: BaseException) -> None:
-        log.error("the engine of %s died: %s; when_dead=%s", self._name, error, self._when_dead)
-        if self._when_dead == "exit" and self._guard:
+        log.error("the engine of %s died: %s; when_dead=%s", self._name, error, self._config.when_dead)
+        if self._config.when_dead == "exit" and self._guard:
             self._guard.end_server(unusable=not self._gate.is_open)
-        elif self._when_dead == "unload":
+        elif self._config.when_dead == "unload":
             pb_utils.unload_model(self._name)
 
 

@@ -1,4 +1,4 @@
-"""Calls the other models of the repository: the codec, and the encoders of references."""
+"""Calls the codec and the reference encoders through Triton (business logic scripting)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from qwen3_tts_engine.request import RequestError, ServerStarting, Unavailable
 from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voices import encoders
 
-# Calls of other models that have no answer yet.
+# Calls without a response yet.
 CALLS = CallWatch()
 
 CPU = torch.device("cpu")
@@ -26,10 +26,7 @@ MODEL_IS_GONE = ("no available versions", "is not ready")
 
 
 class BlsCodec:
-    """The codec client (interfaces.CodecClient): one call to code2wav for a whole group of chunks.
-
-    States travel with the call, as any backend takes them.
-    """
+    """interfaces.CodecClient: one call of code2wav for all chunks; states are tensors of the call, for any backend."""
 
     def __init__(self, states: CodecStates) -> None:
         self.states = states
@@ -48,21 +45,21 @@ class BlsCodec:
         outputs = (contract.WAVEFORM, contract.STATE_OUT)
         waveform, state_out = call_model(contract.MODEL_NAME, inputs, outputs, self.states.device)
         self.states.store(rows, state_out)
-        # Brings the samples to the host, and so waits until the states are stored too.
+        # Copies the samples to the host, which also waits for the stored states.
         return to_pcm(waveform)
 
 
 class SharedStatesCodec(BlsCodec):
-    """States stay where they are, and nothing of a call is on a device: code2wav maps them.
+    """Shared states that code2wav maps, so that no tensor of a call is on a GPU.
 
-    A call with tensors on a GPU goes through three processes, each of which waits for the others' copies: at one
-    stream it took 3.5 ms beside the codec's own time (measured on one H200).
+    GPU tensors pass through three processes that wait for each other's copies: with one stream that took 3.5 ms in
+    addition to the codec's own time (measured on one H200).
     """
 
     def _decode(self, chunks: Chunks, rows: np.ndarray) -> tuple[np.ndarray, dict[int, RequestError]]:
         places = torch.from_numpy(np.concatenate([rows, self.states.history(chunks)], axis=1))
         inputs = {contract.CODES: self.states.codes(chunks), contract.PLACES: places}
-        # The other process knows nothing of this stream, which may still bring a voice's state.
+        # The other process cannot wait on this CUDA stream, which may still copy a voice's state.
         self.states.wait()
         parameters = {contract.STATES: self.states.address}
         [pcm] = call_model(contract.MODEL_NAME, inputs, [contract.PCM], CPU, parameters)
@@ -71,7 +68,7 @@ class SharedStatesCodec(BlsCodec):
 
 
 class BlsReferenceEncoder:
-    """The models that read a reference (voices.service.ReferenceEncoder), called through Triton."""
+    """voices.service.ReferenceEncoder."""
 
     def __init__(self, config: EngineConfig, states: CodecStates) -> None:
         self._speaker_encoder, self._max_chunk_frames = config.speaker_encoder, config.max_chunk_frames
@@ -81,7 +78,7 @@ class BlsReferenceEncoder:
         [vector] = _call(self._speaker_encoder, {encoders.MEL: torch.from_numpy(mel)[None]}, [encoders.X_VECTOR])
         x_vector = vector[0].numpy().copy()
         if not np.isfinite(x_vector).all():
-            raise RequestError(f"{self._speaker_encoder}: gave no finite vector")
+            raise RequestError(f"{self._speaker_encoder}: returned a vector that is not finite")
         if not in_context:
             return Voice(x_vector)
         count = torch.tensor([[num_samples]], dtype=torch.int32)
@@ -96,7 +93,7 @@ class BlsReferenceEncoder:
         return Voice(voice.x_vector, voice.codes, voice.text, state)
 
     def _warm(self, codes: torch.Tensor) -> torch.Tensor:
-        """The codec's state behind codes int32 [1, frames, codebooks], without keeping their waveform."""
+        """The codec state after codes int32 [1, frames, codebooks]; discards their waveform."""
         state = torch.zeros(1, self._states.state_size, dtype=self._states.dtype)
         for start, stop in contract.split_frames(codes.shape[1], self._max_chunk_frames):
             history = torch.tensor([[min(start, self._states.max_history)]], dtype=torch.int32)
@@ -107,7 +104,7 @@ class BlsReferenceEncoder:
 
 
 def _call(model: str, inputs: dict[str, torch.Tensor], outputs: Sequence[str]) -> list[torch.Tensor]:
-    """Outputs of a model, on the CPU; raises RequestError."""
+    """Outputs of a model, on the CPU. Raises RequestError."""
     return [tensor.cpu() for tensor in call_model(model, inputs, outputs, CPU)]
 
 
@@ -118,7 +115,7 @@ def call_model(
     device: torch.device,
     parameters: dict[str, Any] | None = None,
 ) -> list[torch.Tensor]:
-    """Outputs of another model, on `device` where Triton can; raises RequestError."""
+    """Outputs of another model, on `device` if Triton supports it. Raises RequestError."""
     kind = pb_utils.TRITONSERVER_MEMORY_GPU if device.type == "cuda" else pb_utils.TRITONSERVER_MEMORY_CPU
     request = pb_utils.InferenceRequest(
         model_name=model,
@@ -137,6 +134,6 @@ def call_model(
 def _model_error(model: str, error: Any) -> RequestError:
     if SERVER_STARTS in error.message():
         return ServerStarting(f"{model}: {error.message()}")
-    # A server that is going down takes no more calls from its own models. Triton reports some of that as INTERNAL.
+    # A server that shuts down refuses calls of its own models; Triton reports some of these as INTERNAL.
     gone = error.code() == pb_utils.TritonError.UNAVAILABLE or any(sign in error.message() for sign in MODEL_IS_GONE)
     return (Unavailable if gone else RequestError)(f"{model}: {error.message()}")

@@ -1,6 +1,7 @@
-"""The contract of the code2wav model: tensor names, limits, and what one stream's state vector holds.
+"""The contract of the code2wav model: tensor names, limits, PCM format, and the layout of a stream's state.
 
-Export, the Triton configurations, the talker's codec client and the tests all take these from here.
+Exporter, codec client and tests import it; the Triton configurations are tested against it; `terms` reaches the package
+code2wav_step through the exported file.
 """
 
 import math
@@ -13,8 +14,8 @@ from qwen3_tts_engine.checkpoint.configs import CONV_KERNEL, PRE_CONV_KERNEL, RE
 MODEL_NAME = "code2wav"
 CODES, STATE, HISTORY = "codes", "state", "history"
 WAVEFORM, STATE_OUT = "waveform", "state_out"
-# With states that stay where they are, in a form that Triton's Python backend runs: the request parameter that names
-# them, the rows that a call takes them from and leaves them in (with the history), and the samples that it gives.
+# Shared states, in the form `python` only: the request parameter with their address, the input with the rows before and
+# after the call and the history, and the output.
 STATES, PLACES, PCM = "states", "places", "pcm"
 # int16 samples of full scale, and the first sample of a row that overflowed and holds no audio: no other is as low.
 PCM_SCALE, OVERFLOW = 32767, -32768
@@ -22,12 +23,12 @@ PCM_SCALE, OVERFLOW = 32767, -32768
 # checks its purpose.
 STATES_MEMORY, NOTE_MEMORY = "qwen3_tts_states", "qwen3_tts_note"
 
-# What the graph takes at once.
+# Largest chunk of the model.
 MAX_FRAMES = 32
-# The chunk lengths that a talker asks for. The exporter verifies these, and a TensorRT plan takes no others.
+# Chunk lengths that the talker uses. The exporter verifies these, and a TensorRT plan accepts no others.
 CHUNK_FRAMES = (1, 2, 4, 8, 16)
 MAX_BATCH = 64
-# In all chunks of a call together: a stream that becomes urgent meanwhile waits at most ten milliseconds.
+# Frames of all chunks of a call: bounds a call to ten milliseconds, which an urgent stream may have to wait.
 MAX_CALL_FRAMES = 512
 
 
@@ -64,7 +65,7 @@ class StatePiece:
 
 
 def input_shapes(rows: int, frames: int, state_size: int) -> dict[str, list[int]]:
-    """Of each input, for a batch of `rows` streams with `frames` new frames each."""
+    """Input shapes of a batch of `rows` streams with `frames` new frames each."""
     return {CODES: [rows, frames, NUM_CODEBOOKS], STATE: [rows, state_size], HISTORY: [rows, 1]}
 
 
@@ -74,7 +75,7 @@ def served_shapes(chunk_frames: Sequence[int], state_size: int) -> list[dict[str
 
 
 def split_frames(frames: int, longest: int = CHUNK_FRAMES[-1]) -> Iterator[tuple[int, int]]:
-    """(start, stop) of the chunks that `frames` frames are decoded in, each as long as CHUNK_FRAMES allows."""
+    """Splits `frames` into the longest possible chunks: (start, stop)."""
     start = 0
     while start < frames:
         length = max(length for length in CHUNK_FRAMES if length <= min(longest, frames - start))
@@ -83,7 +84,7 @@ def split_frames(frames: int, longest: int = CHUNK_FRAMES[-1]) -> Iterator[tuple
 
 
 def max_history(config: CodecDecoderConfig) -> int:
-    """How many past frames the transformer sees: the largest value of the `history` input."""
+    """Past frames in the transformer's window: the maximum of the `history` input."""
     return config.sliding_window - 1
 
 

@@ -1,4 +1,4 @@
-"""Memory that another process maps too (code2wav_step/shared_states.py): its owner says how in a line of text."""
+"""Shared memory for the codec states, which code2wav_step/shared_states.py maps by an address in text."""
 
 import json
 import os
@@ -12,10 +12,10 @@ from qwen3_tts_engine.codec.contract import NOTE_MEMORY, STATES_MEMORY
 
 
 def shared_zeros(owner: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, str]:
-    """A tensor, and the JSON object by which another process of this user finds it while this one lives.
+    """A tensor, and a JSON address for other processes of this user, valid while this process lives.
 
-    Any caller of code2wav can name memory, so the object names a note that says where the tensor is, and holds the
-    note's secret. `owner` has one tensor at a time; mapping the next one releases the last.
+    Any caller of code2wav can send an address, so it names a note that locates the tensor and carries the note's
+    secret. Each `owner` has one tensor; mapping a new one releases the previous one.
     """
     note: dict[str, Any] = {"owner": owner, "shape": shape, "dtype": str(dtype).removeprefix("torch.")}
     if device.type == "cuda":
@@ -31,8 +31,8 @@ def shared_zeros(owner: str, shape: tuple[int, int], dtype: torch.dtype, device:
 
 
 def leave_note(note: dict[str, Any]) -> str:
-    """The address of a note."""
-    # Files in memory are reached through the process that holds them open, so that nothing is left when it ends.
+    """Publish a note; returns its address."""
+    # In-memory files are reached through the process that holds them open, so none is left over when it ends.
     file, secret = os.memfd_create(NOTE_MEMORY), secrets.token_hex(16)
     os.write(file, json.dumps(note | {"secret": secret}).encode())
     return json.dumps({"note": [os.getpid(), file], "secret": secret})

@@ -1,4 +1,4 @@
-"""What the codec client keeps for each stream, and what becomes of the waveform."""
+"""The codec state of each slot, and the conversion of waveforms to PCM."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -14,17 +14,17 @@ from qwen3_tts_engine.request import RequestError
 
 
 class CodecStates:
-    """The codec state of every slot, where the codec runs. Codes and history come with the chunks."""
+    """Codec states on the codec's device; codes and history come with the chunks."""
 
     def __init__(self, states: Tensor, max_history: int, address: str | None = None) -> None:
-        """`states` [slots + 1, S] is zero, and its last row remains so: where streams begin.
+        """`states` [slots + 1, S] is zero; its last row stays zero and starts new streams.
 
-        `address` says where code2wav finds them itself (shared_memory.py), if it is to.
+        `address` lets code2wav map the states (shared_memory.py); None sends them with each call.
         """
         self.address = address
         self._states = states
         self._max_history = max_history
-        # Its own, so that the codec's copies do not queue behind the talker's next tick.
+        # A separate stream, so that copies do not queue behind the talker's next tick.
         self._stream = torch.cuda.Stream(states.device) if states.device.type == "cuda" else None
 
     @property
@@ -44,18 +44,18 @@ class CodecStates:
         return self._states.device
 
     def on_stream(self) -> AbstractContextManager[object]:
-        """What is called within runs on the codec's stream."""
+        """Run the calls of the block on the codec's CUDA stream."""
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
     def wait(self) -> None:
-        """Until the device has done what was asked of it on that stream."""
+        """Synchronise with that stream."""
         if self._stream:
             self._stream.synchronize()
 
     def rows(self, chunks: Chunks) -> np.ndarray:
         """Rows of the states before and after the chunks, int32 [chunks, 2].
 
-        Brings the state of a voice into the slot of a stream that begins behind its reference.
+        Copies a voice's state into the slot of a stream that starts from its reference.
         """
         before = np.where(chunks.first, len(self._states) - 1, chunks.slots)
         for row in np.flatnonzero(chunks.first):
@@ -68,7 +68,7 @@ class CodecStates:
 
     def codes(self, chunks: Chunks) -> Tensor:
         """int32 [chunks, frames, codebooks]"""
-        # A code that is none (`invalid_codes` says so) must not take the rest of the batch down.
+        # Clamp invalid codes so that one bad row cannot fail the batch; `invalid_codes` reports them.
         return torch.from_numpy(chunks.codes.clip(0, CODEBOOK_SIZE - 1))
 
     def history(self, chunks: Chunks) -> np.ndarray:
@@ -77,34 +77,34 @@ class CodecStates:
         return history[:, None]
 
     def gather(self, rows: np.ndarray) -> Tensor:
-        """[chunks, S] from the first column of `rows`."""
+        """The states [chunks, S] in the first column of `rows`."""
         return self._states.index_select(0, to_device(rows[:, 0].astype(np.int64), self.device))
 
     def store(self, rows: np.ndarray, states: Tensor) -> None:
-        """Keep the states [chunks, S] for the next chunk of each stream."""
+        """Store the states [chunks, S] for each stream's next chunk."""
         self._states.index_copy_(0, to_device(rows[:, 1].astype(np.int64), self.device), states)
 
 
 def invalid_codes(chunks: Chunks) -> dict[int, RequestError]:
-    """The rows with a code outside 0..2047: what the codec makes of them is no speech."""
+    """Rows with a code outside 0..2047; their audio is meaningless."""
     wrong = ((chunks.codes < 0) | (chunks.codes >= CODEBOOK_SIZE)).any(axis=(1, 2))
     reason = RequestError(f"the talker gave a code outside 0..{CODEBOOK_SIZE - 1}")
     return dict.fromkeys(np.flatnonzero(wrong).tolist(), reason)
 
 
 def to_pcm(waveform: Tensor) -> tuple[np.ndarray, dict[int, RequestError]]:
-    """float32 [chunks, samples] → int16 of the same shape, and the rows that hold no audio because they overflowed.
+    """float32 [chunks, samples] → int16 of the same shape, and the rows that overflowed and have no audio.
 
-    The exported codec leaves the clamp to ±1 to its reader.
+    Clamps to ±1, which the exported codec does not.
     """
     pcm = (waveform.clamp(-1, 1) * PCM_SCALE).round().to(torch.int16)
-    # Within the samples: each copy to the host waits for the device once more.
+    # Marked in the samples: a second copy to the host would wait for the device again.
     pcm[:, 0].masked_fill_(~torch.isfinite(waveform.sum(-1)), OVERFLOW)
     samples = pcm.cpu().numpy()
     return samples, overflowed(samples)
 
 
 def overflowed(samples: np.ndarray) -> dict[int, RequestError]:
-    """The rows of int16 [chunks, samples] that hold no audio, which their first sample says."""
+    """Rows of int16 [chunks, samples] without audio, marked by their first sample."""
     error = RequestError("the codec gave no finite audio")
     return dict.fromkeys(np.flatnonzero(samples[:, 0] == OVERFLOW).tolist(), error)
