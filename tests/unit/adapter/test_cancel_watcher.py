@@ -61,7 +61,7 @@ class Watched:
         self._accept(request, gate, intake, dispatcher, self.watcher)
 
     def wait_rounds(self, times: int) -> None:
-        """Wait until the watcher has made so many rounds."""
+        """Waits for this many rounds of the watcher."""
         for _ in range(times):
             assert self.rounds.acquire(timeout=WAIT)
 
@@ -77,7 +77,7 @@ def test_never_polls_a_request_refused_at_once(watched: Watched) -> None:
     refused, live = Sender(), Sender()
 
     def take(sink: Any) -> None:
-        raise InvalidRequest("speaker", "nobody", "one of ryan")
+        raise InvalidRequest("speaker", "unknown", "one of ryan")
 
     watched.accept(live, lambda sink: None)
     watched.accept(refused, take)

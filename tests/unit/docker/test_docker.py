@@ -234,7 +234,7 @@ def test_server_starts_with_the_options_of_the_embedded_server(form: str, tmp_pa
     assert instructions("EXPOSE") == [" ".join(map(str, sorted(vars(Ports()).values())))]
 
 
-def test_region_limit_fits_the_shared_memory(tmp_path: Path) -> None:
+def test_region_size_is_limited_to_fit_the_shared_memory(tmp_path: Path) -> None:
     run_script(SERVE, tmp_path, "python")
     assert int((tmp_path / "limit").read_text()) << 10 == MAX_REGION_BYTES
     ignored = int((tmp_path / "ignored").read_text().split()[1], 16)

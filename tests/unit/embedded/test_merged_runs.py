@@ -41,10 +41,10 @@ def test_merges_equal_shapes_and_keeps_the_order_of_answers() -> None:
     requests = [request(1), request(2, columns=5), request(3, rows=2), request(4, columns=5)]
     answers = merging(run).answer(requests)
     assert sorted(run.batches) == [2, 3]
-    for asked, answer in zip(requests, answers, strict=True):
+    for given, answer in zip(requests, answers, strict=True):
         assert not isinstance(answer, Exception)
-        np.testing.assert_array_equal(answer["y"], 2 * asked["x"])
-        np.testing.assert_array_equal(answer["m"], asked["n"] + 1)
+        np.testing.assert_array_equal(answer["y"], 2 * given["x"])
+        np.testing.assert_array_equal(answer["m"], given["n"] + 1)
 
 
 def test_merges_nothing_without_a_batch_dimension() -> None:

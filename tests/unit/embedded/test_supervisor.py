@@ -75,7 +75,7 @@ def test_forwards_signals_and_returns_the_servers_exit_code(number: signal.Signa
 
 
 def test_kills_orphans_of_a_dead_server(tmp_path: Path) -> None:
-    # Ignores SIGTERM, as a stub does that waits for a lock.
+    # Ignores SIGTERM, like a stub that waits for a lock.
     orphan = f"(trap '' TERM; exec sleep 1000) & echo $! >{tmp_path}/orphan; kill -9 $$"
     command = server(tmp_path, orphan, "exit 0")
     program = (
