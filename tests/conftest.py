@@ -1,4 +1,4 @@
-"""Fixtures that cost seconds, made once a session."""
+"""Fixtures that take seconds, made once per session."""
 
 import os
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from scripts.synthetic.checkpoint import make_checkpoint
 from scripts.synthetic.configs import ModelType
 
 if not torch.cuda.is_available():
-    # Triton reads it when it is imported.
+    # Triton reads the variable at import.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Other load on the machine is no failure.
+# Other load on the machine must not fail a test.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
@@ -31,13 +31,13 @@ CheckpointOf = Callable[[ModelType], Path]
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """Tiny operations gain nothing from a second thread, and wait for it when the machine is busy."""
+    """Tiny operations gain nothing from a second thread and wait for it on a busy machine."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> CheckpointOf:
-    """The folder of the tiny checkpoint of a model type. Read it, do not write to it."""
+    """Returns the folder of a model type's tiny checkpoint, which tests must not modify."""
 
     @cache
     def folder(model_type: ModelType) -> Path:
@@ -62,7 +62,7 @@ def tiny_code2wav(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def tiny_base_models(checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model repository that holds what the exporter makes of the tiny Base checkpoint: code2wav/1, both encoders."""
+    """A model repository with the exports of the tiny Base checkpoint: code2wav/1 and both encoders."""
     checkpoint = Checkpoint.open(str(checkpoint_of("base")))
     repository = tmp_path_factory.mktemp("base_repository")
     with Progress(disable=True) as progress:

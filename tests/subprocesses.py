@@ -1,9 +1,9 @@
-"""Python processes that tests start."""
+"""The environment of Python processes that tests start."""
 
 import os
 import sys
 
 
 def same_imports() -> dict[str, str]:
-    """An environment in which Python finds what this process finds."""
+    """Environment variables that give a Python process the import path of this one."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

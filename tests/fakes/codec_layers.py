@@ -28,14 +28,14 @@ SMALL = {
 
 
 def small_config() -> StepConfig:
-    """The smallest that the kernels take."""
+    """The smallest configuration that the kernels support."""
     return step_config(CodecDecoderConfig.model_validate(CODEC_DECODER | SMALL))
 
 
 def small_step() -> CodecStep:
-    """In FP32, with random weights.
+    """A step in FP32 with random weights.
 
-    Vectors are small: with a SnakeBeta of high frequency the rounding of its argument is all that is left.
+    Vectors are small, because a SnakeBeta of high frequency amplifies the rounding of its argument.
     """
     config = CodecDecoderConfig.model_validate(CODEC_DECODER | SMALL)
     random = torch.Generator().manual_seed(0)
@@ -49,7 +49,7 @@ def small_step() -> CodecStep:
 
 @dataclass
 class Inputs:
-    """The same random tensors for whoever asks in the same order."""
+    """Random tensors, equal for equal sequences of calls."""
 
     device: torch.device
     dtype: torch.dtype
@@ -62,7 +62,7 @@ class Inputs:
         return (low + torch.rand(size, generator=self.generator)).to(self.device)
 
     def empty(self, *shape: int) -> Tensor:
-        """Not a number, until written."""
+        """A tensor of NaN, to be overwritten."""
         return torch.full(shape, torch.nan, device=self.device, dtype=self.dtype)
 
     def product(
@@ -102,7 +102,7 @@ def dilated(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
 
 
 def transposed(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
-    """Five positions from one."""
+    """Expands each position to five."""
     x, layer = inputs.normal(3, 1 + 4, 64), inputs.product(5 * 32, 64, taps=2)
     out, active = inputs.empty(3, 20, 32), inputs.empty(3, 20 + 6, 32)[:, 6:]
     return [ops.product(x, layer, out=out, active=active), active]
@@ -132,7 +132,7 @@ def embedding(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
 
 
 def attention(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
-    """A cold row, a row of middle age, a full one and one that claims too little."""
+    """Rows with an empty, a partial, a full and a negative history."""
     results = []
     for frames in (1, 5, 32):
         state, state_out = inputs.normal(4, config.state_size), inputs.normal(4, config.state_size)
@@ -154,7 +154,7 @@ def last(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
 
 
 def histories(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
-    """What is opened comes back moved on by the new positions."""
+    """The state comes back shifted by the new positions."""
     state, state_out = inputs.normal(2, config.state_size), inputs.empty(2, config.state_size)
     sequences = ops.open(state, 3)
     pasts = {name: sequence.shape[1] - 3 * config.positions[name] for name, sequence in sequences.items()}

@@ -1,6 +1,6 @@
-"""The plugin's sources without TensorRT's layer, on a driver that writes down what is launched (plugin/).
+"""The plugin's sources without TensorRT's layer, on a stand-in driver that records launches (plugin/).
 
-They run in a process of their own: whatever else loads libcuda.so.1 would get the stand-in too.
+They run in a separate process, since anything else in it that loads libcuda.so.1 gets the stand-in.
 """
 
 import ctypes
@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[2]
 SOURCES, FAKES = ROOT / "export/plugin", Path(__file__).parent / "plugin"
 OPTIONS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-I{SOURCES}"]
 libraries: dict[str, Any] = {}
-"""Of the child process: the stand-in for the driver, and the plugin."""
+"""Libraries of the child process: the stand-in for the driver, and the plugin."""
 
 
 class CompiledPlugin:
-    """`open`, `run`, `workspace` and `close` a program, as TensorRT's layer does; `launches` since the last time.
+    """Opens, runs and closes a program as TensorRT's layer does; `launches` returns the latest launches.
 
     Raises FileNotFoundError without a compiler.
     """
@@ -39,7 +39,7 @@ class CompiledPlugin:
         self.close = partial(self._call, _close)
 
     def launches(self, word: str) -> list[list[str]]:
-        """Lines of plugin/driver.cpp that begin with a word, split."""
+        """The driver's lines since the last call that begin with `word`, split at spaces."""
         split = (line.split() for line in self._call(_launches).splitlines())
         return [rest for first, *rest in split if first == word]
 
@@ -58,7 +58,7 @@ def _compile(files: list[Path], target: Path) -> None:
 
 
 def _load(driver: str, step: str) -> None:
-    # Loaded first, under the name that the plugin asks for.
+    # Loaded first, under the name that the plugin loads.
     libraries["driver"] = ctypes.CDLL(driver, ctypes.RTLD_GLOBAL)
     libraries["step"] = ctypes.CDLL(step)
     libraries["driver"].take_launches.restype = ctypes.c_char_p
@@ -67,16 +67,16 @@ def _load(driver: str, step: str) -> None:
 
 
 def _open(program: bytes) -> tuple[int | None, str]:
-    """A handle, None where it is refused, and what was said."""
-    return _heard(lambda: libraries["step"].open_step(program, ctypes.c_size_t(len(program))))
+    """Returns a handle, or None for a refused program, and the text on standard error."""
+    return _with_standard_error(lambda: libraries["step"].open_step(program, ctypes.c_size_t(len(program))))
 
 
 def _run(step: int, rows: int, frames: int, places: list[int]) -> tuple[int, str]:
-    """The status, and what was said; places are those of inputs, outputs and workspace."""
+    """Returns the status and the text on standard error; `places` are those of inputs, outputs and workspace."""
     inputs, outputs = (ctypes.c_void_p * 3)(*places[:3]), (ctypes.c_void_p * 2)(*places[3:5])
     shape = ctypes.c_int64(rows), ctypes.c_int64(frames)
     run = libraries["step"].run_step
-    return _heard(lambda: run(ctypes.c_void_p(step), *shape, inputs, outputs, ctypes.c_void_p(places[5])))
+    return _with_standard_error(lambda: run(ctypes.c_void_p(step), *shape, inputs, outputs, ctypes.c_void_p(places[5])))
 
 
 def _workspace(step: int, rows: int, frames: int) -> int:
@@ -92,8 +92,8 @@ def _launches() -> str:
     return str(libraries["driver"].take_launches().decode())
 
 
-def _heard(work: Any) -> tuple[Any, str]:
-    """What it returns, and what it writes to standard error."""
+def _with_standard_error(work: Any) -> tuple[Any, str]:
+    """Returns the result of `work` and what it wrote to standard error."""
     kept = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)

@@ -1,6 +1,6 @@
-"""Compiles product kernels for a Hopper GPU, which needs none, and prints what is unsafe about each as JSON.
+"""Compiles product kernels for a Hopper GPU without having one, and prints the problems of each as JSON.
 
-A program of its own: where Triton interprets kernels it cannot compile them.
+A separate program, because Triton cannot compile kernels in a process that interprets them.
 """
 
 import json
@@ -44,7 +44,7 @@ def compiled(tile: Tile, flags: dict[str, bool]) -> Any:
 
 
 def problems(kernel: Any, tile: Tile) -> list[str]:
-    """A product may still read its tiles when those of the next iteration are fetched, which takes a buffer more."""
+    """A product may still read its tiles while the next iteration's are fetched, which requires another buffer."""
     code = kernel.asm["ttgir"]
     found = []
     if kernel.metadata.shared > MAX_SHARED_BYTES:

@@ -1,4 +1,4 @@
-"""A runner that is given the text of a prompt bit by bit, as the scheduler gives it."""
+"""Feeds the text of prompts to a runner in pieces, as the scheduler does."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from qwen3_tts_engine.talker.runner import TalkerRunner
 
 
 def speak_whole(runner: TalkerRunner, newcomers: list[Newcomer], frames: int) -> np.ndarray:
-    """Codes [frames, rows, codebooks] of prompts whose text is there."""
+    """Codes [frames, rows, codebooks] of prompts with their whole text."""
     for newcomer in newcomers:
         assert runner.prefill([newcomer]) == []
     slots = np.array([newcomer.slot for newcomer in newcomers])
@@ -15,7 +15,7 @@ def speak_whole(runner: TalkerRunner, newcomers: list[Newcomer], frames: int) ->
 
 
 def speak_in_pieces(runner: TalkerRunner, newcomers: list[Newcomer], frames: int, *, late: bool) -> np.ndarray:
-    """The same codes, each row fed one id before each frame; with `late` right behind the frame that it belongs to."""
+    """The same codes, with one id fed to each row before each frame or, with `late`, after its frame."""
     texts = []
     for newcomer in newcomers:
         prompt = newcomer.stream.prompt

@@ -1,4 +1,4 @@
-"""Stands in for export.tensorrt.cuda's device, with host memory: what a stand-in for TensorRT reads and writes."""
+"""Stands in for the device of export.tensorrt.cuda, with host memory for the stand-in for TensorRT."""
 
 import ctypes
 from collections.abc import Callable

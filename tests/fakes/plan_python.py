@@ -1,9 +1,9 @@
 """Stands in for a Python that has TensorRT: `plan_python.py -m export.tensorrt.build|run ...`.
 
-Its plan is the ONNX file itself with the profile beside the graph, which ONNX Runtime runs on the CPU.
-QWEN3_TTS_FAKE_PLAN spoils it: "batch" gives the second row of a batch the first row's sound, "wrong" adds one to every
-output, "shape:8x4" is too loud for 8 rows of 4 frames, "rows" makes equal rows differ, "stale" leaves the shared memory
-as it was from the second request on, "crash" ends the process at the first request.
+Its plan is the ONNX file with the profiles in its metadata; ONNX Runtime runs it on the CPU.
+QWEN3_TTS_FAKE_PLAN injects a fault: "batch" gives the second row of a batch the first row's samples, "wrong" adds one
+to every output, "shape:8x4" amplifies 8 rows of 4 frames, "rows" makes equal rows differ, "stale" leaves the shared
+memory unchanged from the second request on, "crash" exits at the first request.
 """
 
 import argparse
@@ -31,12 +31,12 @@ FACTS = {
     "strongly_typed": True, "plugin": False, "layers": 1, "build_seconds": 0.1,
 }  # fmt: skip
 PROFILES = "profiles"
-# Bytes of the shared memory for each tensor: the waveform of 64 x 16 frames has the most.
-ROOM = 1 << 23
+# Bytes of shared memory for each tensor; the waveform of 64 x 16 frames is the largest.
+TENSOR_BYTES = 1 << 23
 
 
 class OnnxPlan:
-    def __init__(self, path: Path, spoil: str) -> None:
+    def __init__(self, path: Path, fault: str) -> None:
         self._session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         self._profiles = json.loads(self._session.get_modelmeta().custom_metadata_map[PROFILES])
         self._outputs = [tensor.name for tensor in self._session.get_outputs()]
@@ -44,44 +44,44 @@ class OnnxPlan:
         self.dtypes = {tensor.name: DTYPES[tensor.type] for tensor in tensors}
         self.dims = {tensor.name: [size if type(size) is int else -1 for size in tensor.shape] for tensor in tensors}
         self._shapes: Shapes = {}
-        self._spoil, self._calls = spoil, 0
+        self._fault, self._calls = fault, 0
 
     def output_shapes(self, shapes: Shapes) -> Shapes:
-        """Of the last run."""
+        """The output shapes of the last run."""
         return self._shapes
 
     def run(self, inputs: dict[str, bytes], shapes: Shapes) -> dict[str, bytes]:
-        if self._spoil == "crash":
+        if self._fault == "crash":
             sys.exit(3)
         if find(self._profiles, shapes) is None:
             raise TensorRtError(f"the plan does not support {describe(shapes)}")
         feeds = {name: np.frombuffer(data, self.dtypes[name]).reshape(shapes[name]) for name, data in inputs.items()}
         outputs = dict(zip(self._outputs, self._session.run(self._outputs, feeds), strict=True))
-        if self._spoil == "wrong":
+        if self._fault == "wrong":
             outputs = {name: array + array.dtype.type(1) for name, array in outputs.items()}
         if "waveform" in outputs:
-            self._spoil_waveform(outputs["waveform"], feeds)
+            self._inject_into_waveform(outputs["waveform"], feeds)
         self._shapes = {name: list(array.shape) for name, array in outputs.items()}
         return {name: array.tobytes() for name, array in outputs.items()}
 
-    def _spoil_waveform(self, waveform: NDArray[Any], feeds: dict[str, NDArray[Any]]) -> None:
+    def _inject_into_waveform(self, waveform: NDArray[Any], feeds: dict[str, NDArray[Any]]) -> None:
         rows, frames = feeds["codes"].shape[:2]
-        if self._spoil == "batch" and rows > 1:
+        if self._fault == "batch" and rows > 1:
             waveform[1] = waveform[0]
-        if self._spoil == f"shape:{rows}x{frames}":
+        if self._fault == f"shape:{rows}x{frames}":
             waveform *= 1.4
-        if self._spoil == "rows":
+        if self._fault == "rows":
             for first, second in _equal_rows(feeds):
-                # Each is close enough to what is right, and they are too far from each other.
+                # Each is within the limit of the correct samples, but not of the other.
                 waveform[first] *= 1.025
                 waveform[second] *= 0.975
 
     def share(self) -> dict[str, Any]:
         """A file in place of device memory: `handle` is its path."""
-        offsets = {name: i * ROOM for i, name in enumerate(self.dims)}
+        offsets = {name: i * TENSOR_BYTES for i, name in enumerate(self.dims)}
         file, path = tempfile.mkstemp()
         os.close(file)
-        self._offsets, self._shared = offsets, np.memmap(path, np.uint8, "w+", shape=(ROOM * len(offsets),))
+        self._offsets, self._shared = offsets, np.memmap(path, np.uint8, "w+", shape=(TENSOR_BYTES * len(offsets),))
         return {
             "handle": path.encode().hex(),
             "size": self._shared.size,
@@ -94,7 +94,7 @@ class OnnxPlan:
         inputs = {name: self._shared[self._offsets[name] :][:size].tobytes() for name, size in sizes.items()}
         outputs = self.run(inputs, shapes)
         self._calls += 1
-        for name, data in outputs.items() if self._calls == 1 or self._spoil != "stale" else ():
+        for name, data in outputs.items() if self._calls == 1 or self._fault != "stale" else ():
             self._shared[self._offsets[name] :][: len(data)] = np.frombuffer(data, np.uint8)
         return self._shapes
 
@@ -104,7 +104,7 @@ class OnnxPlan:
 
 
 def _equal_rows(feeds: dict[str, NDArray[Any]]) -> Iterator[tuple[int, int]]:
-    """For each row that comes more than once, its first two places."""
+    """The first two indices of each row that occurs more than once."""
     places: dict[bytes, list[int]] = {}
     for row in range(len(feeds["codes"])):
         places.setdefault(b"".join(array[row].tobytes() for array in feeds.values()), []).append(row)

@@ -1,4 +1,4 @@
-"""Stand-ins for the parts around the scheduler: a talker, a codec, a prompt builder and a caller, all predictable."""
+"""Deterministic stand-ins for the parts around the scheduler: talker, codec, prompts and sinks."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ ENDLESS = 1 << 30
 class ScriptedRunner:
     """Frame t of a stream with seed s has codes (s mod 2048, t mod 2048, 0, ...).
 
-    It ends at its cap, or behind `lengths[s]` frames.
+    It ends at its cap, or after `lengths[s]` frames.
     """
 
     def __init__(self, num_slots: int, tick_seconds: float = 0.0, lookahead: int = 0, page_size: int = 32) -> None:
@@ -80,7 +80,7 @@ class ScriptedRunner:
         return Frames(codes, ended)
 
     def _check_pages(self, slots: np.ndarray) -> None:
-        """Each position that is written and read lies in a page of its own stream."""
+        """Every position that is written or read lies in a page of its own stream."""
         positions = self._rows[slots] + np.maximum(self._frame[slots], 1) - 1
         pages = [page for slot in slots for page in self._pages[slot]]
         assert len(set(pages)) == len(pages)
@@ -110,7 +110,7 @@ class ScriptedCodec:
 
 
 class Listener:
-    """A sink that keeps what it hears, and whether anything comes behind an end without error."""
+    """A sink that records its audio, and in `late` the chunks sent after an end without error."""
 
     def __init__(self) -> None:
         self.pcm: list[np.ndarray] = []
@@ -135,7 +135,7 @@ class Listener:
         self.ended.set()
 
     def signatures(self) -> list[tuple[int, int]]:
-        """(seed, frame) of every frame heard."""
+        """(seed, frame) of every frame received."""
         if not self.pcm:
             return []
         frames = np.concatenate(self.pcm).reshape(-1, SAMPLES_PER_FRAME)
@@ -160,7 +160,7 @@ def make_stream(key: str, sink: Sink, seed: int = 0, max_frames: int = 8, rows: 
 
 
 def start_in_slot(table: SlotTable, slot: int, stream: Stream) -> None:
-    """As the scheduler starts a stream, without pages."""
+    """Starts a stream as the scheduler does, without pages."""
     table.move(stream, Status.WAITING)
     table.open(slot, stream)
     table.move(stream, Status.RUNNING)

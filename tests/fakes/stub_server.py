@@ -1,8 +1,8 @@
 # ruff: noqa: N802 - gRPC names the methods
-"""A server that speaks to a script: the schedule of its chunks is known, so the client's figures can be checked.
+"""A server that follows a script: the schedule of its chunks is known, so the client's figures can be checked.
 
 A text that is a JSON object is a Script (`{"chunks": [[20, 1], [100, 1]], "silence_ms": 80}`); any other text gets a
-frame every 80 ms. Run it alone with `python -m tests.fakes.stub_server --grpc-port 8001`.
+frame every 80 ms. Run it standalone with `python -m tests.fakes.stub_server --grpc-port 8001`.
 """
 
 import argparse
@@ -25,19 +25,19 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 FRAME_SAMPLES = 1920
 FRAME_MS = 80
 SAMPLE_RATE = 24_000
-LOUDNESS = 8000
-# A sleep of the event loop ends up to this late; the rest is waited for by yielding.
+AMPLITUDE = 8000
+# A sleep of the event loop may end this late; the rest of a wait yields in a loop.
 SLEEP_SLACK_S = 0.0015
 
 
 @dataclass(frozen=True)
 class Script:
-    chunks: list[tuple[float, int]] = field(default_factory=list)  # (ms after the request came, frames)
+    chunks: list[tuple[float, int]] = field(default_factory=list)  # (ms after the request, frames)
     silence_ms: float = 0  # before the audible part
     error: str | None = None  # sent after the chunks
     close: bool = False  # close the stream after the chunks, without an end
     hang: bool = False  # never end
-    exact: bool = True  # to the tenth of a millisecond, at the price of a busy loop
+    exact: bool = True  # to a tenth of a millisecond, by busy waiting
 
     @staticmethod
     def of(text: str, frames: int) -> "Script":
@@ -48,7 +48,7 @@ class Script:
     def pcm(self) -> list[NDArray[np.int16]]:
         """The audio of each chunk: silence, then a square wave."""
         samples = FRAME_SAMPLES * sum(frames for _, frames in self.chunks)
-        wave = np.where(np.arange(samples) // 30 % 2, LOUDNESS, -LOUDNESS).astype(np.int16)
+        wave = np.where(np.arange(samples) // 30 % 2, AMPLITUDE, -AMPLITUDE).astype(np.int16)
         wave[: round(self.silence_ms * SAMPLE_RATE / 1000)] = 0
         ends = np.cumsum([FRAME_SAMPLES * frames for _, frames in self.chunks], dtype=int)
         return np.split(wave, ends)[:-1]
@@ -60,7 +60,7 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.ready = ready
         self.models = models
         self.received: list[service_pb2.ModelInferRequest] = []
-        self.sent_ns: list[int] = []  # when each chunk was in fact sent
+        self.sent_ns: list[int] = []  # when each chunk was actually sent
         self.cancelled = 0
 
     async def ServerReady(self, request: Any, context: Any) -> Any:
@@ -110,7 +110,7 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 @functools.lru_cache(maxsize=64)
 def audio_of(text: str, frames: int) -> tuple[Script, list[Any]]:
-    """The script of a text, and its chunks ready to be sent."""
+    """The script of a text, and its chunks as responses."""
     script = Script.of(text, frames)
     return script, [audio_response(pcm, first=number == 0) for number, pcm in enumerate(script.pcm())]
 
@@ -158,7 +158,7 @@ async def speak_openai(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 class StubServer:
-    """Serves from a thread of its own while it is entered; ports of 0 are chosen by the system."""
+    """A context manager that serves from its own thread; the system chooses a port for 0."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class StubServer:
         await grpc_server.stop(grace=0)
 
     async def _speak_openai(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A client that goes away, or only looks whether somebody listens.
+        # The client disconnects, or only probes the port.
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             await speak_openai(reader, writer, self.servicer.frames)
 

@@ -1,9 +1,9 @@
 """Stands in for the package `tensorrt` of version 8.6, 10.14 or 11.1: tensorrt_module("11.1").
 
-An object has the names of its version that a build or a run may use, and raises AttributeError for any other, read or
-set. The names are those of NVIDIA's bindings at release/8.6, release/10.14 and release/11.1. The ONNX file holds the
-type of the graph's input, HALF or FLOAT. The plan is JSON: how the network was made and the builder configured. It has
-one input `x` and one output `y`, its copy.
+Objects have only the names of their version that a build or a run may use, and raise AttributeError for any other. The
+names are those of NVIDIA's bindings at release/8.6, release/10.14 and release/11.1. The ONNX file holds the type of the
+graph's input, HALF or FLOAT. The plan is JSON with the settings of network and builder. It has one input `x` and one
+output `y`, a copy of `x`.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
-# By version and class, what is missing of the names below.
+# The names below that a version lacks, by version and class.
 WEAK_TYPING = {"FP16", "OBEY_PRECISION_CONSTRAINTS", "PREFER_PRECISION_CONSTRAINTS"}
 LACKS: dict[str, dict[str, set[str]]] = {
     "8.6": {
@@ -46,7 +46,7 @@ ENUMS = {
 
 
 class Strict:
-    """Has the names of its class without those that its version lacks, and takes no others."""
+    """Has the names of its class except those that its version lacks, and rejects all others."""
 
     trt: ClassVar[Any]
     lacks: ClassVar[set[str]]
@@ -124,7 +124,7 @@ class IPluginRegistry(Strict):
 
 
 class INetworkDefinition(Strict):
-    """Once parsed: an input of the graph's type, a convolution that follows it, and a softmax in FP32."""
+    """Once parsed, has an input of the graph's type, a convolution of that type and a softmax in FP32."""
 
     num_inputs = num_layers = 0
     _layers: tuple[Any, ...] = ()
@@ -272,9 +272,7 @@ class OnnxParser(Strict):
         layer.type, layer._outputs = self.trt.LayerType[kind], (self.trt.ITensor(),)
         layer._outputs[0].dtype = DataType(dtype)
         if hasattr(layer, "precision"):
-            layer.precision = self._network.get_input(
-                0
-            ).dtype  # as a weakly typed network that may use FP16 would choose
+            layer.precision = self._network.get_input(0).dtype  # the choice of a weakly typed network that may use FP16
         return layer
 
     def get_error(self, index: int) -> str:
@@ -282,7 +280,7 @@ class OnnxParser(Strict):
 
 
 class IExecutionContext(Strict):
-    """Has a profile that no other context of its engine has, the first one from the start."""
+    """Has a profile that no other context of its engine has; the first context starts with profile 0."""
 
     _engine: Any = None
     _profile: int | None = None

@@ -1,4 +1,4 @@
-"""Fixtures of several unit tests."""
+"""Fixtures that several unit tests share."""
 
 import importlib
 import sys
@@ -25,9 +25,9 @@ def fake_tensorrt(tmp_path: Path) -> TensorRtSettings:
 
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """Imports a module of the adapter on a stand-in for Triton's module, an object with what the test needs of it."""
+    """Imports a module of the adapter with `utilities` in place of triton_python_backend_utils."""
 
-    def forget() -> None:
+    def unload() -> None:
         for name in [name for name in sys.modules if name.startswith("triton_adapter")]:
             del sys.modules[name]
 
@@ -35,6 +35,6 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
         monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utilities or SimpleNamespace())
         return importlib.import_module(f"triton_adapter.{name}")
 
-    forget()
+    unload()
     yield load
-    forget()
+    unload()

@@ -13,7 +13,7 @@ from tests.fakes.stub_server import FRAME_SAMPLES, StubServer
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 TALKER = ROOT / "model_repository" / "qwen3_tts"
-# Where the paths of docs/architecture.md begin.
+# Folders that the paths of docs/architecture.md are relative to.
 BASES = (ROOT, TALKER, TALKER / "1" / "qwen3_tts_engine", TALKER / "1" / "triton_adapter")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 SOURCE_FOLDERS = ("model_repository", "export", "client", "scripts", "docker", "tests")
@@ -23,28 +23,28 @@ SOURCES = sorted(
 )
 # Pages whose double quotes are messages.
 API, OPERATIONS = DOCS / "api.md", DOCS / "operations.md"
-# Where messages are written; the tests have those of Triton.
+# Sources of messages; the tests contain those of Triton.
 MESSAGE_FOLDERS = ("model_repository", "scripts/embedded", "tests/e2e")
 MIN_QUOTED = 8
 SERIES = {"histogram": ("", "_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
 DATATYPES = {"TYPE_STRING": "BYTES"}
 
 
-@pytest.mark.parametrize(("page", "least"), [("architecture.md", 30), ("model.md", 15)])
-def test_every_path_of_the_page_exists(page: str, least: int) -> None:
+@pytest.mark.parametrize(("page", "minimum"), [("architecture.md", 30), ("model.md", 15)])
+def test_paths_on_the_page_exist(page: str, minimum: int) -> None:
     paths = re.findall(r"`([\w./-]+(?:\.py|\.pbtxt|/))`", (DOCS / page).read_text())
-    assert len(paths) > least
+    assert len(paths) > minimum
     assert not [path for path in paths if not any((base / path).exists() for base in BASES)]
 
 
-def test_every_room_of_the_engine_is_on_the_walk() -> None:
+def test_architecture_page_names_every_folder_of_the_engine() -> None:
     text = (DOCS / "architecture.md").read_text()
-    rooms = [folder.parent.name for folder in (TALKER / "1" / "qwen3_tts_engine").glob("*/__init__.py")]
-    assert not [room for room in rooms if f"`{room}/" not in text]
+    packages = [folder.parent.name for folder in (TALKER / "1" / "qwen3_tts_engine").glob("*/__init__.py")]
+    assert not [package for package in packages if f"`{package}/" not in text]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+def test_links_lead_to_existing_files_and_headings(page: Path) -> None:
     for path, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
         target = page.parent / path if path else page
         assert target.exists(), path
@@ -52,16 +52,16 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of its headings, as GitHub makes them."""
+    """Anchors of the headings, as GitHub derives them."""
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings(page)}
 
 
-def test_every_page_is_listed() -> None:
+def test_index_lists_every_page() -> None:
     listed = re.findall(r"^\| \[([\w./-]+)\]", (DOCS / "README.md").read_text(), re.MULTILINE)
     assert {page.name for page in DOCS.glob("*.md")} - {"README.md"} <= set(listed)
 
 
-def test_every_section_that_the_source_names_exists() -> None:
+def test_sections_named_in_the_source_exist() -> None:
     """References have the form `docs/<page>.md, <Heading>`; the heading goes up to the next punctuation mark."""
     named = [
         (path, page, heading)
@@ -81,12 +81,12 @@ def headings(page: Path) -> set[str]:
     return set(re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)) if page.is_file() else set()
 
 
-def test_the_settings_are_documented() -> None:
+def test_configuration_page_is_current_and_complete() -> None:
     assert configuration_page.PAGE.read_text() == configuration_page.page(), "run python -m scripts.configuration_page"
     assert not re.findall(r"\|\s*\|$", configuration_page.page(), re.MULTILINE), "a setting has no description"
 
 
-def test_every_metric_is_documented_and_no_other() -> None:
+def test_documented_metrics_are_those_of_the_engine() -> None:
     text = OPERATIONS.read_text()
     for metric in metrics.METRICS:
         labels = [f"`{name}`: " + ", ".join(f"`{split[name]}`" for split in metric.labels) for name in metric.labels[0]]
@@ -108,7 +108,7 @@ def test_every_tensor_is_documented(kind: str) -> None:
 
 
 @pytest.mark.parametrize("page", [API, OPERATIONS], ids=lambda page: page.name)
-def test_every_quoted_message_is_one_of_the_code(page: Path) -> None:
+def test_quoted_messages_exist_in_the_source(page: Path) -> None:
     quoted = [" ".join(message.split()) for message in re.findall(r'`[^`]*`|"([^"]+)"', prose(page)) if message]
     pieces = {piece for message in quoted for piece in message.split("…") if len(piece) >= MIN_QUOTED}
     assert len(pieces) > 15
@@ -117,18 +117,18 @@ def test_every_quoted_message_is_one_of_the_code(page: Path) -> None:
 
 
 def prose(page: Path) -> str:
-    """Without examples."""
+    """The text of a page without its examples."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
 
 
 def messages() -> str:
-    """All sources, literals that follow each other joined."""
+    """All sources, with adjacent string literals joined."""
     sources = (path.read_text() for folder in MESSAGE_FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
     return re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))
 
 
-def test_the_python_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     speak, *others = re.findall(r"^```python\n(.*?)^```", API.read_text(), re.DOTALL | re.MULTILINE)
     for example in others:
@@ -138,7 +138,7 @@ def test_the_python_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "hello.wav").stat().st_size == 44 + 3 * FRAME_SAMPLES * 2
 
 
-def test_the_badges_are_true() -> None:
+def test_badges_match_the_project() -> None:
     readme = (ROOT / "README.md").read_text()
     badges = dict(re.findall(r"^\[(\w+)-badge\]: \S+/badge/\w+-(\S+)-\w+$", readme, re.MULTILINE))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -10,7 +10,7 @@ REPOSITORY = Path(__file__).parents[2] / "model_repository"
 ROOT = REPOSITORY / "qwen3_tts" / "1"
 MAX_MODULES = 12
 MAX_LINES = 250
-# From the bottom; rooms of one layer do not know each other.
+# From the bottom up; packages of one layer do not import each other.
 LAYERS = (
     {"checkpoint"},
     {"audio", "voice", "request", "metrics", "threads", "pinned_memory", "core", "interfaces", "config", "contract"},
@@ -22,14 +22,14 @@ LAYERS = (
     {"triton_adapter"},
     {"model"},
 )
-# Here the modules of one layer may know each other.
+# In these layers, modules of one layer may import each other.
 DATA, ENGINE = 1, 3
 LIMITED = [path for path in sorted(REPOSITORY.rglob("*.py")) if "kernels" not in path.parts]
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Modules of this model that a file imports, wherever in it."""
+    """Modules of this model that a file imports, at any level of it."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
@@ -38,36 +38,36 @@ def imports(path: Path) -> Iterator[str]:
                     yield found[0]
 
 
-def room(module: str) -> str:
+def package(module: str) -> str:
     parts = module.split(".")
     if module == "qwen3_tts_engine.codec.contract":
-        return "contract"  # limits and names, which everyone may know
+        return "contract"  # limits and names, which every layer may import
     return parts[1] if parts[0] == "qwen3_tts_engine" else parts[0]
 
 
 def layer(module: str) -> int:
-    [number] = [number for number, rooms in enumerate(LAYERS) if room(module) in rooms]
+    [number] = [number for number, packages in enumerate(LAYERS) if package(module) in packages]
     return number
 
 
 @pytest.mark.parametrize("module", sorted(name for name in MODULES if not name.endswith("__init__")))
-def test_a_module_imports_from_its_room_and_from_layers_below(module: str) -> None:
+def test_a_module_imports_only_from_its_package_and_lower_layers(module: str) -> None:
     for imported in imports(MODULES[module]):
         here, there = layer(module), layer(imported)
-        is_neighbour = room(module) == room(imported) or here == there in (DATA, ENGINE)
+        is_neighbour = package(module) == package(imported) or here == there in (DATA, ENGINE)
         assert is_neighbour or there < here, f"{module} imports {imported}"
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_there_are_no_import_cycles() -> None:
     graph = {module: set(imports(path)) - {module} for module, path in MODULES.items()}
-    while free := [module for module, wanted in graph.items() if not wanted & graph.keys()]:
+    while free := [module for module, imported_modules in graph.items() if not imported_modules & graph.keys()]:
         for module in free:
             del graph[module]
     assert not graph
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=lambda path: path.name)
-def test_a_folder_is_taken_in_at_a_glance(folder: Path) -> None:
+def test_a_folder_has_a_limited_number_of_modules(folder: Path) -> None:
     modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
     assert len(modules) <= MAX_MODULES
 
@@ -75,6 +75,6 @@ def test_a_folder_is_taken_in_at_a_glance(folder: Path) -> None:
 @pytest.mark.parametrize(
     "path", sorted(ROOT.parents[1].rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT.parents[1]))
 )
-def test_a_module_fits_on_a_few_screens(path: Path) -> None:
+def test_a_module_has_a_limited_number_of_lines(path: Path) -> None:
     if "kernels" not in path.parts:
         assert len(path.read_text().splitlines()) <= MAX_LINES

@@ -1,4 +1,4 @@
-// Stands in for libcuda.so.1: "device" memory is the host's, and launches are written down instead of run.
+// Stands in for libcuda.so.1: "device" memory is the host's, and launches are recorded instead of run.
 // A kernel's image is a text, "<tag>#<number of parameters>".
 #include <cstdint>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-"""Triton is asked about live streams alone, and not often."""
+"""The cancel watcher polls only live streams, at a bounded rate."""
 
 import threading
 import time
@@ -24,15 +24,15 @@ UTILITIES = SimpleNamespace(
 
 
 class Sender:
-    """A response sender that counts how often it is asked; asking behind the end is what crashes Triton."""
+    """A response sender that records when it is polled; Triton crashes if it is polled after FINAL."""
 
     def __init__(self) -> None:
-        self.asked: list[float] = []
+        self.polled: list[float] = []
         self.cancelled = self.ended = False
 
     def is_cancelled(self) -> bool:
         assert not self.ended
-        self.asked.append(time.monotonic())
+        self.polled.append(time.monotonic())
         return self.cancelled
 
     def send(self, *response: object, flags: int = 0) -> None:
@@ -43,9 +43,9 @@ class Watched:
     def __init__(self, requests: Any, responses: Any) -> None:
         self._accept = requests.accept
         self.responses = responses
-        self.gone: list[str] = []
-        self.turned = threading.Semaphore(0)
-        self.watcher = responses.CancelWatcher(self.gone.append, self.turned.release)
+        self.cancelled_keys: list[str] = []
+        self.rounds = threading.Semaphore(0)
+        self.watcher = responses.CancelWatcher(self.cancelled_keys.append, self.rounds.release)
 
     def accept(self, sender: Sender, take: Callable[[Any], None]) -> None:
         request = SimpleNamespace(
@@ -60,10 +60,10 @@ class Watched:
         gate.open()
         self._accept(request, gate, intake, dispatcher, self.watcher)
 
-    def turn(self, times: int) -> None:
-        """Let the watcher go round so often."""
+    def wait_rounds(self, times: int) -> None:
+        """Waits for this many rounds of the watcher."""
         for _ in range(times):
-            assert self.turned.acquire(timeout=WAIT)
+            assert self.rounds.acquire(timeout=WAIT)
 
 
 @pytest.fixture
@@ -73,45 +73,45 @@ def watched(adapter: Callable[..., Any]) -> Iterator[Watched]:
     watched.watcher.close()
 
 
-def test_a_request_that_is_refused_at_once_is_never_asked_about(watched: Watched) -> None:
+def test_never_polls_a_request_refused_at_once(watched: Watched) -> None:
     refused, live = Sender(), Sender()
 
     def take(sink: Any) -> None:
-        raise InvalidRequest("speaker", "nobody", "one of ryan")
+        raise InvalidRequest("speaker", "unknown", "one of ryan")
 
     watched.accept(live, lambda sink: None)
     watched.accept(refused, take)
-    watched.turn(20)
+    watched.wait_rounds(20)
     assert refused.ended
-    assert not refused.asked
-    assert live.asked
+    assert not refused.polled
+    assert live.polled
 
 
-def test_a_stream_is_asked_about_once_an_interval_and_not_behind_its_end(watched: Watched) -> None:
+def test_polls_a_stream_once_per_interval_until_it_ends(watched: Watched) -> None:
     sender, sinks = Sender(), []
     accepted = time.monotonic()
     watched.accept(sender, sinks.append)
-    watched.turn(50)
+    watched.wait_rounds(50)
     sinks[0].finish(None)
-    assert len(sender.asked) > 2
-    # On average: on a busy machine one may come late, and the next one on time.
-    assert (sender.asked[-1] - accepted) / len(sender.asked) > watched.responses.CANCEL_INTERVAL * 0.9
+    assert len(sender.polled) > 2
+    # The average, because on a busy machine one poll may be late and the next on time.
+    assert (sender.polled[-1] - accepted) / len(sender.polled) > watched.responses.CANCEL_INTERVAL * 0.9
 
 
-def test_a_client_that_goes_is_noticed_and_triton_told_when_it_has_settled(watched: Watched) -> None:
+def test_notices_a_disconnect_and_sends_final_after_the_settle_time(watched: Watched) -> None:
     sender, sinks = Sender(), []
     watched.accept(sender, sinks.append)
     sender.cancelled = True
-    watched.turn(50)
-    assert sinks[0].key in watched.gone
+    watched.wait_rounds(50)
+    assert sinks[0].key in watched.cancelled_keys
     cancelled = time.monotonic()
     sinks[0].finish(Cancelled("cancelled by the client"))
     while not sender.ended:
-        watched.turn(1)
+        watched.wait_rounds(1)
     assert time.monotonic() - cancelled >= watched.responses.CANCEL_SETTLE
 
 
-def test_a_stream_that_ends_as_its_client_goes_settles_too(watched: Watched) -> None:
+def test_delays_final_of_a_stream_that_ends_while_its_client_disconnects(watched: Watched) -> None:
     sender, sinks = Sender(), []
     watched.accept(sender, sinks.append)
     sinks[0].send(b"audio")
@@ -122,7 +122,7 @@ def test_a_stream_that_ends_as_its_client_goes_settles_too(watched: Watched) -> 
     assert sender.ended
 
 
-def test_closing_tells_triton_of_every_end(watched: Watched) -> None:
+def test_close_sends_every_pending_final(watched: Watched) -> None:
     sender, sinks = Sender(), []
     watched.accept(sender, sinks.append)
     sinks[0].finish(Cancelled("cancelled by the client"))

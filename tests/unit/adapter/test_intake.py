@@ -1,4 +1,4 @@
-"""The thread that accepts requests only reads them: what they ask for is done in order by another one."""
+"""Triton's thread only copies requests; the intake thread processes them in order."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -16,11 +16,11 @@ WAIT = 10.0
 
 
 class SlowDispatcher:
-    """Keeps the texts that it took, in order, and on which thread; waits for `gate` before each."""
+    """Records accepted texts in order and the threads that accepted them; waits for `gate` before each."""
 
     def __init__(self) -> None:
         self.refused: list[RequestError] = []
-        self.taken: list[str] = []
+        self.accepted: list[str] = []
         self.threads: set[str] = set()
         self.fail: RequestError | None = None
         self.entered, self.gate = threading.Event(), threading.Event()
@@ -30,7 +30,7 @@ class SlowDispatcher:
         assert self.gate.wait(WAIT)
         if self.fail:
             raise self.fail
-        self.taken.append(fields["text"])
+        self.accepted.append(fields["text"])
         self.threads.add(threading.current_thread().name)
 
     def refuse(self, sink: Any, error: RequestError) -> None:
@@ -58,20 +58,20 @@ def intake(adapter: Callable[..., Any]) -> Iterator[Intake]:
     intake.worker.close()
 
 
-def test_requests_are_taken_in_order_by_a_thread_of_their_own(intake: Intake) -> None:
+def test_the_intake_thread_accepts_requests_in_order(intake: Intake) -> None:
     intake.send("0")
     assert intake.dispatcher.entered.wait(WAIT)
     for text in "123":
         intake.send(text)
-    assert intake.dispatcher.taken == []
+    assert intake.dispatcher.accepted == []
     intake.dispatcher.gate.set()
     intake.worker.finish()
-    assert intake.dispatcher.taken == ["0", "1", "2", "3"]
+    assert intake.dispatcher.accepted == ["0", "1", "2", "3"]
     assert intake.dispatcher.threads == {"intake"}
     assert intake.dispatcher.refused == []
 
 
-def test_as_many_wait_as_may(intake: Intake) -> None:
+def test_refuses_a_request_when_the_queue_is_full(intake: Intake) -> None:
     intake.send("0")
     assert intake.dispatcher.entered.wait(WAIT)
     for text in "12345":
@@ -81,7 +81,7 @@ def test_as_many_wait_as_may(intake: Intake) -> None:
     assert str(refused) == "busy: 4 requests wait (intake)"
 
 
-def test_whoever_waits_at_the_end_is_answered(intake: Intake) -> None:
+def test_answers_queued_and_later_requests_at_shutdown(intake: Intake) -> None:
     intake.send("0")
     assert intake.dispatcher.entered.wait(WAIT)
     intake.send("1")

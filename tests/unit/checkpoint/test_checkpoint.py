@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be used is refused with the file and the field in the message."""
+"""An unusable checkpoint is rejected with an error that names the file and the field."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from qwen3_tts_engine.frontend.tokenizer import TextTokenizer
 
 @pytest.fixture
 def folder(tiny_checkpoint: Path, tmp_path: Path) -> Path:
-    """A checkpoint whose files may be replaced: each one is a link to the session's."""
+    """A checkpoint whose files may be replaced: each one is a symlink to the session's file."""
     for source in tiny_checkpoint.rglob("*"):
         if source.is_file():
             link = tmp_path / source.relative_to(tiny_checkpoint)
@@ -27,7 +27,7 @@ def folder(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 
 
 def rewrite(path: Path, change: dict[str, Any], *keys: str) -> None:
-    """Replace a JSON file by one in which the object under `keys` has other values; None takes a field out."""
+    """Rewrite a JSON file with `change` merged into the object under `keys`; None removes a field."""
     content = json.loads(path.read_text())
     part = content
     for key in keys:
@@ -45,7 +45,7 @@ def refusal(folder: Path) -> str:
     return str(refused.value)
 
 
-def test_opens(tiny_checkpoint: Path) -> None:
+def test_opens_a_checkpoint(tiny_checkpoint: Path) -> None:
     checkpoint = Checkpoint.open(str(tiny_checkpoint))
     assert checkpoint.config.tts_model_type == "custom_voice"
     assert checkpoint.config.talker_config.spk_is_dialect["eric"] == "sichuan_dialect"
@@ -58,23 +58,23 @@ def test_opens(tiny_checkpoint: Path) -> None:
     [*TOKENIZER_FILES, "config.json", "generation_config.json", "model.safetensors"]
     + [f"speech_tokenizer/{name}" for name in ("config.json", "model.safetensors")],
 )
-def test_missing_file(folder: Path, name: str) -> None:
+def test_names_a_missing_file(folder: Path, name: str) -> None:
     (folder / name).unlink()
     assert refusal(folder) == f"{folder / name}: missing from the checkpoint"
 
 
-def test_neither_folder_nor_hub_id(tmp_path: Path) -> None:
+def test_rejects_a_path_that_is_neither_a_folder_nor_a_hub_id(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere"):
         Checkpoint.open(str(tmp_path / "nowhere"))
 
 
-def test_broken_json(folder: Path) -> None:
+def test_rejects_invalid_json(folder: Path) -> None:
     (folder / "config.json").unlink()
     (folder / "config.json").write_text('{"tts_model_type": ')
     assert refusal(folder).startswith(f"{folder / 'config.json'}: not JSON")
 
 
-def test_missing_and_wrong_fields_are_all_named(folder: Path) -> None:
+def test_names_all_missing_and_invalid_fields(folder: Path) -> None:
     rewrite(folder / "config.json", {"head_dim": None, "hidden_size": "wide"}, "talker_config")
     message = refusal(folder)
     assert message.startswith(f"{folder / 'config.json'}: ")
@@ -82,7 +82,7 @@ def test_missing_and_wrong_fields_are_all_named(folder: Path) -> None:
     assert "talker_config.hidden_size" in message
 
 
-def test_unknown_dialect(folder: Path) -> None:
+def test_rejects_an_unknown_dialect(folder: Path) -> None:
     rewrite(folder / "config.json", {"eric": "elvish"}, "talker_config", "spk_is_dialect")
     assert "elvish" in refusal(folder)
 
@@ -91,7 +91,7 @@ def test_unknown_dialect(folder: Path) -> None:
     ("field", "value"),
     [("temperature", -1), ("subtalker_temperature", 11), ("top_p", 7), ("top_k", -1), ("repetition_penalty", 0)],
 )
-def test_sampling_that_cannot_be(folder: Path, field: str, value: float) -> None:
+def test_rejects_sampling_defaults_out_of_range(folder: Path, field: str, value: float) -> None:
     path = folder / "generation_config.json"
     rewrite(path, {field: value})
     assert refusal(folder).startswith(f"{path}: {field}: Input should be")
@@ -106,14 +106,16 @@ def test_sampling_that_cannot_be(folder: Path, field: str, value: float) -> None
         ({"codec_pad_id": -1}, ("talker_config",), "talker_config.codec_pad_id: Input should be"),
     ],
 )
-def test_an_id_that_no_embedding_has(folder: Path, change: dict[str, int], keys: tuple[str, ...], problem: str) -> None:
+def test_rejects_an_id_outside_the_embedding(
+    folder: Path, change: dict[str, int], keys: tuple[str, ...], problem: str
+) -> None:
     rewrite(folder / "config.json", change, *keys)
     message = refusal(folder)
     assert message.startswith(f"{folder / 'config.json'}: ")
     assert problem in message
 
 
-def test_a_vocabulary_beyond_the_embedding(folder: Path) -> None:
+def test_rejects_a_vocabulary_larger_than_the_embedding(folder: Path) -> None:
     rewrite(folder / "vocab.json", {"hello": 10_000_198})
     with pytest.raises(CheckpointError) as refused:
         TextTokenizer(Checkpoint.open(str(folder)), 64)
@@ -129,7 +131,7 @@ def test_a_vocabulary_beyond_the_embedding(folder: Path) -> None:
         ('{"added_tokens_decoder": {"7": {}}}', "added_tokens_decoder.7.content: Field required"),
     ],
 )
-def test_a_tokenizer_configuration_that_cannot_be_read(folder: Path, content: str, problem: str) -> None:
+def test_rejects_an_invalid_tokenizer_configuration(folder: Path, content: str, problem: str) -> None:
     path = folder / "tokenizer_config.json"
     path.unlink()
     path.write_text(content)
@@ -138,7 +140,7 @@ def test_a_tokenizer_configuration_that_cannot_be_read(folder: Path, content: st
     assert str(refused.value).startswith(f"{path}: {problem}")
 
 
-def test_config_of_another_size(folder: Path) -> None:
+def test_rejects_a_config_whose_shapes_differ_from_the_tensors(folder: Path) -> None:
     rewrite(folder / "config.json", {"intermediate_size": 512}, "talker_config")
     checkpoint = Checkpoint.open(str(folder))
     path = checkpoint.path("model.safetensors")
@@ -148,7 +150,7 @@ def test_config_of_another_size(folder: Path) -> None:
     assert "mlp.gate_proj.weight has shape [256, 128], config.json says [512, 128]" in str(refused.value)
 
 
-def test_missing_tensor(folder: Path) -> None:
+def test_names_a_missing_tensor(folder: Path) -> None:
     path, name = folder / "speech_tokenizer" / "model.safetensors", "decoder.pre_conv.conv.bias"
     tensors = load_file(path)
     del tensors[name]
@@ -159,7 +161,7 @@ def test_missing_tensor(folder: Path) -> None:
     assert str(refused.value) == f"{path}: tensor {name} is missing (expected shape [64])"
 
 
-def test_not_safetensors(folder: Path) -> None:
+def test_rejects_a_file_that_is_not_safetensors(folder: Path) -> None:
     path = folder / "speech_tokenizer" / "model.safetensors"
     path.unlink()
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")

@@ -1,4 +1,4 @@
-"""The shapes add up to what the released files hold (docs/model.md, Tensors)."""
+"""Tensor shapes give the tensor and parameter counts of the released files (docs/model.md, Tensors)."""
 
 from math import prod
 
@@ -27,7 +27,7 @@ def parameters(shapes: TensorShapes, prefix: str = "") -> int:
 @pytest.mark.parametrize(
     ("size", "tensors", "total"), [("0.6b", 402, 905_788_672), ("1.7b", 404, 1_916_676_352)], ids=["0.6b", "1.7b"]
 )
-def test_talker(size: Size, tensors: int, total: int) -> None:
+def test_talker_tensor_and_parameter_counts(size: Size, tensors: int, total: int) -> None:
     shapes = talker_shapes(released(size, "custom_voice"))
     assert (len(shapes), parameters(shapes)) == (tensors, total)
 
@@ -58,12 +58,12 @@ def test_base_has_a_speaker_encoder(size: Size, tensors: int, total: int, speake
         ("talker.code_predictor.small_to_mtp_projection.", 0, 2_098_176),
     ],
 )
-def test_parts_of_the_talker(prefix: str, small: int, large: int) -> None:
+def test_parameter_counts_of_talker_parts(prefix: str, small: int, large: int) -> None:
     assert parameters(talker_shapes(released("0.6b", "custom_voice")), prefix) == small
     assert parameters(talker_shapes(released("1.7b", "custom_voice")), prefix) == large
 
 
-def test_speech_tokenizer() -> None:
+def test_speech_tokenizer_tensor_and_parameter_counts() -> None:
     config = SpeechTokenizerConfig.model_validate(speech_tokenizer_config("1.7b"))
     decoder, encoder = codec_decoder_shapes(config.decoder_config), codec_encoder_shapes(config.encoder_config)
     assert (len(decoder), len(encoder), len(decoder | encoder)) == (271, 225, 496)

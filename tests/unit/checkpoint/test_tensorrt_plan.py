@@ -1,4 +1,4 @@
-"""A server refuses a plan that is not for it, and says what differs."""
+"""A plan built for other hardware, versions or shapes is refused with an error that names the difference."""
 
 from pathlib import Path
 
@@ -31,26 +31,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_plan_made_here_is_taken(folder: Path) -> None:
+def test_accepts_a_plan_built_on_this_machine(folder: Path) -> None:
     tensorrt_plan.check_plan(folder, MANIFEST, CUDA, NEEDED)
 
 
-def test_other_forms_need_no_machine(tmp_path: Path) -> None:
+def test_checks_nothing_for_other_forms(tmp_path: Path) -> None:
     tensorrt_plan.check_plan(tmp_path, MANIFEST.model_copy(update={"form": "onnx"}), torch.device("cpu"), NEEDED)
 
 
-def test_missing_plan_says_how_to_get_one(folder: Path) -> None:
+def test_missing_plan_names_the_export_command(folder: Path) -> None:
     (folder / "model.plan").unlink()
     with pytest.raises(CheckpointError, match=r"model\.plan: missing; `python -m export --form tensorrt`"):
         tensorrt_plan.check_plan(folder, MANIFEST, CUDA, NEEDED)
 
 
-def test_plan_on_the_cpu(folder: Path) -> None:
+def test_refuses_a_plan_on_the_cpu(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="requires a CUDA device, this model runs on cpu"):
         tensorrt_plan.check_plan(folder, MANIFEST, torch.device("cpu"), NEEDED)
 
 
-def test_facts_are_required(folder: Path) -> None:
+def test_refuses_a_manifest_without_engine_facts(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"model\.json: engine: missing"):
         tensorrt_plan.check_plan(folder, MANIFEST.model_copy(update={"engine": None}), CUDA, NEEDED)
 
@@ -71,23 +71,23 @@ def test_facts_are_required(folder: Path) -> None:
         ),
     ],
 )
-def test_every_difference_is_named(folder: Path, change: dict[str, object], message: str) -> None:
+def test_names_the_difference(folder: Path, change: dict[str, object], message: str) -> None:
     manifest = MANIFEST.model_copy(update={"engine": ENGINE.model_copy(update=change)})
     with pytest.raises(CheckpointError, match=message) as refused:
         tensorrt_plan.check_plan(folder, manifest, CUDA, NEEDED)
     assert str(folder / "model.json") in str(refused.value)
 
 
-def test_what_is_not_known_is_not_held_against_a_plan() -> None:
+def test_ignores_unknown_gpu_and_version() -> None:
     assert tensorrt_plan.differences(ENGINE, None, None, NEEDED) == []
 
 
 @pytest.mark.parametrize(("number", "version"), [(101401, "10.14.1"), (110000, "11.0.0"), (8600, "8.6.0")])
-def test_version_numbers_of_the_library(number: int, version: str) -> None:
+def test_decodes_the_version_number_of_the_library(number: int, version: str) -> None:
     assert tensorrt_plan._decode(number) == version
 
 
-def test_no_library_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_is_none_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> None:
         raise OSError(name)
 
@@ -95,7 +95,7 @@ def test_no_library_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tensorrt_plan.tensorrt_version(ENGINE) is None
 
 
-def test_summary_reads_at_a_glance() -> None:
+def test_summary_of_engine_facts() -> None:
     assert str(ENGINE) == (
         "tensorrt 10.14.1.48 for NVIDIA H200, level 3: codes [1, 1, 16] to [64, 16, 16] in 5 profiles, strongly typed, "
         "0 MB, 1 layers, 1 s"

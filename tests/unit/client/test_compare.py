@@ -10,7 +10,7 @@ FRAME = 1920
 
 
 def run(seed: int, ttfa_ms: float, seconds: int = 30, loads: tuple[float, ...] = (8,), stall_ms: float = 0) -> Run:
-    """Ten streams a second whose TTFA scatters by a tenth around `ttfa_ms`."""
+    """Ten streams a second; TTFA has mean `ttfa_ms` and a standard deviation of a tenth of it."""
     rng = np.random.default_rng(seed)
     made = Run({}, [LoadRecord(n, "closed", value, 0, seconds * NS, seconds * NS) for n, value in enumerate(loads)])
     for load in made.loads:
@@ -28,11 +28,11 @@ def verdicts(a: list[Run], b: list[Run]) -> dict[str, str]:
     return {line[1]: line[-1] for line in lines}
 
 
-def test_two_runs_of_the_same_are_noise() -> None:
+def test_equal_runs_differ_only_by_noise() -> None:
     assert set(verdicts([run(1, 50)], [run(2, 50)]).values()) == {"noise"}
 
 
-def test_a_real_difference_is_told_from_noise() -> None:
+def test_reports_a_real_difference() -> None:
     found = verdicts([run(1, 50)], [run(2, 55, stall_ms=60)])
     assert found["TTFA p50 ms"] == "higher"
     assert found["C50 %"] == "lower"
@@ -41,23 +41,23 @@ def test_a_real_difference_is_told_from_noise() -> None:
     assert found["errors %"] == "noise"
 
 
-def test_runs_that_differ_among_themselves_widen_the_interval() -> None:
+def test_variance_between_runs_widens_the_interval() -> None:
     a, b = [run(1, 50), run(2, 60), run(3, 55)], [run(4, 56), run(5, 66), run(6, 50)]
     assert verdicts(a[:1], b[:1])["TTFA p50 ms"] == "higher"
     assert verdicts(a, b)["TTFA p50 ms"] == "noise"
 
 
-def test_a_short_run_says_so() -> None:
+def test_reports_a_run_too_short_to_compare() -> None:
     assert set(verdicts([run(1, 50, seconds=4)], [run(2, 90)]).values()) == {"too short to tell"}
 
 
-def test_only_common_loads_are_compared() -> None:
+def test_compares_only_common_loads() -> None:
     runs = [run(1, 50, 1, (1, 8, 16)), run(1, 50, 1, (8, 16, 64))]
     assert common_loads([[runs[0]], [runs[1]]]) == [("closed", 8), ("closed", 16)]
 
 
-def test_values_of_one_second_are_drawn_together() -> None:
-    # Two blocks, all 0 and all 1: the mean of a draw is 0, 1/2 or 1, never between.
+def test_bootstrap_resamples_whole_seconds() -> None:
+    # Two blocks, all 0 and all 1: the mean of a resample is exactly 0, 1/2 or 1.
     seen = Observations(np.repeat([0.0, 1.0], 50), np.repeat([0, 1], 50), 2)
     means = bootstrap(
         [seen], lambda values, weights: (weights @ values) / weights.sum(axis=1), np.random.default_rng(0)

@@ -19,40 +19,40 @@ def phase(mode: str, value: float, requests: int | None = None, stop_s: float | 
 
 
 class Server:
-    """Takes `seconds` for each request and remembers them."""
+    """Records each request; a request takes `seconds`."""
 
-    def __init__(self, seconds: float = 0.01, well: bool = True) -> None:
+    def __init__(self, seconds: float = 0.01, succeeds: bool = True) -> None:
         self.seconds = seconds
-        self.well = well
+        self.succeeds = succeeds
         self.sent: list[tuple[int, int | None, int]] = []  # index, due, sent
-        self.most_at_once = self.at_once = self.ended = 0
+        self.max_concurrent = self.concurrent = self.ended = 0
 
     async def send(self, index: int, due_ns: int | None) -> bool:
         self.sent.append((index, due_ns, time.perf_counter_ns()))
-        self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.concurrent += 1
+        self.max_concurrent = max(self.max_concurrent, self.concurrent)
         try:
             await asyncio.sleep(self.seconds)
         finally:
-            self.at_once -= 1
+            self.concurrent -= 1
         self.ended += 1
-        return self.well
+        return self.succeeds
 
 
-def test_poisson_arrivals_are_the_same_for_the_same_seed() -> None:
+def test_poisson_arrivals_are_reproducible_by_seed() -> None:
     one = phase("open", 10, seed="a")
     assert list(islice(poisson_arrivals_ns(one), 50)) == list(islice(poisson_arrivals_ns(one), 50))
     assert list(islice(poisson_arrivals_ns(replace(one, seed="b")), 50)) != list(islice(poisson_arrivals_ns(one), 50))
 
 
-def test_poisson_gaps_are_exponential_with_the_asked_mean() -> None:
+def test_poisson_gaps_are_exponential_with_the_requested_mean() -> None:
     gaps_s = np.diff(list(islice(poisson_arrivals_ns(phase("open", 20)), 20_000))) / NS
     assert gaps_s.mean() == pytest.approx(1 / 20, rel=0.03)
     assert gaps_s.std() == pytest.approx(1 / 20, rel=0.05)
     assert (gaps_s > 1 / 20).mean() == pytest.approx(np.exp(-1), abs=0.02)
 
 
-def test_arrivals_stop_at_the_end_of_the_window_or_the_count() -> None:
+def test_arrivals_stop_at_the_window_end_or_the_request_count() -> None:
     window = phase("open", 100, stop_s=1)
     assert window.stop_ns is not None
     assert max(poisson_arrivals_ns(window)) < window.stop_ns
@@ -60,7 +60,7 @@ def test_arrivals_stop_at_the_end_of_the_window_or_the_count() -> None:
 
 
 @pytest.mark.parametrize(("mode", "value"), [("closed", 5), ("open", 500)])
-def test_workers_split_a_load_without_loss_or_repeat(mode: str, value: float) -> None:
+def test_workers_split_a_load_without_gaps_or_duplicates(mode: str, value: float) -> None:
     whole = phase(mode, value, requests=23)
     servers = [Server() for _ in range(3)]
     for number, server in enumerate(servers):
@@ -70,14 +70,14 @@ def test_workers_split_a_load_without_loss_or_repeat(mode: str, value: float) ->
     assert all(index % 3 == number for number, index in sent)
 
 
-def test_a_closed_loop_keeps_so_many_streams_going() -> None:
+def test_closed_loop_keeps_the_requested_concurrency() -> None:
     server = Server()
     asyncio.run(run_phase(phase("closed", 4, requests=20), ALONE, server.send))
-    assert server.most_at_once == 4
+    assert server.max_concurrent == 4
     assert len(server.sent) == server.ended == 20
 
 
-def test_the_starts_of_a_closed_loop_are_staggered() -> None:
+def test_closed_loop_staggers_its_first_requests() -> None:
     server = Server(seconds=1)
     staggered = replace(phase("closed", 4, requests=4), stagger_ns=NS // 5)
     asyncio.run(run_phase(staggered, ALONE, server.send))
@@ -86,7 +86,7 @@ def test_the_starts_of_a_closed_loop_are_staggered() -> None:
     assert np.median(late_s) < 0.04
 
 
-def test_a_closed_loop_sends_nothing_after_its_window_but_lets_streams_end() -> None:
+def test_closed_loop_stops_sending_at_the_window_end_and_drains_its_streams() -> None:
     server = Server(seconds=0.3)
     window = phase("closed", 2, stop_s=0.5)
     asyncio.run(run_phase(window, ALONE, server.send))
@@ -95,18 +95,18 @@ def test_a_closed_loop_sends_nothing_after_its_window_but_lets_streams_end() -> 
     assert server.ended == len(server.sent) == 4
 
 
-def test_an_open_loop_sends_when_due_however_many_are_waiting() -> None:
+def test_open_loop_sends_on_schedule_regardless_of_pending_requests() -> None:
     server = Server(seconds=0.5)
     asyncio.run(run_phase(phase("open", 100, requests=20), ALONE, server.send))
-    assert server.most_at_once > 10
+    assert server.max_concurrent > 10
     late_ns = [sent - due for _, due, sent in server.sent if due is not None]
     assert len(late_ns) == 20
     assert min(late_ns) >= 0
     assert np.median(late_ns) < NS // 50
 
 
-def test_who_was_refused_does_not_come_back_at_line_rate() -> None:
-    server = Server(seconds=0, well=False)
+def test_closed_loop_pauses_after_a_failed_request() -> None:
+    server = Server(seconds=0, succeeds=False)
     asyncio.run(run_phase(phase("closed", 1, stop_s=3.5 * PAUSE_AFTER_FAILURE_S), ALONE, server.send))
     assert 2 <= len(server.sent) <= 4
 
@@ -121,4 +121,4 @@ def test_cancelling_a_phase_cancels_its_streams() -> None:
         return server
 
     server = asyncio.run(cancelled())
-    assert (len(server.sent), server.at_once, server.ended) == (3, 0, 0)
+    assert (len(server.sent), server.concurrent, server.ended) == (3, 0, 0)

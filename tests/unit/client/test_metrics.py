@@ -19,7 +19,7 @@ def timeline(**fields: object) -> Timeline:
     return Timeline(**(defaults | fields))  # type: ignore[arg-type]
 
 
-def test_times_to_the_nanosecond() -> None:
+def test_times_are_exact_to_the_nanosecond() -> None:
     one = timeline(arrivals_ns=[1150 * MS + 1, 1200 * MS, 1400 * MS + 7])
     assert metrics.ttfa_ns(one) == 150 * MS + 1
     assert metrics.e2el_ns(one) == 400 * MS + 7
@@ -27,15 +27,15 @@ def test_times_to_the_nanosecond() -> None:
     assert metrics.audio_ns(one) == 320 * MS
 
 
-def test_rtf_is_wall_over_audio() -> None:
+def test_rtf_is_wall_time_over_audio_time() -> None:
     assert metrics.rtf(timeline()) == 400 / 320
 
 
-def test_audible_ttfa_is_when_the_onset_is_played() -> None:
+def test_audible_ttfa_is_the_playback_time_of_the_onset() -> None:
     one = timeline()
-    # Sample 2400 is 20 ms into the second chunk, which plays when the first is over.
+    # Sample 2400 is 20 ms into the second chunk, which plays after the first.
     assert metrics.audible_ttfa_ns(one, metrics.played(one)) == (150 + 80 + 20) * MS
-    # The third chunk is 90 ms late and its audio with it.
+    # The third chunk is 90 ms late, which delays its onset.
     late = timeline(onset_sample=2 * FRAME)
     assert metrics.audible_ttfa_ns(late, metrics.played(late)) == 400 * MS
     assert metrics.audible_ttfa_ns(late, metrics.played(late, prebuffer_ns=60 * MS)) == 400 * MS
@@ -45,7 +45,7 @@ def test_audible_ttfa_is_when_the_onset_is_played() -> None:
     assert metrics.audible_ttfa_ns(silent, metrics.played(silent)) is None
 
 
-def test_a_scheduled_request_counts_from_when_it_was_due() -> None:
+def test_scheduled_requests_are_timed_from_their_due_time() -> None:
     due = timeline(scheduled_ns=990 * MS)
     assert metrics.ttfa_ns(due) == 160 * MS
     assert metrics.e2el_ns(due) == 410 * MS
@@ -53,28 +53,28 @@ def test_a_scheduled_request_counts_from_when_it_was_due() -> None:
     assert metrics.dispatch_lateness_ns(timeline()) is None
 
 
-def test_a_stream_without_audio_has_no_times() -> None:
+def test_times_are_none_without_audio() -> None:
     empty = timeline(arrivals_ns=[], samples=[], onset_sample=None, outcome="error")
     for figure in (metrics.ttfa_ns, metrics.e2el_ns, metrics.rtf, metrics.first_chunk_ns):
         assert figure(empty) is None
     assert metrics.audio_ns(empty) == 0
 
 
-def test_throughput_counts_what_arrived_in_the_window() -> None:
+def test_throughput_counts_audio_received_in_the_window() -> None:
     streams = [timeline(), timeline(arrivals_ns=[1000 * MS, 1100 * MS, 2000 * MS])]
-    # Of the second stream, the chunk at the start of the window counts and the one at its end does not.
+    # Of the second stream, the chunk at the start of the window counts; the one at its end does not.
     assert metrics.audio_throughput(streams, 1000 * MS, 2000 * MS) == pytest.approx(0.32 + 0.16)
     assert metrics.audio_throughput(streams, 1200 * MS, 1300 * MS) == pytest.approx(0.8)
 
 
-def test_the_first_wave_was_sent_before_any_stream_ended() -> None:
+def test_first_wave_is_every_request_sent_before_any_stream_ended() -> None:
     first = [timeline(sent_ns=0, end_ns=500), timeline(sent_ns=499, end_ns=900)]
     later = [timeline(sent_ns=500, end_ns=1000)]
     assert metrics.split_waves(first + later) == (first, later)
     assert metrics.split_waves([]) == ([], [])
 
 
-def test_percentiles() -> None:
+def test_percentiles_ignore_missing_values() -> None:
     found = metrics.percentiles([None, *(value * MS for value in range(20, 0, -1))], MS)
     assert found == {"mean": 10.5, "p50": 10, "p90": 18, "p95": 19, "p99": 20, "max": 20}
     assert metrics.percentiles([None]) is None

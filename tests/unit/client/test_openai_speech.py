@@ -14,7 +14,7 @@ CHUNKED = PCM + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def speak(*answer: bytes, hang: bool = False, timeouts: Timeouts = SHORT) -> list[list[int]]:
-    """The samples of each chunk that a client sees of a server that writes `answer`, a part every 20 ms."""
+    """Returns the samples of each received chunk; the server writes one part of `answer` every 20 ms."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -34,15 +34,15 @@ def speak(*answer: bytes, hang: bool = False, timeouts: Timeouts = SHORT) -> lis
     return asyncio.run(run())
 
 
-def test_http_chunks_are_chunks() -> None:
+def test_yields_one_audio_chunk_per_http_chunk() -> None:
     assert speak(CHUNKED, b"4\r\n\1\0\2\0\r\n", b"2;x=y\r\n\3\0\r\n", b"0\r\n\r\n") == [[1, 2], [3]]
 
 
-def test_a_sample_cut_in_two_is_put_together() -> None:
+def test_joins_a_sample_split_across_http_chunks() -> None:
     assert speak(CHUNKED, b"3\r\n\1\0\2\r\n", b"1\r\n\0\r\n", b"2\r\n\3\0\r\n0\r\n\r\n") == [[1], [2], [3]]
 
 
-def test_a_body_without_http_chunks_ends_with_the_connection() -> None:
+def test_unchunked_body_ends_when_the_connection_closes() -> None:
     assert speak(PCM + b"\r\n", b"\1\0", b"\2\0") == [[1], [2]]
 
 
@@ -50,7 +50,7 @@ def test_a_body_without_http_chunks_ends_with_the_connection() -> None:
     ("status", "outcome"),
     [(400, "invalid"), (422, "invalid"), (429, "unavailable"), (503, "unavailable"), (500, "error")],
 )
-def test_a_refusal_is_told_by_its_status(status: int, outcome: str) -> None:
+def test_maps_the_http_status_to_an_outcome(status: int, outcome: str) -> None:
     with pytest.raises(SpeechError, match=f"HTTP {status}: no room") as raised:
         speak(b"HTTP/1.1 %d X\r\nContent-Length: 7\r\n\r\nno room" % status)
     assert raised.value.outcome == outcome
@@ -67,25 +67,25 @@ def test_a_refusal_is_told_by_its_status(status: int, outcome: str) -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Type: audio/wav\r\n\r\nRIFF", "error", "the server sent audio/wav"),
     ],
 )
-def test_what_is_no_stream_of_pcm_is_an_error(answer: bytes, outcome: str, message: str) -> None:
+def test_rejects_a_truncated_or_non_pcm_response(answer: bytes, outcome: str, message: str) -> None:
     with pytest.raises(SpeechError, match=message) as raised:
         speak(answer)
     assert raised.value.outcome == outcome
 
 
-def test_a_server_that_says_nothing_more_times_out() -> None:
+def test_times_out_when_no_further_chunk_arrives() -> None:
     with pytest.raises(SpeechError, match=r"no response for 0\.3 s") as raised:
         speak(CHUNKED, b"2\r\n\1\0\r\n", hang=True)
     assert raised.value.outcome == "timeout"
 
 
-def test_a_stream_that_goes_on_for_ever_times_out() -> None:
+def test_times_out_when_the_stream_does_not_end() -> None:
     drops = [b"2\r\n\1\0\r\n"] * 30
     with pytest.raises(SpeechError, match=r"did not end within 0\.2 s"):
         speak(CHUNKED, *drops, timeouts=Timeouts(stream_s=0.2, chunk_s=1))
 
 
-def test_an_openai_body_has_openai_names() -> None:
+def test_request_body_uses_openai_field_names() -> None:
     request = SpeechRequest("hello", speaker="vivian", instruct="softly", seed=3)
     assert speech_body(request, {"model": "m", "task_type": "CustomVoice"}) == {
         "input": "hello",
@@ -99,6 +99,6 @@ def test_an_openai_body_has_openai_names() -> None:
     }
 
 
-def test_a_reference_for_an_openai_endpoint_goes_by_another_way() -> None:
+def test_rejects_reference_audio_and_names_the_option_for_it() -> None:
     with pytest.raises(SpeechError, match="--extra-inputs"):
         speech_body(SpeechRequest("a", ref_audio=np.zeros(3, np.float32)), {})

@@ -9,23 +9,23 @@ from qwen3_tts_client.errors import from_message
 @pytest.mark.parametrize(
     ("text", "values"), [("4", [4]), ("1,8,32", [1, 8, 32]), ("1:9:4", [1, 5, 9]), ("1:8:4", [1, 5]), ("2:2:1", [2])]
 )
-def test_loads_are_a_list_or_a_range_with_both_ends(text: str, values: list[int]) -> None:
+def test_parses_a_list_or_an_inclusive_range(text: str, values: list[int]) -> None:
     assert int_values(text) == values
 
 
-def test_rates_may_be_fractions() -> None:
+def test_parses_fractional_rates() -> None:
     assert float_values("0.5,2.5") == [0.5, 2.5]
     assert float_values("0.5:2:0.5") == [0.5, 1.0, 1.5, 2.0]
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1,", "", "1:2", "1:2:3:4", "3:1:1", "1:5:0", "x"])
-def test_other_loads_are_refused(text: str) -> None:
+def test_rejects_invalid_loads(text: str) -> None:
     with pytest.raises((argparse.ArgumentTypeError, ValueError)):
         int_values(text)
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{"])
-def test_extra_inputs_are_a_json_object(text: str) -> None:
+def test_extra_inputs_must_be_a_json_object(text: str) -> None:
     assert json_object('{"task_type": "CustomVoice"}') == {"task_type": "CustomVoice"}
     with pytest.raises((argparse.ArgumentTypeError, ValueError)):
         json_object(text)
@@ -42,6 +42,6 @@ def test_extra_inputs_are_a_json_object(text: str) -> None:
         ("the word UNAVAILABLE alone is no code", "error"),
     ],
 )
-def test_the_code_in_front_of_a_message_is_the_outcome(message: str, outcome: str) -> None:
+def test_outcome_is_the_code_that_begins_an_error_message(message: str, outcome: str) -> None:
     error = from_message(message)
     assert (error.outcome, str(error)) == (outcome, message)

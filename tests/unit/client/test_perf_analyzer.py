@@ -11,11 +11,11 @@ from qwen3_tts_client.errors import ClientError, ExitCode
 from qwen3_tts_client.records.record import LoadRecord, RequestRecord, read_run
 
 MS = 1_000_000
-START = 1_795_223_589_799_242_523  # the clock of perf_analyzer counts from 1970
+START = 1_795_223_589_799_242_523  # perf_analyzer's timestamps are nanoseconds since 1970
 
 
 def request(sent_ms: int, *arrivals_ms: int) -> dict[str, Any]:
-    """A stream of chunks of 80 ms, closed by an empty response, for which the export holds no list."""
+    """A stream of 80 ms chunks and an empty final response, which the export stores as a scalar, not a list."""
     first = {"waveform": [3000, -3000] * 960, "sample_rate": 24_000}
     rest = [{"waveform": [3000, -3000] * 960} for _ in arrivals_ms[1:]]
     return {
@@ -42,7 +42,7 @@ def export(tmp_path: Path) -> Path:
     return file
 
 
-def test_an_export_becomes_the_same_records(export: Path) -> None:
+def test_converts_an_export_to_records(export: Path) -> None:
     records = list(read_export(export))
     assert [record for record in records if isinstance(record, LoadRecord)] == [
         LoadRecord(0, "closed", 2, START, START + 1000 * MS, START + 1000 * MS),
@@ -55,20 +55,20 @@ def test_an_export_becomes_the_same_records(export: Path) -> None:
     assert first.timeline.onset_sample == 0
 
 
-def test_the_same_figures_come_out(export: Path, tmp_path: Path) -> None:
+def test_summarises_an_imported_export(export: Path, tmp_path: Path) -> None:
     assert main(["import", str(export), "--artifact-dir", str(tmp_path / "run")]) == ExitCode.OK
     closed, opened = summarise(read_run(tmp_path / "run"))
     assert (closed["mode"], closed["value"], closed["outcomes"]) == ("closed", 2, {"ok": 2})
     assert closed["ttfa_ms"]["p50"] == 30
     assert closed["ttfa_ms"]["max"] == 40
-    # The second chunk is due at 110 ms and comes at 200.
+    # The second chunk is due at 110 ms and arrives at 200 ms.
     assert closed["rebuffering"]["largest_stall_ms"]["max"] == 90
     assert closed["audio_throughput"] == pytest.approx(0.32)
     assert (opened["mode"], opened["value"], opened["ttfa_ms"]["p50"]) == ("open", 1.5, 20)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"experiments": [{}]}', '{"experiments": [{"experiment": 3}]}'])
-def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
+def test_rejects_a_file_that_is_not_an_export(tmp_path: Path, content: str) -> None:
     file = tmp_path / "a.json"
     file.write_text(content)
     with pytest.raises(ClientError, match=r"a\.json: not a profile export"):

@@ -12,12 +12,12 @@ def at(*times_ms: float) -> list[int]:
     return [round(time * MS) for time in times_ms]
 
 
-def test_chunks_in_time_play_without_a_gap() -> None:
+def test_chunks_on_time_play_without_gaps() -> None:
     playback = play(at(100, 150, 260), [FRAME] * 3, RATE)
     assert playback == Playback(tuple(at(100, 180, 260)), (0, 0, 0), 0)
 
 
-def test_a_stall_is_how_late_a_chunk_is_and_moves_the_later_deadlines() -> None:
+def test_a_stall_equals_the_lateness_of_its_chunk_and_delays_later_deadlines() -> None:
     # Deadlines 180, then 230.001 + 80 = 310.001, then 315.5 + 80 = 395.5.
     playback = play(at(100, 230.001, 315.5, 390), [FRAME] * 4, RATE)
     assert playback.stalls_ns == (0, 50_001_000, 5_499_000, 0)
@@ -27,34 +27,34 @@ def test_a_stall_is_how_late_a_chunk_is_and_moves_the_later_deadlines() -> None:
     assert playback.underruns == 2
 
 
-def test_without_rebuffering_deadlines_stay() -> None:
-    # Deadlines 180, 260, 340 whatever came late.
+def test_deadlines_are_fixed_without_rebuffering() -> None:
+    # Deadlines 180, 260, 340, regardless of late chunks.
     assert play(at(100, 200, 290, 330), [FRAME] * 4, RATE).lateness_ns == 30 * MS
 
 
-def test_the_prebuffer_moves_the_start() -> None:
+def test_prebuffer_delays_the_start() -> None:
     playback = play(at(100, 230), [FRAME] * 2, RATE, prebuffer_ns=40 * MS)
     assert playback.starts_ns == tuple(at(140, 230))
     assert playback.stalls_ns == (0, 10 * MS)
 
 
-def test_chunks_of_different_length_lead_differently() -> None:
+def test_deadlines_follow_chunk_durations() -> None:
     assert play(at(0, 70, 235), [FRAME, 2 * FRAME, FRAME], RATE).stalls_ns == (0, 0, 0)
     assert play(at(0, 70, 245), [FRAME, 2 * FRAME, FRAME], RATE).stalls_ns == (0, 0, 5 * MS)
 
 
-def test_rounding_does_not_add_up() -> None:
+def test_rounding_errors_do_not_accumulate() -> None:
     # A thousand chunks of one sample at 24 kHz: 1000/24000 s, not 1000 times a rounded 41 666 ns.
     playback = play([0] * 1001, [1] * 1001, RATE)
     assert playback.starts_ns[-1] == 1000 * NS // RATE
 
 
-def test_continuity_counts_the_limit_itself() -> None:
+def test_share_within_includes_the_limit() -> None:
     assert share_within([0, 50 * MS, 50 * MS + 1, 100 * MS], 50 * MS) == 0.5
     assert share_within([], 50 * MS) is None
 
 
-def test_nothing_received_is_nothing_played() -> None:
+def test_playback_without_chunks_is_empty() -> None:
     assert play([], [], RATE) == Playback((), (), 0)
 
 
@@ -63,7 +63,7 @@ def test_nothing_received_is_nothing_played() -> None:
     frames=st.lists(st.integers(1, 8), min_size=40, max_size=40),
     prebuffer_ms=st.integers(0, 200),
 )
-def test_what_a_patient_player_waits_in_all_is_how_late_an_impatient_one_gets(
+def test_total_stall_with_rebuffering_equals_lateness_without(
     gaps: list[int], frames: list[int], prebuffer_ms: int
 ) -> None:
     arrivals = [sum(gaps[: n + 1]) for n in range(len(gaps))]

@@ -17,7 +17,7 @@ plain 7 1700000000000
 """
 
 
-def test_samples_keep_their_labels() -> None:
+def test_parses_samples_with_their_labels() -> None:
     samples = parse(TEXT)
     assert samples['running{model="m",version="1"}'] == 3
     assert samples['frames_total{model="a b}c",version="1"}'] == 1500
@@ -25,7 +25,7 @@ def test_samples_keep_their_labels() -> None:
     assert len(samples) == 8
 
 
-def test_one_kind_only() -> None:
+def test_parses_one_metric_type_only() -> None:
     assert parse(TEXT, "gauge") == {'running{model="m",version="1"}': 3}
 
 
@@ -34,30 +34,30 @@ def buckets(*counts: float, model: str = "m") -> dict[str, float]:
     return {f'tick_seconds_bucket{{model="{model}",le="{b}"}}': c for b, c in zip(bounds, counts, strict=True)}
 
 
-def test_a_quantile_is_linear_within_its_bucket() -> None:
+def test_quantile_interpolates_linearly_within_a_bucket() -> None:
     # 4 in 0..10 ms, 4 in 10..20 ms, 2 above.
     assert quantile_between({}, parse(TEXT), "tick_seconds", 0.2) == pytest.approx(0.005)
     assert quantile_between({}, parse(TEXT), "tick_seconds", 0.5) == pytest.approx(0.0125)
     assert quantile_between({}, parse(TEXT), "tick_seconds", 0.99) == 0.02
 
 
-def test_a_total_is_over_all_labels() -> None:
+def test_total_sums_over_all_labels() -> None:
     samples = {'a{version="1"}': 1.0, 'a{version="2"}': 2.0, "ab": 5.0}
     assert (total(samples, "a"), total(samples, "ab"), total(samples, "b")) == (3, 5, None)
 
 
-def test_only_what_came_between_the_scrapes_counts() -> None:
+def test_quantile_counts_only_observations_between_the_scrapes() -> None:
     before, after = buckets(100, 100, 100), buckets(100, 110, 110)
     assert quantile_between(before, after, "tick_seconds", 0.5) == pytest.approx(0.015)
     assert quantile_between(after, after, "tick_seconds", 0.5) is None
     assert quantile_between({}, {}, "tick_seconds", 0.5) is None
 
 
-def test_versions_of_a_model_are_added_up() -> None:
+def test_quantile_sums_buckets_over_all_labels() -> None:
     both = buckets(2, 2, 2) | buckets(0, 2, 2, model="other")
     assert quantile_between({}, both, "tick_seconds", 0.75) == pytest.approx(0.015)
 
 
 @pytest.mark.parametrize("url", ["http://localhost:1/metrics", "nonsense"])
-def test_an_endpoint_that_is_not_there_is_none(url: str) -> None:
+def test_scrape_of_an_unreachable_endpoint_is_none(url: str) -> None:
     assert scrape(url) is None

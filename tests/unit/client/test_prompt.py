@@ -8,7 +8,7 @@ from qwen3_tts_client.bench.prompt import DEFAULT_FILE, read_prompts
 from qwen3_tts_client.errors import ClientError, ExitCode
 
 
-def test_the_shipped_set_is_twenty_texts_in_each_of_ten_languages() -> None:
+def test_default_prompts_are_twenty_texts_in_each_of_ten_languages() -> None:
     prompts = read_prompts(DEFAULT_FILE)
     languages = Counter(prompt.fields["language"] for prompt in prompts)
     assert len(languages) == 10
@@ -33,7 +33,7 @@ def test_the_shipped_set_is_twenty_texts_in_each_of_ten_languages() -> None:
         ('{"text": "a", "max_frames": "many"}', "\"max_frames\" is 'many'"),
     ],
 )
-def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+def test_names_a_malformed_line(tmp_path: Path, line: str, message: str) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"text": "fine"}) + "\n\n" + line + "\n")
     with pytest.raises(ClientError, match=r"prompts\.jsonl:3: ") as raised:
@@ -43,7 +43,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\xff\xfe"])
-def test_a_file_without_prompts(tmp_path: Path, content: bytes) -> None:
+def test_rejects_a_file_without_prompts(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_bytes(content)
     with pytest.raises(ClientError, match="prompt file"):

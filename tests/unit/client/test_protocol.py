@@ -20,7 +20,7 @@ def tensors(message: Any) -> dict[str, tuple[str, list[int], bytes]]:
     }
 
 
-def test_the_names_and_types_are_those_of_the_model() -> None:
+def test_tensor_names_and_types_match_the_model_config() -> None:
     config = text_format.Parse(CONFIG.read_text(), model_config_pb2.ModelConfig())
 
     def declared(parts: Any) -> dict[str, str]:
@@ -29,24 +29,24 @@ def test_the_names_and_types_are_those_of_the_model() -> None:
 
     assert declared(config.output) == OUTPUTS
     assert declared(config.input) == INPUTS
-    # Not even the text, which an operation on voices does not have.
+    # The text is optional too: voice operations have none.
     assert all(part.optional for part in config.input)
     assert config.model_transaction_policy.decoupled
     assert config.max_batch_size == 0
 
 
-def test_every_field_is_a_tensor() -> None:
+def test_every_request_field_is_an_input_tensor() -> None:
     assert {field.name for field in fields(SpeechRequest)} == set(INPUTS)
 
 
-def test_only_what_is_given_is_sent() -> None:
+def test_encodes_only_the_given_fields() -> None:
     message = encode(SpeechRequest("Grüezi"), "model", "id-7")
     assert (message.model_name, message.id) == ("model", "id-7")
     assert message.parameters["triton_enable_empty_final_response"].bool_param
     assert tensors(message) == {"text": ("BYTES", [1], b"\x07\0\0\0Gr\xc3\xbcezi")}
 
 
-def test_every_type_on_the_wire() -> None:
+def test_encodes_every_tensor_type() -> None:
     request = SpeechRequest("a", temperature=0.5, top_k=50, seed=-(2**63), ref_audio=np.array([0.25, -1], np.float32))
     assert tensors(encode(request)) == {
         "text": ("BYTES", [1], b"\1\0\0\0a"),
@@ -58,12 +58,12 @@ def test_every_type_on_the_wire() -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("seed", 2**63), ("top_k", 2**31), ("temperature", 1e39)])
-def test_a_number_too_large_for_its_tensor_is_refused(field: str, value: float) -> None:
+def test_rejects_a_number_too_large_for_its_tensor(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{field}: .* does not fit"):
         encode(SpeechRequest("a", **{field: value}))  # type: ignore[arg-type]
 
 
-def test_a_piece_of_text_belongs_to_a_sequence() -> None:
+def test_encodes_the_sequence_parameters_of_a_text_piece() -> None:
     message = encode(SpeechRequest("a"), piece=TextPiece(9, start=True, end=False))
     assert message.parameters["sequence_id"].int64_param == 9
     assert message.parameters["sequence_start"].bool_param
@@ -83,7 +83,7 @@ def response(pcm: bytes = b"", rate: int | None = None, final: bool | None = Non
     return message
 
 
-def test_audio_comes_back_with_its_rate_on_the_first_response() -> None:
+def test_decodes_audio_with_the_sample_rate_on_the_first_response() -> None:
     (first,) = decode(response(b"\1\0\xff\xff", rate=24_000, final=False))
     assert isinstance(first, AudioChunk)
     assert first.pcm.tolist() == [1, -1]
@@ -93,22 +93,22 @@ def test_audio_comes_back_with_its_rate_on_the_first_response() -> None:
     assert second.sample_rate is None
 
 
-def test_the_end_may_come_alone_or_with_the_last_audio() -> None:
+def test_decodes_the_end_with_or_without_audio() -> None:
     assert list(decode(response(final=True))) == [End()]
     assert [type(event) for event in decode(response(b"\1\0", final=True))] == [AudioChunk, End]
 
 
-def test_an_empty_response_is_nothing() -> None:
+def test_an_empty_response_decodes_to_no_events() -> None:
     assert list(decode(response(final=False))) == []
 
 
-def test_an_error_is_all_there_is_of_its_response() -> None:
+def test_an_error_response_decodes_to_the_error_only() -> None:
     message = response(final=True)
     message.error_message = "text: '': must not be empty"
     assert list(decode(message)) == [Error("text: '': must not be empty")]
 
 
-def test_a_waveform_of_another_type_is_an_error() -> None:
+def test_a_waveform_of_the_wrong_type_decodes_to_an_error() -> None:
     message = response(b"\0\0\0\0")
     message.infer_response.outputs[0].datatype = "FP32"
     (error,) = decode(message)

@@ -33,28 +33,28 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_written_is_read(file: Path) -> None:
+def test_reads_what_was_written(file: Path) -> None:
     for path in (file, file.parent):
         run = read_run(path)
         assert run.header["commit"] == "c0ffee"
         assert (run.requests, run.loads, run.clients, run.scrapes) == ([REQUEST], [LOAD], [CLIENT], [SCRAPE])
 
 
-def test_a_line_cut_off_by_a_crash_costs_only_itself(file: Path) -> None:
+def test_skips_a_truncated_last_line(file: Path) -> None:
     lines = file.read_bytes()
     for cut in range(lines.rindex(b"\n", 0, -1) + 1, len(lines)):
         file.write_bytes(lines[:cut])
         assert read_run(file).requests == [REQUEST]
 
 
-def test_a_load_that_was_broken_off_ends_with_its_last_request(file: Path) -> None:
+def test_an_interrupted_load_ends_with_its_last_request(file: Path) -> None:
     writer = RecordWriter(file)
     planned = LoadRecord(1, "closed", 4, 100, 900, end_ns=0)
     writer.append(planned)
     for end_ns in (300, 200):
         writer.append(replace(REQUEST, load=1, timeline=replace(TIMELINE, end_ns=end_ns)))
     assert read_run(file).loads[1] == replace(planned, stop_ns=300, end_ns=300, interrupted=True)
-    # Its real end, when somebody lives to write it, replaces the plan.
+    # A later record with the actual end replaces the planned one.
     ended = replace(planned, end_ns=950)
     writer.append(ended)
     assert read_run(file).loads == [LOAD, ended]
@@ -68,7 +68,7 @@ def test_several_writers_append_to_one_file(file: Path) -> None:
     assert len(read_run(file).requests) == 16
 
 
-def test_another_schema_version_is_refused_with_its_commit(file: Path) -> None:
+def test_rejects_another_schema_version_and_names_its_commit(file: Path) -> None:
     file.write_text(json.dumps({"kind": "run", "schema_version": SCHEMA_VERSION + 1, "commit": "c0ffee"}) + "\n")
     with pytest.raises(ClientError, match=rf"schema version {SCHEMA_VERSION + 1}.*commit c0ffee") as raised:
         read_run(file)
@@ -76,20 +76,20 @@ def test_another_schema_version_is_refused_with_its_commit(file: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"[]\n", b'{"kind": "run"}\n', b"\xff\n"])
-def test_what_is_no_record_is_refused(file: Path, content: bytes) -> None:
+def test_rejects_a_file_without_a_record_header(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(ClientError, match="not the header of a benchmark record"):
         read_run(file)
 
 
 @pytest.mark.parametrize("line", ["{", '{"kind": "song"}', '{"kind": "load"}', "3", '{"kind": "load", "x": 1}'])
-def test_a_line_that_is_no_record_is_named(file: Path, line: str) -> None:
+def test_names_an_invalid_line(file: Path, line: str) -> None:
     with file.open("a") as lines:
         lines.write(line + "\n")
     with pytest.raises(ClientError, match=r"records\.jsonl:6: not a record"):
         read_run(file)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_rejects_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ClientError, match="No such file"):
         read_run(tmp_path)

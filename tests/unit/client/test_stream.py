@@ -1,4 +1,4 @@
-"""What the responses of one gRPC stream come to."""
+"""Decoding the responses of one gRPC stream."""
 
 import pytest
 from tritonclient.grpc import service_pb2
@@ -17,14 +17,14 @@ def final(request_id: str) -> service_pb2.ModelStreamInferResponse:
     return response
 
 
-def test_text_that_comes_behind_the_end_of_its_utterance_is_no_error() -> None:
+def test_ignores_the_refusal_of_text_sent_after_the_final_response() -> None:
     responses = Responses()
     for response in (final(MORE_TEXT), final("hello"), LATE):
         assert list(responses.chunks(response)) == []
     responses.close()
 
 
-def test_text_that_is_refused_before_it_is_one() -> None:
+def test_raises_when_text_is_refused_before_the_final_response() -> None:
     responses = Responses()
     assert list(responses.chunks(final(MORE_TEXT))) == []
     with pytest.raises(SpeechError, match="not open"):

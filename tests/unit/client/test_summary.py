@@ -1,4 +1,4 @@
-"""Known schedules give known figures, to the microsecond."""
+"""Summaries of known schedules, exact to the microsecond."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def request(index: int, timeline: Timeline, phase: str = "measure", load: int = 
 
 
 def stream(sent_ms: float, ttfa_us: int, stall_us: int, onset: int | None = 0) -> Timeline:
-    """Three frames: the first after `ttfa_us`, the second on its deadline + `stall_us`, the third just in time."""
+    """Three frames: the first after `ttfa_us`, the second `stall_us` after its deadline, the third on its deadline."""
     sent = round(sent_ms * MS)
     first = sent + ttfa_us * US
     second = first + 80 * MS + stall_us * US
@@ -30,7 +30,7 @@ def run(*requests: RequestRecord, stop_ns: int = NS) -> Run:
     return Run({}, [LoadRecord(0, "closed", 2, 0, stop_ns, stop_ns)], list(requests))
 
 
-def test_ttfa_stalls_and_continuity_to_the_microsecond() -> None:
+def test_ttfa_stalls_and_continuity_are_exact_to_the_microsecond() -> None:
     stalls_us = [0, 49_999, 50_000, 50_001, 100_001, 200_001]
     streams = [stream(0, 20_000 + number, stall) for number, stall in enumerate(stalls_us)]
     (row,) = summarise(run(*(request(n, s) for n, s in enumerate(streams))))
@@ -46,47 +46,47 @@ def test_ttfa_stalls_and_continuity_to_the_microsecond() -> None:
     assert row["underruns"] == 5
 
 
-def test_two_small_stalls_are_one_large_lateness_to_a_player_that_never_waits() -> None:
+def test_lateness_accumulates_in_a_player_that_never_rebuffers() -> None:
     late = Timeline(0, None, [0, 120 * MS, 240 * MS], [FRAME] * 3, 24_000, 0, NS, "ok")
     (row,) = summarise(run(request(0, late)))
     assert (row["rebuffering"]["c50"], row["never_rebuffering"]["c50"]) == (1.0, 0.0)
     assert row["stalled_ms"]["max"] == row["never_rebuffering"]["largest_stall_ms"]["max"] == 80
 
 
-def test_a_prebuffer_hides_what_it_covers() -> None:
+def test_prebuffer_absorbs_a_stall_of_its_length() -> None:
     (row,) = summarise(run(request(0, stream(0, 20_000, 60_000))), prebuffer_ns=60 * MS)
     assert row["rebuffering"]["c0"] == 1
     assert row["ttfa_ms"]["p50"] == 20
     assert row["audible_ttfa_ms"]["p50"] == 80
 
 
-def test_failures_are_counted_and_their_latencies_are_not() -> None:
+def test_failures_are_counted_but_excluded_from_latencies() -> None:
     refused = Timeline(0, None, end_ns=5, outcome="unavailable", error="full")
     broken = Timeline(0, None, [500 * MS], [FRAME], 24_000, 0, 600 * MS, "error", "gone")
     (row,) = summarise(run(request(0, stream(0, 20_000, 0)), request(1, refused), request(2, broken)))
     assert row["outcomes"] == {"ok": 1, "unavailable": 1, "error": 1}
     assert row["error_rate"] == pytest.approx(2 / 3)
     assert row["ttfa_ms"]["max"] == 20
-    # Audio that came is audio, however its stream ended.
+    # Throughput includes the audio of failed streams.
     assert row["audio_throughput"] == pytest.approx(0.32)
 
 
-def test_one_chunk_is_not_continuous_and_not_broken() -> None:
+def test_continuity_excludes_streams_of_one_chunk() -> None:
     single = Timeline(0, None, [MS], [FRAME], 24_000, 0, 2 * MS, "ok")
     (row,) = summarise(run(request(0, single)))
     assert row["rebuffering"]["streams"] == 0
     assert row["rebuffering"]["c50"] is None
 
 
-def test_warm_up_is_left_out_of_latencies_but_its_audio_is_in_the_window() -> None:
+def test_warm_up_is_excluded_from_latencies_but_counts_in_throughput() -> None:
     (row,) = summarise(run(request(0, stream(0, 900_000, 0), "warmup"), request(1, stream(0, 20_000, 0))))
     assert row["requests"] == 1
     assert row["ttfa_ms"]["max"] == 20
-    # The second and third chunk of the warm-up come at 0.98 s and 1.06 s; the window ends at 1 s.
+    # The second and third chunk of the warm-up arrive at 0.98 s and 1.06 s; the window ends at 1 s.
     assert row["audio_throughput"] == pytest.approx(0.24 + 0.16)
 
 
-def test_waves_are_reported_apart() -> None:
+def test_reports_the_first_and_later_waves_separately() -> None:
     (row,) = summarise(
         run(request(0, stream(0, 20_000, 0)), request(1, stream(0, 90_000, 0)), request(2, stream(500, 30_000, 0)))
     )
@@ -95,7 +95,7 @@ def test_waves_are_reported_apart() -> None:
     assert row["later_waves"]["ttfa_ms"]["max"] == 30
 
 
-def test_loads_do_not_mix_and_the_worst_worker_counts() -> None:
+def test_summarises_each_load_with_its_worst_worker() -> None:
     both = Run(
         {},
         [LoadRecord(0, "closed", 1, 0, NS, NS), LoadRecord(1, "closed", 2, NS, 2 * NS, 2 * NS)],
@@ -108,7 +108,7 @@ def test_loads_do_not_mix_and_the_worst_worker_counts() -> None:
     assert first["client_cpu_share"] is None
 
 
-def test_a_load_without_a_single_request() -> None:
+def test_summarises_a_load_without_requests() -> None:
     (row,) = summarise(run())
     assert row["requests"] == 0
     assert row["ttfa_ms"] is None

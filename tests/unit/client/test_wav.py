@@ -26,26 +26,26 @@ def write(path: Path, data: bytes, width: int, channels: int = 1, rate: int = 16
         (4, np.array([-(2**31), 0, 2**30], "<i4").tobytes()),
     ],
 )
-def test_every_width_reads_as_minus_one_to_one(tmp_path: Path, width: int, data: bytes) -> None:
+def test_scales_every_sample_width_to_minus_one_to_one(tmp_path: Path, width: int, data: bytes) -> None:
     samples, rate = read_wav(write(tmp_path / "a.wav", data, width))
     assert (samples.tolist(), rate) == ([-1.0, 0.0, 0.5], 16_000)
     assert samples.dtype == np.float32
 
 
-def test_channels_are_averaged(tmp_path: Path) -> None:
+def test_averages_channels(tmp_path: Path) -> None:
     stereo = np.array([[2**14, 0], [-(2**15), 2**14]], "<i2")
     samples, _ = read_wav(write(tmp_path / "a.wav", stereo.tobytes(), 2, channels=2))
     assert samples.tolist() == [0.25, -0.25]
 
 
 @pytest.mark.parametrize("content", [b"", b"RIFF", b"ID3 not a wav file at all"])
-def test_what_is_not_a_wav_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_rejects_a_file_that_is_not_wav(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.wav").write_bytes(content)
     with pytest.raises(ClientError, match=r"a\.wav: not a PCM WAV file"):
         read_wav(tmp_path / "a.wav")
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_reads_what_was_written(tmp_path: Path) -> None:
     writer = WavWriter(tmp_path / "a.wav", 24_000)
     writer.write(np.array([1, -2], np.int16))
     writer.write(np.array([3], np.int16))

@@ -1,4 +1,4 @@
-"""The codec's kernels in Triton's interpreter, against the same operations in PyTorch (tests/gpu has the real ones)."""
+"""The codec's kernels in Triton's interpreter against PyTorch (tests/gpu runs the compiled kernels)."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def kernel_ops() -> Any:
     if torch.cuda.is_available():
-        pytest.skip("tests/gpu runs the kernels themselves")
+        pytest.skip("tests/gpu runs the compiled kernels")
     from code2wav_step.kernel_ops import KernelOps
 
     return KernelOps(small_config(), CPU)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_same_as_pytorch(kernel_ops: Any, name: str) -> None:
+def test_kernels_match_pytorch(kernel_ops: Any, name: str) -> None:
     config = small_config()
     expected, found = (
         CASES[name](ops, Inputs(CPU, torch.float32), config) for ops in (TorchOps(config, CPU), kernel_ops)

@@ -1,4 +1,4 @@
-"""The codec step of Triton's Python backend, on the CPU: the same sound as the exporter's step, and what it refuses."""
+"""The codec step of Triton's Python backend on the CPU: agreement with the exporter's step, and refused requests."""
 
 import importlib.util
 import json
@@ -63,7 +63,7 @@ def config(repository: Path) -> StepConfig:
     return startup.load_weights(repository / "1" / startup.MODEL_FILE, CPU).config
 
 
-def test_same_sound_and_state_as_the_exporters_step(reference: CodecStep) -> None:
+def test_waveform_and_state_match_the_exporters_step(reference: CodecStep) -> None:
     config = python_form.step_config(reference.config)
     weights = step_weights.assemble(config, python_form.folded(reference), torch.float32)
     step = python_form.as_step(EagerStepRunner(Step(weights, TorchOps(config, CPU))))
@@ -97,7 +97,7 @@ def test_exported_file_carries_the_whole_contract(config: StepConfig) -> None:
 
 
 @pytest.mark.parametrize("frames", range(1, MAX_FRAMES + 1))
-def test_any_shape_is_covered_by_captured_ones(frames: int) -> None:
+def test_captured_shapes_cover_every_call_shape(frames: int) -> None:
     buckets = Buckets(MAX_BATCH, MAX_FRAMES)
     lengths = [stop - start for start, stop in buckets.spans(frames)]
     assert sum(lengths) == frames
@@ -113,7 +113,7 @@ def test_any_shape_is_covered_by_captured_ones(frames: int) -> None:
             assert padding < max(GRAIN_ROW_FRAMES, rows * length / 4)
 
 
-def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
+def test_names_missing_and_foreign_files(tmp_path: Path) -> None:
     path = tmp_path / startup.MODEL_FILE
     with pytest.raises(ValueError, match=r"model\.safetensors: missing; `python -m export --form python`"):
         startup.load_weights(path, CPU)
@@ -125,7 +125,7 @@ def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
         startup.load_weights(path, CPU)
 
 
-def test_missing_tensor_is_named(tmp_path: Path, config: StepConfig) -> None:
+def test_names_a_missing_tensor(tmp_path: Path, config: StepConfig) -> None:
     path = tmp_path / startup.MODEL_FILE
     save_file({"codebooks": torch.zeros(1)}, path, config.to_metadata())
     with pytest.raises(ValueError, match=r"tensor 'pre\.weight' is missing"):
@@ -159,10 +159,10 @@ MALFORMED: list[tuple[Callable[[dict[str, Tensor]], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "message"), MALFORMED, ids=[message[:24] for _, message in MALFORMED])
-def test_malformed_request_is_refused(config: StepConfig, spoil: Callable[[Any], Any], message: str) -> None:
+@pytest.mark.parametrize(("corrupt", "message"), MALFORMED, ids=[message[:24] for _, message in MALFORMED])
+def test_refuses_a_malformed_request(config: StepConfig, corrupt: Callable[[Any], Any], message: str) -> None:
     request = tensors(config)
-    spoil(request)
+    corrupt(request)
     with pytest.raises(InvalidInputError, match=message):
         RequestReader(config).read(request)
 
@@ -186,15 +186,15 @@ class FakeTensor(SimpleNamespace):
 
 class FakeRequest:
     def __init__(
-        self, tensors: dict[str, Tensor], wanted: Sequence[str] = ("waveform", "state_out"), **parameters: str
+        self, tensors: dict[str, Tensor], outputs: Sequence[str] = ("waveform", "state_out"), **parameters: str
     ) -> None:
-        self.tensors, self._wanted, self._parameters = tensors, list(wanted), json.dumps(parameters)
+        self.tensors, self._outputs, self._parameters = tensors, list(outputs), json.dumps(parameters)
 
     def parameters(self) -> str:
         return self._parameters
 
     def requested_output_names(self) -> list[str]:
-        return self._wanted
+        return self._outputs
 
 
 def find_input(request: FakeRequest, name: str) -> FakeTensor | None:
@@ -248,12 +248,12 @@ def test_step_follows_the_contract_of_its_file(
     request = {f"other_{name}": tensor for name, tensor in tensors(config, rows=2, frames=4).items()}
     [response] = model.execute([FakeRequest(request, ["other_waveform", "other_state_out"])])
     assert [output.name for output in response.tensors] == ["other_waveform", "other_state_out"]
-    for spoilt, message in (
+    for invalid, message in (
         (tensors(config, rows=3, frames=1), "other_codes: rows: 3 given, 1 to 2 expected"),
         (tensors(config, rows=1, frames=5), "other_codes: frames: 5 given, 1 to 4 expected"),
         (tensors(config), None),
     ):
-        request = {f"other_{name}": tensor for name, tensor in spoilt.items()}
+        request = {f"other_{name}": tensor for name, tensor in invalid.items()}
         [response] = model.execute([FakeRequest(request, ["other_waveform"])])
         assert (response.error and str(response.error)) == (message and f"INVALID_ARG: {message}")
     [response] = model.execute([FakeRequest(tensors(config))])
@@ -262,14 +262,14 @@ def test_step_follows_the_contract_of_its_file(
 
 
 @pytest.mark.parametrize("value", [0.0, 0.3, -0.3, 1.0, -1.0, 9.0, -9.0, 0.5 / 32767, torch.inf, torch.nan])
-def test_both_sides_convert_to_pcm_alike(value: float, config: StepConfig) -> None:
+def test_engine_and_step_convert_to_pcm_alike(value: float, config: StepConfig) -> None:
     waveform = torch.tensor([[value, 0.25]])
     expected, failed = to_pcm(waveform)
     assert to_int16(waveform, config.contract).tolist() == expected.tolist()
     assert bool(failed) == (expected[0, 0] == contract.OVERFLOW) == (not math.isfinite(value))
 
 
-def test_bad_request_of_an_execution_harms_no_other(model: Any, config: StepConfig) -> None:
+def test_an_invalid_request_does_not_affect_others_in_its_execution(model: Any, config: StepConfig) -> None:
     good, bad = tensors(config, rows=3), tensors(config)
     bad["codes"][0, 0, 0] = 5000
     first, refused, last = model.execute([FakeRequest(good), FakeRequest(bad), FakeRequest(good)])
@@ -283,7 +283,7 @@ def test_bad_request_of_an_execution_harms_no_other(model: Any, config: StepConf
     torch.testing.assert_close(first.tensors[0].tensor, last.tensors[0].tensor)
 
 
-def test_kernels_that_are_required_and_cannot_be_built_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_startup_fails_if_required_kernels_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no compiler")
 
@@ -299,8 +299,8 @@ def shared(states: tuple[Tensor, str], rows: list[list[int]], codes: Tensor, his
     return FakeRequest({"codes": codes, "places": places}, ["pcm"], states=states[1])
 
 
-def test_states_that_stay_where_they_are_give_the_same_sound(model: Any, config: StepConfig) -> None:
-    """Two streams begin in the row of zeros, go on in rows of their own, and their neighbours' stay as they are."""
+def test_shared_states_give_the_same_pcm_as_states_by_value(model: Any, config: StepConfig) -> None:
+    """Two streams start from the row of zeros and continue in their own rows; all other rows stay unchanged."""
     states = shared_zeros("talker", (5, config.state_size), torch.float16, CPU)
     states[0][0] = 7.0
     codes = torch.randint(0, 2048, (2, 3, 16), dtype=torch.int32)
@@ -320,7 +320,7 @@ def test_states_that_stay_where_they_are_give_the_same_sound(model: Any, config:
     assert not states[0][3:].any()
 
 
-def test_a_row_whose_state_is_not_finite_is_told_and_harms_no_other(model: Any, config: StepConfig) -> None:
+def test_reports_nonfinite_rows_without_affecting_others(model: Any, config: StepConfig) -> None:
     states = shared_zeros("talker", (3, config.state_size), torch.float16, CPU)
     states[0][0] = torch.nan
     codes = torch.zeros(2, 1, 16, dtype=torch.int32)
@@ -329,7 +329,7 @@ def test_a_row_whose_state_is_not_finite_is_told_and_harms_no_other(model: Any, 
     assert torch.isfinite(states[0][1]).all()
 
 
-def test_states_that_cannot_be_shared_are_refused(model: Any, config: StepConfig) -> None:
+def test_refuses_states_that_cannot_be_shared(model: Any, config: StepConfig) -> None:
     size = config.state_size
     states = shared_zeros("talker", (3, size), torch.float16, CPU)
     other_size = shared_zeros("talker", (3, size - 1), torch.float16, CPU)
@@ -340,7 +340,7 @@ def test_states_that_cannot_be_shared_are_refused(model: Any, config: StepConfig
         (other_type[1], f"states: float32 [{size}] given"),
         (on_gpu, "states: on cuda:0, this model runs on cpu: run one server for each GPU"),
     ):
-        refused(model, (states[0], parameter), message)
+        assert_refused(model, (states[0], parameter), message)
     for rows, outputs, parameters, message in (
         ([[0, 3]], ["pcm"], {"states": states[1]}, "INVALID_ARG: places: rows: 3 given, 0 to 2 expected"),
         ([[-1, 0]], ["pcm"], {"states": states[1]}, "INVALID_ARG: places: rows: -1 given, 0 to 2 expected"),
@@ -363,14 +363,14 @@ def test_states_that_cannot_be_shared_are_refused(model: Any, config: StepConfig
         assert message in str(response.error)
 
 
-def refused(model: Any, states: tuple[Tensor, str], message: str) -> None:
+def assert_refused(model: Any, states: tuple[Tensor, str], message: str) -> None:
     [response] = model.execute([shared(states, [[2, 0]], torch.zeros(1, 1, 16, dtype=torch.int32), 0)])
     assert response.error.code == FakeError.INVALID_ARG
     assert message in str(response.error)
 
 
-def test_a_caller_without_the_secret_names_no_states(model: Any, config: StepConfig, tmp_path: Path) -> None:
-    """Where the note and the states lie can be guessed: process ids and file numbers are small."""
+def test_refuses_a_state_address_without_the_secret(model: Any, config: StepConfig, tmp_path: Path) -> None:
+    """The locations of the note and the states are guessable: process ids and file numbers are small."""
     states = shared_zeros("talker", (3, config.state_size), torch.float16, CPU)
     address = json.loads(states[1])
     known = model._shared.addresses
@@ -378,7 +378,7 @@ def test_a_caller_without_the_secret_names_no_states(model: Any, config: StepCon
     with (tmp_path / "note").open() as file, os.fdopen(os.memfd_create("other"), "w+") as other:
         other.write(json.dumps({"secret": "mine"}))
         other.flush()
-        for stranger in (
+        for forged in (
             {**address, "secret": "0" * 32},
             {**address, "secret": ""},
             {**address, "secret": None},
@@ -390,15 +390,17 @@ def test_a_caller_without_the_secret_names_no_states(model: Any, config: StepCon
             {},
             [],
         ):
-            refused(model, (states[0], json.dumps(stranger)), "INVALID_ARG: states: not an address issued by a talker")
-    refused(model, (states[0], "nowhere"), "INVALID_ARG: states: not an address issued by a talker")
-    refused(model, (states[0], "[" * 100_000), "INVALID_ARG: states: not an address issued by a talker")
+            assert_refused(
+                model, (states[0], json.dumps(forged)), "INVALID_ARG: states: not an address issued by a talker"
+            )
+    assert_refused(model, (states[0], "nowhere"), "INVALID_ARG: states: not an address issued by a talker")
+    assert_refused(model, (states[0], "[" * 100_000), "INVALID_ARG: states: not an address issued by a talker")
     assert model._shared.addresses == known
     [response] = model.execute([shared(states, [[2, 0]], torch.zeros(1, 1, 16, dtype=torch.int32), 0)])
     assert response.error is None
 
 
-def test_a_talker_that_comes_back_replaces_what_was_mapped_for_it(config: StepConfig) -> None:
+def test_a_restarted_talker_replaces_its_mapped_states(config: StepConfig) -> None:
     mapped = SharedStates(CPU, config.state_size, config.contract)
     first, second, other = (
         shared_zeros(owner, (2, config.state_size), torch.float16, CPU) for owner in ("talker", "talker", "other")

@@ -1,4 +1,4 @@
-"""Block sizes of the codec's kernels: they fit the shapes, and what is compiled from them is safe."""
+"""Block sizes of the codec's kernels: they fit the shapes and compile to kernels without data races."""
 
 import importlib.util
 import json
@@ -13,7 +13,7 @@ from code2wav_step.tiles import Tile, product_tile, unit_tile
 from tests.subprocesses import same_imports
 
 ROWS = (1, 4, 16, 64, 65, 160, 512, 4096, 40960, 983040)
-# Columns, channels and width of every kind of product of the released codec.
+# Columns, channels and width of each kind of product in the released codec.
 PRODUCTS = [
     (3072, 512, 512),
     (1024, 4096, 4096),
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("columns", "channels", "width"), PRODUCTS)
-def test_depth_divides_the_channels(rows: int, columns: int, channels: int, width: int) -> None:
+def test_tile_depth_divides_the_channels(rows: int, columns: int, channels: int, width: int) -> None:
     tile = product_tile(rows, columns, channels, width)
     assert channels % tile.depth == 0
     assert tile.depth >= 16
@@ -35,19 +35,19 @@ def test_depth_divides_the_channels(rows: int, columns: int, channels: int, widt
 
 @pytest.mark.parametrize("channels", [96, 192])
 @pytest.mark.parametrize("rows", ROWS)
-def test_a_unit_is_made_in_one_column_of_programs(rows: int, channels: int) -> None:
+def test_a_unit_tile_spans_all_channels(rows: int, channels: int) -> None:
     tile = unit_tile(rows, channels)
     assert tile.programs(rows, channels) == -(-rows // tile.rows)
     assert channels % tile.depth == 0
 
 
-def test_programs_cover_what_does_not_divide() -> None:
+def test_program_count_rounds_up() -> None:
     assert Tile(64, 128, 64, 4, 4).programs(65, 129) == 4
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="Triton carries NVIDIA's assembler for x86-64 only")
-def test_nothing_is_overwritten_while_a_matrix_unit_reads_it() -> None:
+def test_no_buffer_is_overwritten_while_a_matrix_product_reads_it() -> None:
     environment = same_imports()
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-m", "tests.fakes.compiled_products"]

@@ -1,4 +1,4 @@
-"""What the codec client does with codes and waveforms that are none."""
+"""The codec client: invalid codes, nonfinite waveforms and initial states."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ FRAMES = 2
 
 
 def chunks_of(*rows: int) -> Chunks:
-    """One chunk a row, all its codes the given one."""
+    """One chunk per row; all codes of a row have the given value."""
     count = len(rows)
     codes = np.repeat(np.array(rows, np.int32), FRAMES * 16).reshape(count, FRAMES, 16)
     zeros = np.zeros(count, np.int32)
@@ -29,7 +29,7 @@ def chunks_of(*rows: int) -> Chunks:
     return Chunks(streams, np.arange(count), codes, zeros, np.full(count, FRAMES), zeros.astype(float), zeros == 0)
 
 
-def test_a_row_with_a_code_out_of_range_fails_alone() -> None:
+def test_only_rows_with_codes_out_of_range_fail() -> None:
     chunks = chunks_of(0, 2048, 2047, -1)
     assert invalid_codes(chunks).keys() == {1, 3}
     assert "0..2047" in str(invalid_codes(chunks)[1])
@@ -39,8 +39,8 @@ def test_a_row_with_a_code_out_of_range_fails_alone() -> None:
     assert codes.max() == 2047
 
 
-def test_a_stream_starts_behind_its_voice_and_leaves_nothing_to_the_next() -> None:
-    """Rows: a clone's first chunk, a stream's first chunk, and one that goes on, in slots that held other streams."""
+def test_a_stream_starts_from_its_voices_state_regardless_of_its_slots_previous_stream() -> None:
+    """Rows: a clone's first chunk, another stream's first chunk and a later chunk, in slots that held other streams."""
     states = CodecStates(torch.zeros(5, 8), 71)
     states.store(states.rows(chunks_of(0, 0, 0, 0)), torch.full((4, 8), 9.0))
     warm = Voice(np.zeros(4, np.float32), np.zeros((80, 16), np.int32), "text", torch.arange(8.0))
@@ -53,11 +53,11 @@ def test_a_stream_starts_behind_its_voice_and_leaves_nothing_to_the_next() -> No
     torch.testing.assert_close(state, torch.stack([torch.arange(8.0), torch.zeros(8), torch.full((8,), 9.0)]))
     assert states.history(chunks).flatten().tolist() == [71, 0, 5]
     states.store(states.rows(chunks), state + 1)
-    assert torch.equal(warm.state, torch.arange(8.0)), "the voice itself stays as it is"
+    assert torch.equal(warm.state, torch.arange(8.0)), "the state of the voice stays unchanged"
 
 
-def test_a_clone_goes_on_behind_its_reference() -> None:
-    """What the chunker says of a slot whose voice has 80 frames."""
+def test_a_clones_history_starts_with_its_reference_frames() -> None:
+    """The chunker's history of a slot whose voice has 80 frames."""
     table = SlotTable(2, 64, 16)
     clone = make_stream("clone", Listener())
     clone.voice = Voice(np.zeros(4, np.float32), np.zeros((80, 16), np.int32), "text", torch.zeros(8))
@@ -78,7 +78,7 @@ def test_a_clone_goes_on_behind_its_reference() -> None:
     assert table.reference_frames[0] == 0
 
 
-def test_a_waveform_that_overflowed_fails_alone() -> None:
+def test_only_rows_with_nonfinite_samples_fail() -> None:
     waveform = torch.tensor([[0.5, 2.0], [0.0, torch.nan], [torch.inf, 0.0], [-2.0, -0.25]])
     pcm, failed = to_pcm(waveform)
     assert failed.keys() == {1, 2}
@@ -93,7 +93,7 @@ def test_a_reference_is_decoded_in_verified_chunk_lengths(
     calls = []
 
     def call(model: str, inputs: dict[str, torch.Tensor], outputs: list[str]) -> list[torch.Tensor]:
-        """The next state has the frames that were decoded."""
+        """Returns a state that counts the decoded frames."""
         calls.append((inputs["codes"].shape[1], int(inputs["history"]), int(inputs["state"][0, 0])))
         return [inputs["state"] + inputs["codes"].shape[1]]
 

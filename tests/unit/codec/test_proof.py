@@ -1,4 +1,4 @@
-"""The proof that code2wav does what it did when it was exported: what it lets pass, what it refuses and how."""
+"""The startup proof that code2wav reproduces its golden cases."""
 
 import logging
 import re
@@ -28,11 +28,11 @@ UTTERANCES, FRAMES = 3, 31
 LENGTHS = list(CHUNK_FRAMES)
 SLOTS = 64
 FOREVER = 1e9
-Spoil = Callable[[np.ndarray, Chunks], np.ndarray]
+Corruption = Callable[[np.ndarray, Chunks], np.ndarray]
 
 
 def make_golden() -> Golden:
-    """Frame t of an utterance sounds by its codes and by the t frames before it."""
+    """Random codes, and random samples for each frame of each utterance."""
     random = np.random.default_rng(1)
     codes = random.integers(0, 2048, (UTTERANCES, FRAMES, 16), np.int32)
     sound = random.normal(0, 4000, (UTTERANCES, FRAMES * SAMPLES_PER_FRAME))
@@ -45,29 +45,28 @@ def golden() -> Golden:
 
 
 class FakeCodec:
-    """A codec with a state for each slot: which utterance it decodes, and how many frames of it; `spoil` changes what
-    it answers."""
+    """A codec whose state holds each slot's utterance and number of decoded frames; `corrupt` changes its samples."""
 
-    def __init__(self, golden: Golden, spoil: Spoil = lambda pcm, chunks: pcm) -> None:
-        self.golden, self.spoil = golden, spoil
+    def __init__(self, golden: Golden, corrupt: Corruption = lambda pcm, chunks: pcm) -> None:
+        self.golden, self.corrupt = golden, corrupt
         self.states = CodecStates(torch.zeros(SLOTS + 1, 2), 71)
         self.calls: list[tuple[int, int]] = []
         self.orders: list[list[int]] = []
-        self.ages: set[tuple[int, ...]] = set()
+        self.histories: set[tuple[int, ...]] = set()
 
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         rows, frames = chunks.codes.shape[:2]
         self.calls.append((rows, frames))
         self.orders.append(chunks.slots.tolist())
-        self.ages.add(tuple(sorted(set(chunks.history.tolist()))))
+        self.histories.add(tuple(sorted(set(chunks.history.tolist()))))
         places = self.states.rows(chunks)
         state = self.states.gather(places).int().numpy()
-        assert (state[:, 1] == chunks.history).all(), "the state is that of the frames before"
+        assert (state[:, 1] == chunks.history).all(), "the state is that of the preceding frames"
         found = [self._utterance(codes, start) for codes, start in zip(chunks.codes, state[:, 1], strict=True)]
         pcm = np.stack([self.sound(u, t, frames) for u, t in zip(found, state[:, 1], strict=True)])
         after = np.stack([found, state[:, 1] + frames], axis=1)
         self.states.store(places, torch.from_numpy(after).float())
-        pcm = self.spoil(pcm, chunks)
+        pcm = self.corrupt(pcm, chunks)
         return pcm, overflowed(pcm)
 
     def sound(self, utterance: int, start: int, frames: int) -> np.ndarray:
@@ -86,13 +85,13 @@ def prove(codec: FakeCodec, seconds: float = FOREVER, slots: int = SLOTS, closed
     CodecProof(codec, codec.golden).run(LENGTHS, slots, seconds, stop)
 
 
-def refusal(golden: Golden, spoil: Spoil) -> str:
+def refusal(golden: Golden, corrupt: Corruption) -> str:
     with pytest.raises(CodecProofError) as refused:
-        prove(FakeCodec(golden, spoil))
+        prove(FakeCodec(golden, corrupt))
     return str(refused.value)
 
 
-def test_a_right_codec_passes_and_the_log_says_how_well(golden: Golden, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_correct_codec_passes_and_its_snr_is_logged(golden: Golden, caplog: pytest.LogCaptureFixture) -> None:
     codec = FakeCodec(golden)
     with caplog.at_level(logging.INFO):
         prove(codec)
@@ -100,25 +99,27 @@ def test_a_right_codec_passes_and_the_log_says_how_well(golden: Golden, caplog: 
     assert len(codec.calls) == calls
     assert f"agrees with its golden cases: {calls} of {calls} calls" in caplog.text
     assert "worst SNR inf dB (40.0 required)" in caplog.text
-    assert proof_seconds(caplog.text) is not None, "the benchmark reads it"
+    assert proof_seconds(caplog.text) is not None, "the benchmark parses this log"
     assert proof_seconds("no proof") is None
 
 
-def test_the_last_bit_may_differ(golden: Golden) -> None:
-    """A quiet utterance of a form with a high limit: what is rounded otherwise is no difference."""
+def test_accepts_differences_in_the_last_bit(golden: Golden) -> None:
+    """A quiet utterance and a high SNR limit: different rounding is accepted."""
     quiet = Golden(golden.codes, golden.pcm // 100, 60.0, "digest")
     prove(FakeCodec(quiet, lambda pcm, chunks: pcm + (np.arange(pcm.shape[1]) % 4 == 0).astype(np.int16)))
 
 
 @pytest.mark.parametrize("slots", [1, 3, 64, 1024])
 @pytest.mark.parametrize("lengths", [[1], [1, 2, 4], LENGTHS], ids=len)
-def test_calls_are_those_of_the_chunker(slots: int, lengths: list[int]) -> None:
+def test_planned_calls_stay_within_the_chunkers_limits(slots: int, lengths: list[int]) -> None:
     calls = plan_calls(lengths, slots)
     assert [(call.rows, call.frames) for call in calls[: len(lengths)]] == [(1, frames) for frames in lengths]
     assert all(call.rows <= min(slots, 64) and call.size <= MAX_CALL_FRAMES for call in calls)
-    assert calls == plan_calls(lengths, slots), "every time the same"
+    assert calls == plan_calls(lengths, slots), "the plan is deterministic"
     shapes = {(call.rows, call.frames) for call in calls if call in calls[: len(calls) // 2]}
-    assert shapes <= {(call.rows, call.frames) for call in calls if not call.cold}, "the first ones come twice"
+    assert shapes <= {(call.rows, call.frames) for call in calls if not call.cold}, (
+        "the shapes of the first calls are repeated"
+    )
 
 
 def test_calls_cover_every_captured_shape() -> None:
@@ -127,30 +128,30 @@ def test_calls_cover_every_captured_shape() -> None:
     assert {(rows, frames) for rows in range(1, 9) for frames in LENGTHS} <= called
 
 
-def test_batches_hold_equal_rows_and_rows_of_other_ages(golden: Golden) -> None:
+def test_batches_have_rows_of_equal_and_of_different_histories(golden: Golden) -> None:
     codec = FakeCodec(golden)
     prove(codec)
-    assert (0,) in codec.ages
-    assert max(len(ages) for ages in codec.ages) > 3
-    assert any(order != sorted(order) for order in codec.orders), "a slot is not always in the same row"
+    assert (0,) in codec.histories
+    assert max(len(histories) for histories in codec.histories) > 3
+    assert any(order != sorted(order) for order in codec.orders), "slots change rows"
 
 
-def test_states_are_left_as_they_were(golden: Golden) -> None:
+def test_the_initial_state_is_zero_after_the_proof(golden: Golden) -> None:
     codec = FakeCodec(golden)
     prove(codec)
-    assert not codec.states._states[-1].any(), "where streams begin is zero"
+    assert not codec.states._states[-1].any(), "streams start from zero"
     prove(codec)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_few_slots_are_enough(golden: Golden, rows: int) -> None:
+def test_runs_with_few_slots(golden: Golden, rows: int) -> None:
     codec = FakeCodec(golden)
     prove(codec, slots=rows)
     assert max(called for called, _ in codec.calls) == rows
 
 
-def only(shape: tuple[int, int], spoil: Spoil) -> Spoil:
-    return lambda pcm, chunks: spoil(pcm, chunks) if chunks.codes.shape[:2] == shape else pcm
+def only(shape: tuple[int, int], corrupt: Corruption) -> Corruption:
+    return lambda pcm, chunks: corrupt(pcm, chunks) if chunks.codes.shape[:2] == shape else pcm
 
 
 def half(pcm: np.ndarray, chunks: Chunks) -> np.ndarray:
@@ -178,8 +179,8 @@ def refuse(pcm: np.ndarray, chunks: Chunks) -> np.ndarray:
 
 
 class Stale:
-    """Answers what the call before made; with `of_shape`, the last one of its own shape, as a CUDA graph that reads old
-    inputs does."""
+    """Returns the samples of the previous call; with `of_shape`, of the previous call of equal shape, as a CUDA graph
+    with stale inputs does."""
 
     def __init__(self, of_shape: bool) -> None:
         self._of_shape = of_shape
@@ -193,7 +194,7 @@ class Stale:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("corrupt", "detail"),
     [
         (half, "8x4: 6.0 dB"),
         (silent_row, "8x4: 0.0 dB"),
@@ -204,31 +205,31 @@ class Stale:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_one_wrong_shape_is_named_alone(golden: Golden, spoil: Spoil, told: str) -> None:
-    message = refusal(golden, only((8, 4), spoil))
+def test_names_only_the_wrong_shape(golden: Golden, corrupt: Corruption, detail: str) -> None:
+    message = refusal(golden, only((8, 4), corrupt))
     assert message.startswith("code2wav differs from its golden cases at 1 of ")
-    assert told in message
+    assert detail in message
     assert "; at least 40.0 dB is required. Export the codec again on this machine" in message
 
 
 @pytest.mark.parametrize("of_shape", [False, True])
-def test_stale_samples_are_refused(golden: Golden, of_shape: bool) -> None:
+def test_refuses_stale_samples(golden: Golden, of_shape: bool) -> None:
     assert "8x4: " in refusal(golden, only((8, 4), Stale(of_shape)))
     assert "more; at least" in refusal(golden, Stale(of_shape))
 
 
-def test_noise_is_refused_and_only_the_worst_shapes_are_told(golden: Golden) -> None:
+def test_refuses_noise_and_names_only_the_worst_shapes(golden: Golden) -> None:
     random = np.random.default_rng(0)
     message = refusal(golden, lambda pcm, chunks: (pcm + random.normal(0, 80, pcm.shape)).astype(np.int16))
     assert message.count(" dB,") == 10
-    # 4000 over 80 are 34 dB, and two noises differ by 3 dB more.
+    # 4000 over 80 is 34 dB; comparing two noisy rows costs another 3 dB.
     assert re.search(r"SNR\): \d+x1: 3[01]\.\d dB, ", message)
     assert "more; at least 40.0 dB" in message
     assert len(message) < 500
     prove(FakeCodec(golden, lambda pcm, chunks: (pcm + random.normal(0, 20, pcm.shape)).astype(np.int16)))
 
 
-def test_equal_rows_must_be_equal(golden: Golden) -> None:
+def test_refuses_different_samples_in_equal_rows(golden: Golden) -> None:
     """Rows that differ from the golden samples by 41.5 dB each, in opposite directions."""
 
     def opposite(pcm: np.ndarray, chunks: Chunks) -> np.ndarray:
@@ -240,8 +241,8 @@ def test_equal_rows_must_be_equal(golden: Golden) -> None:
     assert "35." in message
 
 
-def test_a_lost_state_is_refused(golden: Golden) -> None:
-    """The samples of a call are right, but those of the next one begin the utterance anew."""
+def test_refuses_a_codec_that_loses_its_state(golden: Golden) -> None:
+    """The first call's samples are correct; later calls restart the utterance."""
 
     def forget(pcm: np.ndarray, chunks: Chunks) -> np.ndarray:
         frames = chunks.codes.shape[1]
@@ -251,30 +252,30 @@ def test_a_lost_state_is_refused(golden: Golden) -> None:
     assert re.search(r"at 9\d of 100 shapes", refusal(golden, forget))
 
 
-def test_each_chunk_length_is_called_whatever_the_time(golden: Golden) -> None:
+def test_calls_each_chunk_length_regardless_of_the_time_limit(golden: Golden) -> None:
     codec = FakeCodec(golden)
     prove(codec, seconds=1e-9)
     assert codec.calls == [(1, frames) for frames in LENGTHS]
 
 
-def test_calls_that_do_not_fit_into_the_time_are_left_out(golden: Golden, caplog: pytest.LogCaptureFixture) -> None:
-    """A codec that takes a second for each row and frame, and 100 seconds."""
+def test_skips_calls_that_exceed_the_time_limit(golden: Golden, caplog: pytest.LogCaptureFixture) -> None:
+    """A codec that takes one second per row and frame, and a limit of 100 seconds."""
     codec = FakeCodec(golden)
     proof = CodecProof(codec, golden, clock=lambda: float(sum(rows * frames for rows, frames in codec.calls)))
     with caplog.at_level(logging.INFO):
         proof.run(LENGTHS, SLOTS, 100.0, threading.Event())
     spent = sum(rows * frames for rows, frames in codec.calls)
     assert 90 < spent <= 100
-    assert len({rows for rows, _ in codec.calls}) > 2, "what fits is called"
+    assert len({rows for rows, _ in codec.calls}) > 2, "calls within the limit are made"
     assert f"{len(codec.calls)} of " in caplog.text
 
 
-def test_a_server_that_stops_waits_for_no_proof(golden: Golden) -> None:
+def test_stops_when_the_server_shuts_down(golden: Golden) -> None:
     with pytest.raises(Unavailable, match="shutting down"):
         prove(FakeCodec(golden), closed=True)
 
 
-def test_golden_cases_are_read_as_they_were_written(golden: Golden, tmp_path: Path) -> None:
+def test_golden_cases_round_trip(golden: Golden, tmp_path: Path) -> None:
     golden.write(tmp_path / GOLDEN)
     read = Golden.read(tmp_path, "digest")
     np.testing.assert_array_equal(read.codes, golden.codes)
@@ -287,7 +288,7 @@ def other_digest(path: Path) -> None:
     Golden(golden.codes, golden.pcm, 40.0, "another").write(path)
 
 
-def torn(path: Path) -> None:
+def truncated(path: Path) -> None:
     make_golden().write(path)
     path.write_bytes(path.read_bytes()[:1000])
 
@@ -302,17 +303,17 @@ def too_short(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("corrupt", "message"),
     [
         (lambda path: None, "missing; `python -m export` of the checkpoint writes it"),
         (other_digest, "codec_digest is another, the checkpoint has digest: export .* again"),
-        (torn, "unreadable: .* export this checkpoint's codec again"),
+        (truncated, "unreadable: .* export this checkpoint's codec again"),
         (without_samples, "unreadable: .* export this checkpoint's codec again"),
         (too_short, r"unreadable: int16 samples \[3, 59519\] for codes \[3, 31, 16\]: export"),
     ],
 )
-def test_a_golden_file_that_does_not_fit_is_named(spoil: Callable[[Path], None], message: str, tmp_path: Path) -> None:
-    spoil(tmp_path / GOLDEN)
+def test_names_an_invalid_golden_file(corrupt: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    corrupt(tmp_path / GOLDEN)
     with pytest.raises(CheckpointError, match=message) as refused:
         Golden.read(tmp_path, "digest")
     assert str(refused.value).startswith(str(tmp_path / GOLDEN))

@@ -1,4 +1,4 @@
-"""What a stream keeps between two chunks (docs/model.md, Codec state)."""
+"""Layout of the codec state that a stream keeps between chunks (docs/model.md, Codec state)."""
 
 from pathlib import Path
 
@@ -17,12 +17,12 @@ def released() -> CodecDecoderConfig:
     return CodecDecoderConfig.model_validate(CODEC_DECODER)
 
 
-def test_size_of_the_released_codec(released: CodecDecoderConfig) -> None:
+def test_state_size_of_the_released_codec(released: CodecDecoderConfig) -> None:
     assert state_size(released) == 1_298_496
     assert max_history(released) == 71
 
 
-def test_pieces_of_the_released_codec(released: CodecDecoderConfig) -> None:
+def test_piece_sizes_of_the_released_codec(released: CodecDecoderConfig) -> None:
     sizes = {piece.name: piece.size for piece in state_layout(released)}
     window = {name: sizes.pop(name) for name in ("keys", "values")}
     transposed = [sizes.pop(f"decoder.{block}.transposed") for block in (1, 2, 3, 4)]
@@ -35,17 +35,17 @@ def test_pieces_of_the_released_codec(released: CodecDecoderConfig) -> None:
     assert sizes["decoder.final"] == 6 * 96
 
 
-def test_names_are_unique(released: CodecDecoderConfig) -> None:
+def test_piece_names_are_unique(released: CodecDecoderConfig) -> None:
     names = [piece.name for piece in state_layout(released)]
     assert len(set(names)) == len(names)
 
 
-# How many positions one frame adds, of the pieces that keep more than that. In all of them time is the second axis.
+# Positions that one frame adds, for pieces that keep more positions than that. Time is the second axis of each.
 POSITIONS_PER_FRAME = {"keys": 1, "values": 1, "pre_conv": 1, "upsample.0": 2, "upsample.1": 4, "decoder.0": 4}
 POSITIONS_PER_FRAME["decoder.1.residual.2"] = 32
 
 
-def test_a_frame_moves_each_piece_on_in_its_place(tiny_checkpoint: Path) -> None:
+def test_a_frame_shifts_each_piece_by_its_positions(tiny_checkpoint: Path) -> None:
     step = CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint)))
     state = torch.arange(2.0 * step.state_size).reshape(2, -1)
     _, state_out = step(torch.zeros(2, 1, 16, dtype=torch.int32), state, torch.zeros(2, 1, dtype=torch.int32))

@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks only for metrics that a server exports."""
+"""The Grafana dashboard queries exported metrics, and all of them."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from qwen3_tts_engine.metrics import METRICS
 DASHBOARD = json.loads((Path(__file__).parents[3] / "docker/grafana/dashboard.json").read_text())
 KINDS = {metric.name: metric.kind for metric in METRICS}
 SERIES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
-# Triton's own, of docs/user_guide/metrics.md.
+# Triton's own metrics, from its docs/user_guide/metrics.md.
 TRITON_METRICS = {
     "nv_inference_request_success",
     "nv_inference_request_failure",
@@ -46,23 +46,23 @@ QUERIES = list(queries())
 
 
 def metrics_of(query: str) -> set[str]:
-    """The names in a PromQL query: what is not within braces or brackets, and has the prefix of a metric."""
+    """Names with a metric's prefix in a PromQL query, outside braces and brackets."""
     return set(re.findall(r"\b(?:qwen3_tts|nv)_\w+", re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", query)))
 
 
 @pytest.mark.parametrize(("title", "query"), QUERIES)
-def test_every_query_names_metrics_that_exist(title: str, query: str) -> None:
+def test_queries_name_existing_metrics(title: str, query: str) -> None:
     assert metrics_of(query)
     assert metrics_of(query) <= KNOWN, title
 
 
-def test_every_metric_of_the_server_is_on_the_dashboard() -> None:
+def test_dashboard_shows_every_metric_of_the_server() -> None:
     shown = set().union(*(metrics_of(query) for _, query in QUERIES))
     assert {name for name in KINDS if not any(name + ending in shown for ending in SERIES[KINDS[name]])} == set()
 
 
 @pytest.mark.parametrize(("title", "query"), QUERIES)
-def test_counters_are_shown_as_rates_and_gauges_are_not(title: str, query: str) -> None:
+def test_queries_take_rates_of_counters_only(title: str, query: str) -> None:
     if "label_values" in query:
         return
     rated = set(re.findall(r"rate\((\w+)", query))

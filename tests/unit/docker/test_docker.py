@@ -1,4 +1,4 @@
-"""docker/ without Docker: linted, valid, pinned, and in agreement with the code that it serves."""
+"""The files of docker/, checked without Docker: linted, valid, pinned and consistent with the code."""
 
 import importlib.util
 import json
@@ -44,12 +44,12 @@ SERVED = Path("/var/lib/qwen3-tts")
 BUILD, SERVE = (DOCKER / name for name in ("build_codec.sh", "serve.sh"))
 PLUGIN = "/opt/qwen3-tts/libcode2wav_plugin.so"
 FORMS = {"tensorrt": [f"--backend-config=tensorrt,plugins={PLUGIN}"], "python": ["--model-config-name=python"]}
-"""By CODEC_FORM, the options of tritonserver."""
-# Images of one release have one TensorRT.
+"""Options of tritonserver by CODEC_FORM."""
+# Images of one release have the same TensorRT.
 NVIDIA = ("tensorrt", "tritonserver")
 HALF = 2  # bytes
 KEY = "0123456789-abcdef"
-# What the kernels are measured with on a GPU; the tests run with another PyTorch, on a CPU.
+# Versions of the GPU measurements; the tests run another PyTorch on a CPU.
 MEASURED = {"torch": "2.11.0", "triton": "3.6.0"}
 
 
@@ -69,12 +69,12 @@ def instructions(name: str) -> list[str]:
     return re.findall(rf"^{name} (.*)$", joined, re.MULTILINE)
 
 
-def test_dockerfile_is_linted() -> None:
+def test_dockerfile_passes_hadolint() -> None:
     linted = tool("hadolint", DOCKER / "Dockerfile")
     assert (linted.returncode, linted.stdout) == (0, "")
 
 
-def test_scripts_are_linted() -> None:
+def test_scripts_pass_shellcheck() -> None:
     folders = (DOCKER, ROOT / "scripts", ROOT / "export" / "plugin")
     linted = tool("shellcheck", *(file for folder in folders for file in folder.glob("*.sh")), ROOT / ".ci" / "run")
     assert (linted.returncode, linted.stdout) == (0, "")
@@ -83,15 +83,15 @@ def test_scripts_are_linted() -> None:
 def test_compose_file_is_valid(tmp_path: Path) -> None:
     schema = ("--builtin-schema", "vendor.compose-spec")
     assert tool("check-jsonschema", *schema, DOCKER / "compose.yaml").returncode == 0
-    spoiled = tmp_path / "compose.yaml"
-    spoiled.write_text((DOCKER / "compose.yaml").read_text().replace("restart:", "restarts:"))
-    assert tool("check-jsonschema", *schema, spoiled).returncode == 1
+    invalid = tmp_path / "compose.yaml"
+    invalid.write_text((DOCKER / "compose.yaml").read_text().replace("restart:", "restarts:"))
+    assert tool("check-jsonschema", *schema, invalid).returncode == 1
 
 
 @pytest.mark.parametrize(
     ("file", "extras"), [("requirements.txt", ["engine", "export"]), ("client-requirements.txt", [])]
 )
-def test_pins_are_those_of_the_tests_and_complete(file: str, extras: list[str]) -> None:
+def test_pins_are_complete_and_match_the_tested_versions(file: str, extras: list[str]) -> None:
     pinned, tested = pins(DOCKER / file), pins(ROOT / "scripts" / "constraints.txt")
     if "torch" in pinned:
         tested |= MEASURED
@@ -105,8 +105,8 @@ def test_pins_are_those_of_the_tests_and_complete(file: str, extras: list[str]) 
             assert requirement.specifier.contains(pinned[requirement.name]), requirement
 
 
-def test_the_image_has_the_pytorch_that_was_measured() -> None:
-    """PyTorch requires its own release of Triton, which the tests compile the kernels with."""
+def test_image_has_the_measured_pytorch() -> None:
+    """PyTorch requires one release of the Triton compiler; the tests compile the kernels with it."""
     records = [json.loads(path.read_text()) for path in (ROOT / "docs" / "benchmarks").glob("*-h200.json")]
     found = {record.get("settings", {}).get("packages", record).get("torch") for record in records} - {None}
     assert {version.split("+")[0] for version in found} == {MEASURED["torch"]}
@@ -124,16 +124,16 @@ def test_images_are_pinned() -> None:
         assert re.search(r":v?\d+\.\d+\.\d+(-\$\{TRITON_RELEASE:-[\d.]+\})?$", image), image
 
 
-def test_one_release_of_triton_is_the_default_everywhere() -> None:
+def test_all_files_default_to_one_triton_release() -> None:
     [argument] = instructions("ARG")
     release = argument.removeprefix("TRITON_RELEASE=")
-    # 26.11 is the first with all that the Dockerfile names.
+    # 26.11 is the first release with everything that the Dockerfile names.
     assert re.fullmatch(r"\d\d\.\d\d", release)
     assert release >= "26.11"
-    assert DOCKERFILE.index("ARG TRITON_RELEASE") < DOCKERFILE.index("FROM "), "for every FROM"
+    assert DOCKERFILE.index("ARG TRITON_RELEASE") < DOCKERFILE.index("FROM "), "the argument applies to every FROM"
     for name in ("codec", "server"):
         assert SERVICES[name]["build"]["args"] == {"TRITON_RELEASE": f"${{TRITON_RELEASE:-{release}}}"}
-        # An image of another release is another image: it is built when it is chosen.
+        # The tag names the release, so another release is built as another image.
         assert SERVICES[name]["image"].endswith(f"-${{TRITON_RELEASE:-{release}}}")
 
 
@@ -147,13 +147,15 @@ def tensorrt_requirement() -> Any:
 
 
 def library(*version: int) -> Any:
-    """libnvinfer, as ctypes shows it."""
+    """libnvinfer as ctypes exposes it."""
     parts = zip(("Major", "Minor", "Patch", "Build"), version, strict=True)
     return SimpleNamespace(**{f"getInferLib{part}Version": lambda number=number: number for part, number in parts})
 
 
 @pytest.mark.parametrize("version", [(10, 14, 1, 48), (11, 4, 0, 106)])
-def test_tensorrt_is_the_build_of_the_image(version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorrt_requirement_matches_the_build_in_the_image(
+    version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def load(name: str) -> Any:
         if name != f"libnvinfer.so.{version[0]}":
             raise OSError(name)
@@ -169,7 +171,7 @@ def test_tensorrt_is_the_build_of_the_image(version: tuple[int, ...], monkeypatc
         assert not requirement.specifier.contains(other), other
 
 
-def test_image_without_tensorrt_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_without_tensorrt_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(name: str) -> None:
         raise OSError(name)
 
@@ -179,14 +181,14 @@ def test_image_without_tensorrt_ends_the_build(monkeypatch: pytest.MonkeyPatch) 
         module.load()
 
 
-def test_tensorrt_is_installed_as_required() -> None:
+def test_dockerfile_installs_the_tensorrt_requirement() -> None:
     [run] = [line for line in instructions("RUN") if "tensorrt" in line]
     assert run.startswith("python3 tensorrt_requirement.py >tensorrt.txt && ")
     assert run.endswith("--requirement requirements.txt --requirement tensorrt.txt")
     assert not [name for name in pins(DOCKER / "requirements.txt") if "tensorrt" in name]
 
 
-def test_what_is_copied_is_there() -> None:
+def test_copied_files_exist() -> None:
     for arguments in instructions("COPY"):
         from_stage = arguments.startswith("--from=")
         for source in [part for part in shlex.split(arguments) if not part.startswith("--") and not from_stage][:-1]:
@@ -196,7 +198,7 @@ def test_what_is_copied_is_there() -> None:
 def run_script(
     script: Path, tmp_path: Path, form: str | None, *arguments: str, key: str | None = None
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """A script of the image with stand-ins for what it starts; returns also the command that it ends in."""
+    """Runs a script of the image with stand-ins for its programs; also returns the last command that it starts."""
     tools, record = tmp_path / "tools", tmp_path / "command"
     tools.mkdir()
     report = f'ulimit -f >"{tmp_path}/limit"\ngrep SigIgn /proc/$$/status >"{tmp_path}/ignored"\nenv >"{tmp_path}/env"'
@@ -215,7 +217,7 @@ def run_script(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_server_starts_as_the_embedded_one_does(form: str, tmp_path: Path) -> None:
+def test_server_starts_with_the_options_of_the_embedded_server(form: str, tmp_path: Path) -> None:
     done, command = run_script(SERVE, tmp_path, form, "--log-verbose=1")
     assert done.returncode == 0, done.stderr
     assert command == [
@@ -232,16 +234,16 @@ def test_server_starts_as_the_embedded_one_does(form: str, tmp_path: Path) -> No
     assert instructions("EXPOSE") == [" ".join(map(str, sorted(vars(Ports()).values())))]
 
 
-def test_server_refuses_what_would_fill_the_shared_memory(tmp_path: Path) -> None:
+def test_region_size_is_limited_to_fit_the_shared_memory(tmp_path: Path) -> None:
     run_script(SERVE, tmp_path, "python")
     assert int((tmp_path / "limit").read_text()) << 10 == MAX_REGION_BYTES
     ignored = int((tmp_path / "ignored").read_text().split()[1], 16)
     assert ignored >> (signal.SIGXFSZ - 1) & 1
-    # The talker's region and the codec's.
+    # One region each for the talker and the codec.
     assert int(SERVICES["server"]["shm_size"].removesuffix("gb")) << 30 > 2 * MAX_REGION_BYTES
 
 
-def test_without_an_admin_key_each_start_makes_one(tmp_path: Path) -> None:
+def test_each_start_generates_an_admin_key_when_none_is_given(tmp_path: Path) -> None:
     starts = [tmp_path / "first", tmp_path / "second"]
     keys = []
     for folder in starts:
@@ -264,36 +266,36 @@ def test_benchmark_records_hold_no_admin_key(monkeypatch: pytest.MonkeyPatch) ->
     assert KEY not in recorded.values()
 
 
-def test_admin_key_stays_with_the_server(tmp_path: Path) -> None:
+def test_admin_key_is_removed_from_the_servers_environment(tmp_path: Path) -> None:
     run_script(SERVE, tmp_path, "python")
     assert ADMIN_KEY_VARIABLE not in (tmp_path / "env").read_text()
     assert SERVICES["server"]["environment"][ADMIN_KEY_VARIABLE] == f"${{{ADMIN_KEY_VARIABLE}:-}}"
 
 
 @pytest.mark.parametrize("key", ["short", "with:a=colon-and-more", "two words two words"])
-def test_an_admin_key_that_triton_would_misread_is_an_error(key: str, tmp_path: Path) -> None:
+def test_rejects_an_admin_key_that_triton_would_misread(key: str, tmp_path: Path) -> None:
     done, command = run_script(SERVE, tmp_path, "python", key=key)
     assert (done.returncode, command) == (2, [])
     assert ADMIN_KEY_VARIABLE in done.stderr
 
 
-def test_ports_are_published_to_this_machine_alone() -> None:
+def test_ports_are_published_on_localhost_by_default() -> None:
     published = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert published
     assert all(port.startswith(("127.0.0.1:", "${PUBLISH_ADDRESS:-127.0.0.1}:")) for port in published)
 
 
-def test_the_talker_is_what_is_probed() -> None:
+def test_health_check_probes_the_talker() -> None:
     [probe] = instructions("HEALTHCHECK")
     assert f"http://localhost:{Ports.http}/v2/models/{MAIN_MODEL}/ready" in probe
 
 
-def test_image_does_not_run_without_its_kernels() -> None:
+def test_image_requires_the_kernels() -> None:
     assert "QWEN3_TTS_KERNELS=required" in instructions("ENV")[-1]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_form_that_is_served_is_exported(form: str, tmp_path: Path) -> None:
+def test_build_exports_the_served_form(form: str, tmp_path: Path) -> None:
     done, command = run_script(BUILD, tmp_path, form)
     assert done.returncode == 0, done.stderr
     assert command[:5] == ["python3", "-m", "export", "--form", form]
@@ -303,7 +305,7 @@ def test_the_form_that_is_served_is_exported(form: str, tmp_path: Path) -> None:
     assert all((configs / f"{name}.pbtxt").is_file() for name in selected)
 
 
-def test_plugin_is_built_exported_with_and_served() -> None:
+def test_plugin_is_built_and_used_by_export_and_server() -> None:
     assert "COPY --from=plugin /libcode2wav_plugin.so ./" in DOCKERFILE
     assert f"{PLUGIN_LIBRARY}={PLUGIN} " in instructions("ENV")[-1]
     assert f"{instructions('WORKDIR')[-1]}/libcode2wav_plugin.so" == PLUGIN
@@ -312,7 +314,7 @@ def test_plugin_is_built_exported_with_and_served() -> None:
     assert os.access(ROOT / "export/plugin/build.sh", os.X_OK)
 
 
-def test_plan_without_the_plugin_is_served_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_loads_no_plugin_when_none_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "PLUGIN", "")
     done, command = run_script(SERVE, tmp_path, "tensorrt")
     assert done.returncode == 0, done.stderr
@@ -321,7 +323,7 @@ def test_plan_without_the_plugin_is_served_without_it(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("script", [BUILD, SERVE], ids=lambda script: script.name)
 @pytest.mark.parametrize("form", ["onnx", "TensorRT", "", None])
-def test_other_forms_are_an_error(script: Path, form: str | None, tmp_path: Path) -> None:
+def test_scripts_reject_other_forms(script: Path, form: str | None, tmp_path: Path) -> None:
     done, command = run_script(script, tmp_path, form)
     assert done.returncode != 0
     assert "CODEC_FORM" in done.stderr
@@ -330,7 +332,7 @@ def test_other_forms_are_an_error(script: Path, form: str | None, tmp_path: Path
     assert not (tmp_path / "served").exists()
 
 
-def test_the_operator_chooses_the_form_once() -> None:
+def test_one_variable_selects_the_form_for_build_and_server() -> None:
     [command] = instructions("CMD")[-1:]
     assert command == '["./serve.sh"]'
     assert SERVICES["codec"]["command"] == ["./build_codec.sh"]
@@ -340,51 +342,51 @@ def test_the_operator_chooses_the_form_once() -> None:
     assert "CODEC_FORM=tensorrt " in instructions("ENV")[-1] + " "
 
 
-def serve_script(tmp_path: Path, life: str) -> subprocess.Popen[str]:
-    """docker/serve.sh with a server that does `life`, in the shell's language."""
-    (tmp_path / "tritonserver").write_text(f"#!/bin/sh\necho started\n{life}\n")
+def serve_script(tmp_path: Path, body: str) -> subprocess.Popen[str]:
+    """docker/serve.sh with a stand-in tritonserver that runs the shell code `body`."""
+    (tmp_path / "tritonserver").write_text(f"#!/bin/sh\necho started\n{body}\n")
     (tmp_path / "tritonserver").chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CODEC_FORM": "python"}
     return subprocess.Popen([SERVE], env=environment, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize(("life", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -USR1 $$", 138)])
-def test_container_ends_with_the_servers_code(life: str, code: int, tmp_path: Path) -> None:
-    with serve_script(tmp_path, life) as script:
+@pytest.mark.parametrize(("body", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -USR1 $$", 138)])
+def test_container_exits_with_the_servers_exit_code(body: str, code: int, tmp_path: Path) -> None:
+    with serve_script(tmp_path, body) as script:
         assert script.wait(30) == code
 
 
-def test_container_that_is_stopped_waits_for_the_server(tmp_path: Path) -> None:
-    life = "trap 'sleep 0.5; exit 7' TERM; echo ready; while :; do sleep 0.01; done"
-    with serve_script(tmp_path, life) as script:
+def test_stopped_container_waits_for_the_server(tmp_path: Path) -> None:
+    body = "trap 'sleep 0.5; exit 7' TERM; echo ready; while :; do sleep 0.01; done"
+    with serve_script(tmp_path, body) as script:
         assert script.stdout is not None
         assert [script.stdout.readline() for _ in range(2)] == ["started\n", "ready\n"]
         script.terminate()
         assert script.wait(30) == 7
 
 
-def test_health_is_that_of_the_model() -> None:
-    """Triton 2.51 calls a server ready whose model is gone."""
+def test_health_check_probes_the_model_and_not_the_server() -> None:
+    """Triton 2.51 reports a server as ready even if its model is gone."""
     [check] = instructions("HEALTHCHECK")
     assert "/v2/models/qwen3_tts/ready" in check
     assert SERVICES["server"]["restart"] == "unless-stopped"
 
 
-def test_server_has_time_to_end_its_streams() -> None:
-    """Longer than --exit-timeout-secs of tritonserver, which is 30."""
+def test_stop_grace_period_exceeds_the_servers_exit_timeout() -> None:
+    """tritonserver's --exit-timeout-secs defaults to 30."""
     assert "--exit-timeout-secs" not in SERVE.read_text()
     grace = SERVICES["server"]["stop_grace_period"]
     assert int(grace.removesuffix("s")) > 30
 
 
-def test_memory_pool_holds_the_states_of_a_call() -> None:
+def test_memory_pool_fits_the_states_of_a_call() -> None:
     size = re.search(r"--cuda-memory-pool-byte-size=0:(\d+)", SERVE.read_text())
     codec = SpeechTokenizerConfig.model_validate(speech_tokenizer_config("1.7b")).decoder_config
     assert size is not None
     assert int(size[1]) > 2 * 2 * MAX_BATCH * state_size(codec) * HALF
 
 
-def test_nothing_runs_as_root_or_fetches_code() -> None:
+def test_containers_run_unprivileged_and_fetch_no_code() -> None:
     assert instructions("USER") == ["1000:1000", "1000:1000"]
     assert "git clone" not in DOCKERFILE + BUILD.read_text() + SERVE.read_text()
     for name in ("codec", "server", "client"):
@@ -392,7 +394,7 @@ def test_nothing_runs_as_root_or_fetches_code() -> None:
     assert len(instructions("HEALTHCHECK")) == 1
 
 
-def test_repository_is_built_before_it_is_served_and_cannot_be_written_then() -> None:
+def test_repository_is_built_before_serving_and_mounted_read_only() -> None:
     assert "repository:/var/lib/qwen3-tts" in SERVICES["codec"]["volumes"]
     assert "repository:/var/lib/qwen3-tts:ro" in SERVICES["server"]["volumes"]
     assert f"repository={SERVED}/model_repository\n" in BUILD.read_text()
@@ -401,7 +403,7 @@ def test_repository_is_built_before_it_is_served_and_cannot_be_written_then() ->
     assert SERVICES["client"]["depends_on"] == {"server": {"condition": "service_healthy"}}
 
 
-def test_settings_in_the_environment_exist() -> None:
+def test_environment_variables_name_existing_settings() -> None:
     names = {name for service in SERVICES.values() for name in service.get("environment", {})}
     names |= set(re.findall(r"\b(QWEN3_TTS_\w+)=", DOCKERFILE))
     settings = {ENVIRONMENT_PREFIX + name.upper() for name in EngineConfig.model_fields}
@@ -411,7 +413,7 @@ def test_settings_in_the_environment_exist() -> None:
     }
 
 
-def test_mounted_files_are_there() -> None:
+def test_mounted_files_exist() -> None:
     for service in SERVICES.values():
         for volume in service.get("volumes", []):
             source = re.sub(r"\$\{\w+:-(\w+)\}", r"\1", volume).split(":")[0]
@@ -423,7 +425,7 @@ def test_prometheus_scrapes_the_metrics_port() -> None:
     assert jobs[0]["static_configs"] == [{"targets": [f"server:{Ports().metrics}"]}]
 
 
-def test_build_script_uses_options_that_export_has() -> None:
+def test_build_script_uses_existing_options_of_export() -> None:
     helped = subprocess.run([sys.executable, "-m", "export", "--help"], capture_output=True, text=True, cwd=ROOT)
     _, command = BUILD.read_text().split("-m export")
     options = set(re.findall(r"(?<![\w-])--[a-z-]+", command))

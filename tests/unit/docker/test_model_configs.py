@@ -1,4 +1,4 @@
-"""Every config.pbtxt is literal and loadable, and code2wav's agree with the code on names, types and limits."""
+"""Every config.pbtxt is literal and loadable, and matches the code's names, types and limits."""
 
 import json
 from pathlib import Path
@@ -43,14 +43,14 @@ def tensors(declared: list[model_config_pb2.ModelInput]) -> dict[str, tuple[str,
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_literal_and_named_after_the_folder(path: Path) -> None:
+def test_config_is_literal_and_named_after_its_folder(path: Path) -> None:
     config = parse(path)
     assert config.name == path.relative_to(REPOSITORY).parts[0]
     assert config.backend
 
 
 @pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME, PYTHON], ids=lambda path: path.stem)
-def test_code2wav(path: Path) -> None:
+def test_code2wav_tensors_and_batching(path: Path) -> None:
     config = parse(path)
     state = (ONNX if path == ONNXRUNTIME else PLAN_FORM).state_dtype
     inputs = {
@@ -71,7 +71,7 @@ def test_code2wav(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME], ids=lambda path: path.stem)
 def test_only_requests_of_equal_shapes_are_merged(path: Path) -> None:
-    """Triton compares the shapes of inputs that vary, and of no others; a backend fails a batch as a whole."""
+    """Triton compares the shapes of variable inputs only; a backend fails a batch as a whole."""
     for tensor in parse(path).input:
         assert not tensor.allow_ragged_batch
         assert (-1 in tensor.dims) == (tensor.name != contract.HISTORY)
@@ -84,13 +84,13 @@ def test_each_code2wav_names_its_backend_and_file() -> None:
     assert int(onnxruntime.parameters["intra_op_thread_count"].string_value) in (1, 2)
 
 
-def test_python_form_takes_states_where_they_are() -> None:
+def test_python_form_accepts_inputs_in_gpu_memory() -> None:
     python = parse(PYTHON)
     assert python.backend == "python"
     assert python.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value == "no"
 
 
-def test_configurations_of_a_model_differ_only_where_they_must() -> None:
+def test_configurations_of_code2wav_differ_only_in_the_expected_fields() -> None:
     tensorrt, onnxruntime, python = parse(TENSORRT), parse(ONNXRUNTIME), parse(PYTHON)
     for config in (tensorrt, onnxruntime, python):
         for field in ("backend", "default_model_filename", "instance_group", "parameters", "optimization"):
@@ -108,7 +108,7 @@ def test_configurations_of_a_model_differ_only_where_they_must() -> None:
 
 
 @pytest.mark.parametrize("runtime", [ONNX.encoders, PLAN_FORM.encoders], ids=lambda runtime: runtime.name)
-def test_encoders(runtime: Runtime) -> None:
+def test_encoder_configurations(runtime: Runtime) -> None:
     speaker, codec = (
         text_format.Parse(configured(encoder, runtime, f"{encoder.name}_large", 2048), model_config_pb2.ModelConfig())
         for encoder in (SPEAKER_ENCODER, CODEC_ENCODER)
@@ -123,12 +123,12 @@ def test_encoders(runtime: Runtime) -> None:
         assert config.backend == ("tensorrt" if on_gpu else "onnxruntime")
         kinds = config.instance_group[0]
         assert kinds.kind == (kinds.KIND_GPU if on_gpu else kinds.KIND_CPU)
-        # Not a batch of one: Triton's own backends want a batch to be a dimension that varies.
+        # Not 1: Triton's backends require a variable batch dimension.
         assert config.max_batch_size == 0
 
 
 @pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME], ids=lambda path: path.stem)
-def test_ranges_of_values_are_those_of_the_codec(path: Path) -> None:
+def test_value_ranges_match_the_codec(path: Path) -> None:
     config, codec = (
         json.loads(json_format.MessageToJson(parse(path), preserving_proto_field_name=True)),
         released_codec(),
@@ -137,17 +137,17 @@ def test_ranges_of_values_are_those_of_the_codec(path: Path) -> None:
     assert limits(config, contract.HISTORY) == (0, contract.max_history(codec))
 
 
-def test_every_profile_of_the_plan_is_served() -> None:
+def test_instance_group_lists_every_profile_of_the_plan() -> None:
     [group] = parse(TENSORRT).instance_group
     assert list(group.profile) == [str(i) for i in range(len(plan_profiles(1)))]
 
 
 def test_the_plan_runs_without_cuda_graphs() -> None:
-    """Triton records them all on one execution context, and for TensorRT 8 moves what they write to."""
+    """Triton captures all graphs on one execution context and, for TensorRT 8, moves their output buffers."""
     assert not parse(TENSORRT).optimization.HasField("cuda")
 
 
-def test_requests_wait_for_no_others() -> None:
-    """The talker brings whole batches: a queue delay or a preferred size would only hold them up."""
+def test_batching_adds_no_delay() -> None:
+    """The talker sends whole batches, which a queue delay or a preferred size would only delay."""
     batching = parse(TENSORRT).dynamic_batching
     assert (batching.max_queue_delay_microseconds, list(batching.preferred_batch_size)) == (0, [])

@@ -1,4 +1,4 @@
-"""The backend directory of the embedded server: stand-ins, and compiled backends in their place."""
+"""The backend directory of the embedded server: stand-ins and compiled backends."""
 
 import os
 from pathlib import Path
@@ -30,14 +30,14 @@ def no_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
 
 
-def test_stand_ins(tmp_path: Path) -> None:
+def test_backend_directory_holds_the_stand_ins(tmp_path: Path) -> None:
     directory = backend_directory(tmp_path / "backends")
     assert names(directory) == {"python", "onnxruntime", "tensorrt"}
     assert names(directory / "onnxruntime") == {"model.py", "merged_runs.py"}
     assert os.access(directory / "python" / "triton_python_backend_stub", os.X_OK)
 
 
-def test_a_compiled_backend_replaces_its_stand_in_alone(tmp_path: Path) -> None:
+def test_a_compiled_backend_replaces_only_its_stand_in(tmp_path: Path) -> None:
     real = compiled(tmp_path, "onnxruntime")
     directory = backend_directory(tmp_path / "backends", [real])
     assert names(directory / "onnxruntime") == {"libtriton_onnxruntime.so", "libonnxruntime.so.1"}
@@ -47,7 +47,7 @@ def test_a_compiled_backend_replaces_its_stand_in_alone(tmp_path: Path) -> None:
     assert names(backend_directory(tmp_path / "backends") / "onnxruntime") == {"model.py", "merged_runs.py"}
 
 
-def test_tensorrt_comes_from_the_library_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_tensorrt_on_the_library_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     libraries = tmp_path / "lib"
     libraries.mkdir()
     for name in TENSORRT:
@@ -60,7 +60,7 @@ def test_tensorrt_comes_from_the_library_path(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("no_tensorrt")
-def test_a_missing_library_is_named(tmp_path: Path) -> None:
+def test_names_a_missing_library(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"libnvinfer\.so\.8 is missing: add the folder .* to LD_LIBRARY_PATH"):
         backend_directory(tmp_path / "backends", [compiled(tmp_path, "tensorrt")])
     with pytest.raises(ServerError, match=r"empty/libtriton_empty\.so is missing"):
@@ -68,11 +68,11 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_tensorrt")
-def test_onnxruntime_comes_from_its_wheel() -> None:
+def test_finds_onnxruntime_in_its_wheel() -> None:
     assert find_library("libonnxruntime.so.1").parent.name == "capi"
 
 
-def test_the_launcher_hands_a_compiled_backend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_passes_a_compiled_backend_to_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr(server, "supervise", lambda *given: started.append(given) or 7)
     monkeypatch.setattr(server, "bound_files", started.append)

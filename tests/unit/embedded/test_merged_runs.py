@@ -1,4 +1,4 @@
-"""The stand-in ONNX Runtime backend: who shares a run, and who goes without when it fails."""
+"""The stand-in ONNX Runtime backend: merged runs and isolated failures."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ INPUTS = (Input("x", np.dtype(np.float32), (-1, -1)), Input("n", np.dtype(np.int
 
 
 class Doubler:
-    """Doubles x, and fails on any negative number; keeps the batch size of every run."""
+    """Doubles x and fails on negative numbers; records the batch size of each run."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -36,24 +36,24 @@ def first(answer: Any) -> float:
     return float(answer["y"][0, 0])
 
 
-def test_equal_shapes_share_a_run_and_answers_keep_their_order() -> None:
+def test_merges_equal_shapes_and_keeps_the_order_of_answers() -> None:
     run = Doubler()
     requests = [request(1), request(2, columns=5), request(3, rows=2), request(4, columns=5)]
     answers = merging(run).answer(requests)
     assert sorted(run.batches) == [2, 3]
-    for asked, answer in zip(requests, answers, strict=True):
+    for given, answer in zip(requests, answers, strict=True):
         assert not isinstance(answer, Exception)
-        np.testing.assert_array_equal(answer["y"], 2 * asked["x"])
-        np.testing.assert_array_equal(answer["m"], asked["n"] + 1)
+        np.testing.assert_array_equal(answer["y"], 2 * given["x"])
+        np.testing.assert_array_equal(answer["m"], given["n"] + 1)
 
 
-def test_without_a_batch_dimension_nothing_is_merged() -> None:
+def test_merges_nothing_without_a_batch_dimension() -> None:
     run = Doubler()
     assert [first(a) for a in merging(run, batched=False).answer([request(1), request(2)])] == [2, 4]
     assert run.batches == [1, 1]
 
 
-def test_only_the_request_that_the_run_fails_on_goes_without() -> None:
+def test_only_the_request_that_fails_the_run_gets_an_error() -> None:
     good, bad, also_good = merging(Doubler()).answer([request(1), request(-1), request(3)])
     assert (first(good), first(also_good)) == (2, 6)
     assert isinstance(bad, RuntimeError)
@@ -68,7 +68,7 @@ def test_only_the_request_that_the_run_fails_on_goes_without() -> None:
         ({"n": np.array([[10]], np.int32)}, "n: values from 10 to 10 given, must be 0 to 9"),
     ],
 )
-def test_malformed_request_is_refused_alone(change: Arrays, message: str) -> None:
+def test_refuses_only_the_malformed_request(change: Arrays, message: str) -> None:
     run = Doubler()
     refused, good = merging(run).answer([request(1) | change, request(2)])
     assert isinstance(refused, InvalidInputError)
@@ -77,12 +77,12 @@ def test_malformed_request_is_refused_alone(change: Arrays, message: str) -> Non
     assert run.batches == [1]
 
 
-def test_missing_input() -> None:
+def test_names_a_missing_input() -> None:
     [refused] = merging(Doubler()).answer([{"x": np.zeros((1, 3), np.float32)}])
     assert str(refused) == "n: missing, int32 [-1, 1] expected"
 
 
-def test_tensors_of_pytorch_are_merged_as_arrays_are() -> None:
+def test_merges_pytorch_tensors_like_arrays() -> None:
     inputs = (Input("x", torch.float16, (-1, 2)), Input("n", torch.int32, (-1, 1), limits=(0, 9)))
     model = MergingModel(inputs, True, lambda feeds: {"y": 2 * feeds["x"]}, torch.cat)
     good = {"x": torch.ones(2, 2, dtype=torch.float16), "n": torch.ones(2, 1, dtype=torch.int32)}
@@ -92,6 +92,6 @@ def test_tensors_of_pytorch_are_merged_as_arrays_are() -> None:
     assert str(answers[2]).startswith("x: torch.float32 [2, 2] given, torch.float16 [-1, 2] expected")
 
 
-def test_limits_come_from_the_model_configuration() -> None:
+def test_reads_limits_from_the_model_configuration() -> None:
     config = {"parameters": {"codes.range": {"string_value": "0..2047"}}}
     assert (limits(config, "codes"), limits(config, "state")) == ((0, 2047), None)

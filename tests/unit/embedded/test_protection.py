@@ -1,4 +1,4 @@
-"""Which options protect a server, and which of them a user's replace."""
+"""Options that protect a server, and how given options override them."""
 
 import re
 import stat
@@ -22,11 +22,11 @@ APIS = "model-repository,shared-memory,trace,logging"
 RESTRICTIONS = [f"--http-restricted-api={APIS}:admin-key={KEY}", f"--grpc-restricted-protocol={APIS}:admin-key={KEY}"]
 
 
-def test_defaults() -> None:
+def test_default_options() -> None:
     assert protections([], NEW, KEY) == [*LOCAL, *LIMITS, *region_options("python"), *RESTRICTIONS]
 
 
-def test_a_release_without_the_limits_gets_none() -> None:
+def test_omits_limits_that_the_release_does_not_have() -> None:
     assert protections([], "  --http-port <integer>\n", KEY) == [*LOCAL, *region_options("python"), *RESTRICTIONS]
 
 
@@ -40,21 +40,21 @@ def test_a_release_without_the_limits_gets_none() -> None:
         ["--backend-config", "python,shm-default-byte-size=1048576"],
     ],
 )
-def test_an_option_that_is_given_wins(given: list[str]) -> None:
+def test_a_given_option_overrides_the_default(given: list[str]) -> None:
     options = protections(given, NEW, KEY)
     name = "=".join(given).rpartition("=")[0]
     assert not [option for option in options if option.startswith(f"{name}=")]
     assert len(options) == len(protections([], NEW, KEY)) - 1
 
 
-def test_other_backend_options_do_not_matter() -> None:
+def test_unrelated_options_change_nothing() -> None:
     given = ["--backend-config=tensorrt,plugins=a.so", "--http-address-of-another-kind=1"]
     assert protections(given, NEW, KEY) == protections([], NEW, KEY)
 
 
 @pytest.mark.parametrize("separator", ["=", None])
-def test_an_api_that_is_restricted_already_keeps_its_own_key(separator: str | None) -> None:
-    """Triton refuses an API in two groups."""
+def test_an_api_that_is_already_restricted_keeps_its_key(separator: str | None) -> None:
+    """Triton rejects an API that is in two groups."""
     name, value = "--http-restricted-api", "trace,inference:other-key=other"
     given = [f"{name}={value}"] if separator else [name, value]
     [first, second] = protections(given, NEW, KEY)[-2:]
@@ -62,11 +62,11 @@ def test_an_api_that_is_restricted_already_keeps_its_own_key(separator: str | No
     assert second == RESTRICTIONS[1]
 
 
-def test_apis_that_are_all_restricted_need_nothing() -> None:
+def test_adds_no_restriction_if_all_apis_are_restricted() -> None:
     assert protections([f"--grpc-restricted-protocol={APIS}:a=b"], NEW, KEY)[-1] == RESTRICTIONS[0]
 
 
-def test_a_new_key_replaces_the_last_starts(tmp_path: Path) -> None:
+def test_each_start_generates_a_new_key(tmp_path: Path) -> None:
     file = tmp_path / "build" / "admin_key"
     first = choose_admin_key({}, file)
     file.chmod(0o644)
@@ -77,12 +77,12 @@ def test_a_new_key_replaces_the_last_starts(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_a_given_key_is_written_nowhere(tmp_path: Path) -> None:
+def test_a_given_key_is_not_written_to_disk(tmp_path: Path) -> None:
     assert choose_admin_key({ADMIN_KEY_VARIABLE: KEY}, tmp_path / "admin_key") == KEY
     assert not (tmp_path / "admin_key").exists()
 
 
 @pytest.mark.parametrize("key", ["short", "with:a=colon-and-more", "two words two words", f"{KEY}\n"])
-def test_a_key_that_triton_would_misread_is_refused(key: str, tmp_path: Path) -> None:
+def test_rejects_a_key_that_triton_would_misread(key: str, tmp_path: Path) -> None:
     with pytest.raises(AdminKeyError, match=f"^{ADMIN_KEY_VARIABLE}: 16 or more letters"):
         choose_admin_key({ADMIN_KEY_VARIABLE: key}, tmp_path / "admin_key")

@@ -1,4 +1,4 @@
-"""A server that dies is started again; one that never served is not for ever; a signal is handed on."""
+"""Restarts of a dead server, the limit on failed starts, and forwarded signals."""
 
 import os
 import signal
@@ -14,12 +14,12 @@ from scripts.embedded.supervisor import Patience, Supervisor
 HASTY = Patience(max_failed_starts=3, pause_seconds=0.001)
 
 
-def server(tmp_path: Path, *lives: str) -> list[str]:
-    """A command that does the next of `lives`, in the shell's language, each time it is started."""
-    for number, life in enumerate(lives):
-        (tmp_path / f"life{number}").write_text(life)
+def server(tmp_path: Path, *bodies: str) -> list[str]:
+    """A command that runs the next of `bodies`, shell code, each time it starts."""
+    for number, body in enumerate(bodies):
+        (tmp_path / f"body{number}").write_text(body)
     (tmp_path / "count").write_text("0")
-    script = f'cd {tmp_path}; n=$(cat count); echo $((n + 1)) >count; . "./life$n"'
+    script = f'cd {tmp_path}; n=$(cat count); echo $((n + 1)) >count; . "./body$n"'
     return ["sh", "-c", script]
 
 
@@ -27,17 +27,17 @@ def starts(tmp_path: Path) -> int:
     return int((tmp_path / "count").read_text())
 
 
-def test_a_server_that_never_became_ready_is_given_up(tmp_path: Path) -> None:
+def test_gives_up_on_a_server_that_never_becomes_ready(tmp_path: Path) -> None:
     supervisor = Supervisor(server(tmp_path, *["exit 3"] * 9), os.environ, lambda: False, HASTY)
     assert supervisor.run() == 3
     assert starts(tmp_path) == HASTY.max_failed_starts
 
 
-def test_a_server_that_served_is_started_for_as_often_as_it_takes(tmp_path: Path) -> None:
+def test_restarts_a_server_that_was_ready_without_limit(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    # Lives until it has been seen to be ready.
-    life = "touch ready; while [ -e ready ]; do sleep 0.01; done; kill -9 $$"
-    command = server(tmp_path, *[life] * 6, "exit 0")
+    # Runs until it has been seen to be ready.
+    body = "touch ready; while [ -e ready ]; do sleep 0.01; done; kill -9 $$"
+    command = server(tmp_path, *[body] * 6, "exit 0")
 
     def is_ready() -> bool:
         if ready.exists():
@@ -49,22 +49,22 @@ def test_a_server_that_served_is_started_for_as_often_as_it_takes(tmp_path: Path
     assert starts(tmp_path) == 7
 
 
-def test_a_server_that_cannot_serve_is_given_up_though_it_was_ready(tmp_path: Path) -> None:
+def test_gives_up_on_a_ready_server_that_exits_as_unable_to_serve(tmp_path: Path) -> None:
     command = server(tmp_path, *["sleep 1; kill -USR1 $$"] * 9)
     assert Supervisor(command, os.environ, lambda: True, HASTY).run() == 128 + signal.SIGUSR1
     assert starts(tmp_path) == HASTY.max_failed_starts
 
 
-def test_pauses_grow() -> None:
+def test_pauses_double() -> None:
     assert [Patience().pause(n) for n in range(4)] == [1, 2, 4, 8]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_handed_on_and_the_servers_code_comes_back(number: signal.Signals) -> None:
-    life = f"trap 'exit 7' {number.name[3:]}; echo ready; while :; do sleep 0.01; done"
+def test_forwards_signals_and_returns_the_servers_exit_code(number: signal.Signals) -> None:
+    body = f"trap 'exit 7' {number.name[3:]}; echo ready; while :; do sleep 0.01; done"
     program = (
         "import os, sys\nfrom scripts.embedded.supervisor import supervise\n"
-        f'sys.exit(supervise(["sh", "-c", {life!r}, "--http-port=1"], os.environ))'
+        f'sys.exit(supervise(["sh", "-c", {body!r}, "--http-port=1"], os.environ))'
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -74,8 +74,8 @@ def test_a_signal_is_handed_on_and_the_servers_code_comes_back(number: signal.Si
         assert process.wait(30) == 7
 
 
-def test_what_a_dead_server_left_behind_is_killed(tmp_path: Path) -> None:
-    # Deaf to whatever may be asked of it, as a stub that waits for a lock.
+def test_kills_orphans_of_a_dead_server(tmp_path: Path) -> None:
+    # Ignores SIGTERM, like a stub that waits for a lock.
     orphan = f"(trap '' TERM; exec sleep 1000) & echo $! >{tmp_path}/orphan; kill -9 $$"
     command = server(tmp_path, orphan, "exit 0")
     program = (

@@ -1,4 +1,4 @@
-"""The stand-in TensorRT backend around a scripted plan: which graphs it records, what it merges, what it refuses."""
+"""The stand-in TensorRT backend with a scripted plan: merged and refused requests, and a plan in another Python."""
 
 import importlib
 import json
@@ -35,7 +35,7 @@ CODE2WAV = (ROOT / "model_repository" / "code2wav" / "config.pbtxt").read_text()
 
 
 def model_config(text: str) -> dict[str, Any]:
-    """A configuration as Triton hands it to a Python backend."""
+    """A configuration as Triton passes it to a Python backend."""
     parsed = text_format.Parse(text, model_config_pb2.ModelConfig())
     every = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
     config: dict[str, Any] = json.loads(json_format.MessageToJson(parsed, **every))
@@ -43,7 +43,7 @@ def model_config(text: str) -> dict[str, Any]:
 
 
 class ScriptedPlan:
-    """A state of `STATE` or `smaller`; the waveform is each row's first code."""
+    """The state has STATE values; the waveform is each row's first code."""
 
     state_size = STATE
 
@@ -58,7 +58,7 @@ class ScriptedPlan:
 
 
 class ScriptedEncoder(ScriptedPlan):
-    """Of references: the codes of each frame are how many samples there are."""
+    """Encodes references: every code is the number of samples."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         super().__init__(path, device)
@@ -146,12 +146,12 @@ def test_loads_the_configured_plan(backend: SimpleNamespace) -> None:
     assert plan_of(initialized(backend)).path == Path("/models/code2wav/1/model.plan")
 
 
-def test_needs_a_gpu_instance(backend: SimpleNamespace) -> None:
+def test_requires_a_gpu_instance(backend: SimpleNamespace) -> None:
     with pytest.raises(RuntimeError, match="supports only GPU instances"):
         initialized(backend, model_instance_kind="CPU")
 
 
-def test_merges_requests_and_refuses_malformed_ones_alone(backend: SimpleNamespace) -> None:
+def test_merges_requests_and_refuses_only_malformed_ones(backend: SimpleNamespace) -> None:
     model = initialized(backend)
     wrong_state = torch.zeros(1, 7, dtype=torch.float16)
     old = torch.full((1, 1), 72, dtype=torch.int32)
@@ -165,7 +165,7 @@ def test_merges_requests_and_refuses_malformed_ones_alone(backend: SimpleNamespa
     assert too_old.args[0] == "history: values from 72 to 72 given, must be 0 to 71"
 
 
-def test_serves_what_the_exporter_configures_for_an_encoder(
+def test_serves_an_encoder_with_the_exporters_configuration(
     backend: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend.model, "open_plan", ScriptedEncoder)
@@ -185,20 +185,20 @@ def test_serves_what_the_exporter_configures_for_an_encoder(
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA's streams do nothing, so that what runs on them runs at once."""
+    """CUDA streams do nothing, so work on them runs at once."""
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
 
 
 def write_plan(path: Path) -> None:
-    """For the scripted TensorRT: the waveform is the codes, the next state is the state plus the history."""
+    """A plan for the scripted TensorRT: the waveform is the codes, the next state is the state plus the history."""
     codes = helper.make_tensor_value_info("codes", TensorProto.INT32, ["rows", "frames", 16])
     state, state_out = (helper.make_tensor_value_info(n, TensorProto.FLOAT16, ["rows", 8]) for n in STATES)
     history = helper.make_tensor_value_info("history", TensorProto.INT32, ["rows", 1])
     waveform = helper.make_tensor_value_info("waveform", TensorProto.FLOAT, ["rows", "samples"])
     nodes = [
-        helper.make_node("Cast", ["codes"], ["heard"], to=TensorProto.FLOAT),
-        helper.make_node("Flatten", ["heard"], ["waveform"]),
+        helper.make_node("Cast", ["codes"], ["results"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", ["results"], ["waveform"]),
         helper.make_node("Cast", ["history"], ["age"], to=TensorProto.FLOAT16),
         helper.make_node("Add", ["state", "age"], ["state_out"]),
     ]
@@ -209,7 +209,7 @@ def write_plan(path: Path) -> None:
     onnx.save(model, path)
 
 
-def test_plan_in_another_python_works_on_memory_that_both_map(
+def test_plan_in_another_python_shares_memory_with_the_backend(
     backend: SimpleNamespace,
     fake_tensorrt: TensorRtSettings,
     tmp_path: Path,
@@ -228,7 +228,7 @@ def test_plan_in_another_python_works_on_memory_that_both_map(
     assert plan.dims["codes"] == (-1, -1, 16)
     assert plan.dtypes["state"] == torch.float16
     random = np.random.default_rng(0)
-    heard = []
+    results = []
     for rows, frames in ((1, 1), (3, 2), (4, 2), (2, 4)):
         inputs = {
             "codes": random.integers(0, 2048, (rows, frames, 16), np.int32),
@@ -236,11 +236,11 @@ def test_plan_in_another_python_works_on_memory_that_both_map(
             "history": random.integers(0, 72, (rows, 1), np.int32),
         }
         outputs = plan.run({name: torch.from_numpy(array) for name, array in inputs.items()})
-        heard.append((outputs, expected(inputs)))
-    # Compared last: what a later run writes must not show in what an earlier one gave.
-    for outputs, wanted in heard:
-        assert outputs.keys() == wanted.keys()
-        for name, array in wanted.items():
+        results.append((outputs, expected(inputs)))
+    # Compared last, because a later run must not overwrite an earlier run's outputs.
+    for outputs, desired in results:
+        assert outputs.keys() == desired.keys()
+        for name, array in desired.items():
             np.testing.assert_array_equal(outputs[name].numpy(), array)
     refused = {name: torch.from_numpy(array) for name, array in inputs.items()}
     for frames in (3, 8):
@@ -249,7 +249,7 @@ def test_plan_in_another_python_works_on_memory_that_both_map(
             plan.run(refused)
 
 
-def test_plan_that_another_python_does_not_load_is_named(
+def test_names_a_plan_that_another_python_cannot_load(
     backend: SimpleNamespace, fake_tensorrt: TensorRtSettings, tmp_path: Path, no_gpu: None
 ) -> None:
     other = importlib.import_module("other_plan")

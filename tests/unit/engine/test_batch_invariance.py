@@ -1,4 +1,4 @@
-"""On a CPU a stream is the same whatever runs beside it: to the last bit in the talker, to rounding in the codec."""
+"""Batch invariance on a CPU: exact in the talker, up to rounding in the codec."""
 
 import random
 import threading
@@ -33,12 +33,12 @@ CPU = torch.device("cpu")
 SLOTS, FRAMES, REPETITIONS, NEIGHBOURS = 12, 20, 6, 6
 SEED = 3
 FAILS_IN_PREFILL, FAILS_IN_CODEC, FAILS_TO_SEND, IS_CANCELLED, ENDS = range(5)
-# Of the rounding of a codec call of another shape.
+# INT16 levels by which codec calls of different shapes may round differently.
 LEVELS = 4
 
 
-class OverheardRunner:
-    """The runner, and all that it computed of each stream: what is written to the cache for each frame."""
+class RecordingRunner:
+    """Records what the runner writes to the cache for each frame of each stream."""
 
     lookahead = 0
 
@@ -75,7 +75,7 @@ class OverheardRunner:
 
 
 class OnnxCodec:
-    """The exported codec step; `failing` are streams whose rows have no audio."""
+    """The exported codec step; rows of the streams in `failing` fail."""
 
     def __init__(self, model: Path, decoder_config: object) -> None:
         self._session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
@@ -101,14 +101,14 @@ class OnnxCodec:
         return outputs
 
 
-class Crowd:
-    """An engine with a clone that asks again and again for the same, and neighbours."""
+class SharedEngine:
+    """An engine that speaks one cloned request repeatedly, beside random neighbours."""
 
     def __init__(self, folder: Path, repository: Path) -> None:
         checkpoint = Checkpoint.open(str(folder))
         config = EngineConfig(checkpoint=str(folder), max_streams=SLOTS, max_text_tokens=64, max_frames_limit=64)
         self._hidden = checkpoint.config.talker_config.hidden_size
-        self.runner = OverheardRunner(load_runner(checkpoint, config, CPU))
+        self.runner = RecordingRunner(load_runner(checkpoint, config, CPU))
         decoder = checkpoint.speech_tokenizer.decoder_config
         self.codec = OnnxCodec(repository / contract.MODEL_NAME / "1" / "model.onnx", decoder)
         self._prompts = PromptBuilder(checkpoint, config)
@@ -116,22 +116,22 @@ class Crowd:
         self.engine.start()
         self._voice = self._make_voice(SEED, in_context=True)
 
-    def speak_the_same(self, key: str) -> Listener:
+    def speak_reference(self, key: str) -> Listener:
         return self._speak(key, "Hello there, how are you?", self._voice, SEED)
 
     def add_neighbour(self, key: str, rng: random.Random) -> Listener:
-        fate = rng.randrange(5)
+        event = rng.randrange(5)
         listener = Listener()
-        if fate == FAILS_IN_PREFILL:
+        if event == FAILS_IN_PREFILL:
             self.runner.failing.add(key)
-        if fate == FAILS_IN_CODEC:
+        if event == FAILS_IN_CODEC:
             self.codec.failing.add(key)
-        if fate == FAILS_TO_SEND:
+        if event == FAILS_TO_SEND:
             listener.send_error = OSError("gone")
         voice = self._make_voice(rng.randrange(9), in_context=rng.random() < 0.5)
         options = rng.choice([{}, {"top_k": 3}, {"top_k": 0}, {"top_p": 0.7}, {"temperature": 0.0}])
         self._speak(key, "One, two. " * rng.randint(1, 5), voice, rng.randrange(99), listener, **options)
-        if fate == IS_CANCELLED:
+        if event == IS_CANCELLED:
             threading.Timer(rng.random() * 0.2, self.engine.cancel, (key,)).start()
         return listener
 
@@ -162,26 +162,26 @@ class Crowd:
 
 
 @pytest.fixture(scope="module")
-def crowd(checkpoint_of: CheckpointOf, tiny_base_models: Path) -> Iterator[Crowd]:
-    crowd = Crowd(checkpoint_of("base"), tiny_base_models)
-    yield crowd
-    crowd.engine.close()
+def shared(checkpoint_of: CheckpointOf, tiny_base_models: Path) -> Iterator[SharedEngine]:
+    shared = SharedEngine(checkpoint_of("base"), tiny_base_models)
+    yield shared
+    shared.engine.close()
 
 
-def test_a_seeded_request_beside_neighbours_that_come_cancel_and_fail(crowd: Crowd) -> None:
+def test_a_seeded_request_is_unaffected_by_neighbours_that_cancel_and_fail(shared: SharedEngine) -> None:
     rng = random.Random(0)
-    alone = crowd.speak_the_same("alone")
+    alone = shared.speak_reference("alone")
     assert alone.ended.wait(WAIT)
     assert alone.error is None
     for repetition in range(REPETITIONS):
-        neighbours = [crowd.add_neighbour(f"{repetition} before {i}", rng) for i in range(rng.randrange(NEIGHBOURS))]
-        again = crowd.speak_the_same(f"{repetition}")
-        neighbours += [crowd.add_neighbour(f"{repetition} behind {i}", rng) for i in range(rng.randrange(NEIGHBOURS))]
-        assert all(listener.ended.wait(WAIT) for listener in (again, *neighbours))
-        assert again.error is None
-        expected, computed = (torch.stack(crowd.runner.computed[key]) for key in ("alone", f"{repetition}"))
+        neighbours = [shared.add_neighbour(f"{repetition} before {i}", rng) for i in range(rng.randrange(NEIGHBOURS))]
+        repeated = shared.speak_reference(f"{repetition}")
+        neighbours += [shared.add_neighbour(f"{repetition} after {i}", rng) for i in range(rng.randrange(NEIGHBOURS))]
+        assert all(listener.ended.wait(WAIT) for listener in (repeated, *neighbours))
+        assert repeated.error is None
+        expected, computed = (torch.stack(shared.runner.computed[key]) for key in ("alone", f"{repetition}"))
         assert torch.equal(computed, expected)
-        samples, expected_samples = np.concatenate(again.pcm), np.concatenate(alone.pcm)
+        samples, expected_samples = np.concatenate(repeated.pcm), np.concatenate(alone.pcm)
         assert len(samples) == len(expected_samples) > 0
         np.testing.assert_allclose(samples, expected_samples, atol=LEVELS)
 
@@ -194,12 +194,12 @@ def num_threads() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.parametrize(("threads", "frames"), [(1, FRAMES), (2, 2)])
-def test_a_row_is_computed_the_same_in_every_batch(
-    crowd: Crowd, num_threads: Callable[[int], None], threads: int, frames: int
+def test_a_row_is_computed_identically_in_every_batch(
+    shared: SharedEngine, num_threads: Callable[[int], None], threads: int, frames: int
 ) -> None:
     num_threads(threads)
-    runner = crowd.runner._runner
-    newcomers = [crowd.newcomer(slot) for slot in range(SLOTS)]
+    runner = shared.runner._runner
+    newcomers = [shared.newcomer(slot) for slot in range(SLOTS)]
 
     def written(batches: Iterator[np.ndarray]) -> torch.Tensor:
         runner._cache.data.zero_()
@@ -212,20 +212,20 @@ def test_a_row_is_computed_the_same_in_every_batch(
     assert torch.equal(written(mixed_batches(random.Random(threads), frames)), alone)
 
 
-def test_frames_are_computed_the_same_when_they_are_prefilled(crowd: Crowd) -> None:
-    runner, newcomer = crowd.runner._runner, crowd.newcomer(0)
+def test_prefilled_frames_are_computed_identically(shared: SharedEngine) -> None:
+    runner, newcomer = shared.runner._runner, shared.newcomer(0)
     runner._cache.data.zero_()
     assert runner.prefill([newcomer]) == []
     frames = np.concatenate([runner.launch(np.array([0])).codes for _ in range(FRAMES)])
     computed = runner._cache.data.clone()
-    # The last frame has been fed to nobody yet.
+    # The last frame has not been fed yet.
     runner._cache.data.zero_()
     assert runner.prefill([replace(newcomer, frames=frames[:-1])]) == []
     assert torch.equal(runner._cache.data, computed)
 
 
 def mixed_batches(rng: random.Random, frames: int) -> Iterator[np.ndarray]:
-    """Slots in batches of all sizes, each `frames` times."""
+    """Batches of random sizes in which each slot occurs `frames` times."""
     left = dict.fromkeys(range(SLOTS), frames)
     while left:
         chosen = sorted(rng.sample(list(left), rng.randint(1, len(left))))
@@ -233,8 +233,8 @@ def mixed_batches(rng: random.Random, frames: int) -> Iterator[np.ndarray]:
         left = {slot: count - (slot in chosen) for slot, count in left.items() if count - (slot in chosen)}
 
 
-def test_a_draw_does_not_depend_on_how_its_neighbours_are_drawn() -> None:
-    """At the borders between two codes, where the least difference in a sum shows."""
+def test_a_draw_does_not_depend_on_its_neighbours_parameters() -> None:
+    """Draws at the borders between two codes, where the smallest difference in a sum shows."""
     logits = torch.randn(1, 2048, generator=torch.Generator().manual_seed(5)) * 4
     options = [(1.0, 5, 1.0), (0.7, 0, 0.9), (1.3, 50, 1.0), (0.0, 3, 1.0), (1.0, 100, 0.5), (0.9, 0, 1.0)]
     cumulative = logits.topk(5).values.softmax(-1).cumsum(-1)[0]

@@ -1,4 +1,4 @@
-"""The engine's threads: every stream ends once, whatever fails, and nothing waits for ever."""
+"""The engine's threads: every stream ends exactly once despite failures, and no thread hangs."""
 
 import threading
 import time
@@ -65,17 +65,17 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     harness.codec.gate.set()
     harness.engine.close()
     assert not any(thread.is_alive() for thread in harness.engine._threads._threads.values())
-    assert not any(listener.late for listener in harness.listeners), "audio came behind the end"
+    assert not any(listener.late for listener in harness.listeners), "audio was sent after the end"
 
 
 def eventually(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.002)
 
 
-def test_every_stream_hears_its_own_frames_in_order(harness: Harness) -> None:
+def test_every_stream_gets_its_own_frames_in_order(harness: Harness) -> None:
     listeners = [harness.speak(seed, frames=3 + seed % 40) for seed in range(64)]
     for seed, listener in enumerate(listeners):
         assert listener.ended.wait(WAIT)
@@ -85,10 +85,10 @@ def test_every_stream_hears_its_own_frames_in_order(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("harness", [(0, False)], indirect=True, ids=["read-at-once"])
-def test_an_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
-    """The end is sampled while the codec's thread is about to hand on the last frame."""
+def test_the_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
+    """The end is sampled while the codec's thread is about to enqueue the last frame."""
     outbox, launch = harness.engine._delivery._outbox, harness.runner.launch
-    handing_on, ended = threading.Event(), threading.Event()
+    enqueuing, ended = threading.Event(), threading.Event()
 
     class Outbox:
         get = staticmethod(outbox.get)
@@ -96,19 +96,19 @@ def test_an_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
         @staticmethod
         def put(job: Callable[[], None] | None) -> None:
             if threading.current_thread().name == "codec":
-                handing_on.set()
+                enqueuing.set()
                 ended.wait(0.3)
             outbox.put(job)
             if threading.current_thread().name == "talker":
                 ended.set()
 
-    def launch_end_late(slots: np.ndarray) -> Frames:
+    def launch_end_after_last_chunk(slots: np.ndarray) -> Frames:
         if harness.runner.launched:
-            handing_on.wait()
+            enqueuing.wait()
         return launch(slots)
 
     harness.engine._delivery._outbox = Outbox()  # type: ignore[assignment]
-    harness.runner.launch = launch_end_late  # type: ignore[method-assign]
+    harness.runner.launch = launch_end_after_last_chunk  # type: ignore[method-assign]
     harness.runner.lengths[7] = 1
     listener = harness.speak(seed=7)
     assert listener.ended.wait(WAIT)
@@ -116,7 +116,7 @@ def test_an_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
     assert (listener.signatures(), listener.error, listener.late) == ([(7, 0)], None, 0)
 
 
-def test_a_stream_that_ends_behind_its_last_chunk_is_no_longer_counted(harness: Harness) -> None:
+def test_a_stream_that_ends_after_its_last_chunk_is_not_counted_as_running(harness: Harness) -> None:
     harness.runner.lengths[7] = 1
     listener = harness.speak(seed=7)
     eventually(lambda: len(listener.pcm) == 1)
@@ -144,7 +144,7 @@ def test_cancel_stops_the_talker_within_a_tick(harness: Harness) -> None:
     assert (harness.runner._frame - frames).max() <= 1 + harness.runner.lookahead
 
 
-def test_cancel_of_a_waiting_stream(harness: Harness) -> None:
+def test_cancel_ends_a_waiting_stream(harness: Harness) -> None:
     harness.runner.gate.clear()
     listeners = [harness.speak() for _ in range(6)]
     harness.engine.cancel("5")
@@ -154,28 +154,28 @@ def test_cancel_of_a_waiting_stream(harness: Harness) -> None:
     eventually(harness.is_empty)
 
 
-def test_cancel_while_the_codec_works_on_it(harness: Harness) -> None:
+def test_cancel_during_a_codec_call_keeps_the_slot_until_the_call_ends(harness: Harness) -> None:
     harness.codec.gate.clear()
     listener = harness.speak(frames=4)
     eventually(lambda: bool(harness.engine.scheduler.table.decoding.any()))
     harness.engine.cancel("0")
     assert listener.ended.wait(WAIT)
-    assert not harness.is_empty(), "the slot may not be given away while the codec writes to it"
+    assert not harness.is_empty(), "the slot must stay allocated while the codec writes to it"
     harness.codec.gate.set()
     eventually(harness.is_empty)
     assert listener.ends == 1
 
 
-def test_cancel_of_an_unknown_or_ended_stream_is_harmless(harness: Harness) -> None:
+def test_cancel_ignores_unknown_and_ended_streams(harness: Harness) -> None:
     listener = harness.speak()
     assert listener.ended.wait(WAIT)
     harness.engine.cancel("0")
-    harness.engine.cancel("nobody")
+    harness.engine.cancel("unknown")
     assert listener.ends == 1
 
 
 @pytest.mark.parametrize("harness", [(0, False), (1, False)], indirect=True, ids=["read-at-once", "read-one-tick-late"])
-def test_a_slow_codec_holds_back_no_frame(harness: Harness) -> None:
+def test_a_slow_codec_does_not_delay_the_talker(harness: Harness) -> None:
     harness.codec.gate.clear()
     listener = harness.speak(frames=200)
     eventually(lambda: bool(harness.engine.scheduler.table.written[0] == 200))
@@ -184,7 +184,7 @@ def test_a_slow_codec_holds_back_no_frame(harness: Harness) -> None:
     assert listener.signatures() == [(0, frame) for frame in range(200)]
 
 
-def test_audio_that_cannot_leave_holds_up_nobody_and_is_not_lost(harness: Harness) -> None:
+def test_a_blocked_send_delays_no_other_stream_and_loses_no_audio(harness: Harness) -> None:
     slow = Listener()
     slow.gate.clear()
     listeners = [harness.speak(seed, frames=30, listener=slow if seed == 0 else None) for seed in range(6)]
@@ -199,7 +199,7 @@ def test_audio_that_cannot_leave_holds_up_nobody_and_is_not_lost(harness: Harnes
         assert (listener.ends, listener.error) == (1, None)
 
 
-def test_the_end_of_a_text_comes_behind_the_audio_that_could_not_leave(harness: Harness) -> None:
+def test_the_end_of_a_text_is_sent_after_blocked_audio(harness: Harness) -> None:
     slow = Listener()
     slow.gate.clear()
     stream = make_stream("open", slow, max_frames=50)
@@ -221,7 +221,7 @@ def test_the_end_of_a_text_comes_behind_the_audio_that_could_not_leave(harness: 
 
 
 @pytest.mark.parametrize("frames", [1, 100])
-def test_a_send_that_raises_ends_that_stream_alone(harness: Harness, frames: int) -> None:
+def test_a_failed_send_ends_only_its_stream(harness: Harness, frames: int) -> None:
     broken = Listener()
     broken.send_error = OSError("gone")
     harness.speak(frames=frames, listener=broken)
@@ -234,7 +234,7 @@ def test_a_send_that_raises_ends_that_stream_alone(harness: Harness, frames: int
     eventually(harness.is_empty)
 
 
-def test_a_failed_prefill_ends_that_stream_alone(harness: Harness) -> None:
+def test_a_failed_prefill_ends_only_its_stream(harness: Harness) -> None:
     harness.runner.prefill_failures[7] = MemoryError("out of memory")
     harness.runner.gate.clear()
     first = harness.speak(seed=1)
@@ -247,7 +247,7 @@ def test_a_failed_prefill_ends_that_stream_alone(harness: Harness) -> None:
     eventually(harness.is_empty)
 
 
-def test_a_failed_codec_call_ends_its_streams_and_the_next_one_works(harness: Harness) -> None:
+def test_a_failed_codec_call_ends_its_streams_and_the_next_call_succeeds(harness: Harness) -> None:
     harness.codec.fail = RuntimeError("no plan")
     listener = harness.speak()
     assert listener.ended.wait(WAIT)
@@ -257,7 +257,7 @@ def test_a_failed_codec_call_ends_its_streams_and_the_next_one_works(harness: Ha
     eventually(harness.is_empty)
 
 
-def test_a_dead_talker_ends_every_stream_and_refuses_the_next(harness: Harness) -> None:
+def test_a_dead_talker_ends_every_stream_and_refuses_new_ones(harness: Harness) -> None:
     deaths: list[BaseException] = []
     harness.engine.on_death = deaths.append
     harness.runner.gate.clear()
@@ -298,7 +298,7 @@ def test_shutdown_wakes_an_idle_engine(harness: Harness) -> None:
     assert not any(thread.is_alive() for thread in harness.engine._threads._threads.values())
 
 
-def test_the_queue_refuses_when_full_and_takes_again_when_it_drains() -> None:
+def test_the_queue_refuses_when_full_and_accepts_after_draining() -> None:
     harness = Harness(slots=1, max_waiting=2)
     harness.runner.gate.clear()
     harness.engine.start()
@@ -313,7 +313,7 @@ def test_the_queue_refuses_when_full_and_takes_again_when_it_drains() -> None:
     harness.engine.close()
 
 
-def test_metrics_count_what_happened(harness: Harness) -> None:
+def test_metrics_count_requests_frames_and_audio(harness: Harness) -> None:
     assert harness.speak(frames=10).ended.wait(WAIT)
     harness.runner.prefill_failures[7] = RuntimeError("no")
     assert harness.speak(seed=7).ended.wait(WAIT)

@@ -1,4 +1,4 @@
-"""How a caller is told what is wrong, and what is drawn as it asked."""
+"""Quoted values in request errors, and sampling parameters of a request."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from qwen3_tts_engine.request import MAX_QUOTED, InvalidRequest, Sampling, Synth
 
 
 class Huge(str):
-    """A text that may not be quoted whole."""
+    """A text that must not be quoted in full."""
 
     def __repr__(self) -> str:
         assert len(self) <= MAX_QUOTED
@@ -28,14 +28,14 @@ class Huge(str):
         (0.1, "0.1"),
     ],
 )
-def test_a_wrong_value_is_quoted_in_part(value: object, quoted: str) -> None:
+def test_errors_quote_long_values_in_part(value: object, quoted: str) -> None:
     assert str(InvalidRequest("text", value, "wrong")) == f"text: {quoted}: wrong"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-38, 9e-6])
-def test_a_temperature_that_divides_too_much_is_greedy(temperature: float) -> None:
-    asked = Sampling.from_defaults(GenerationConfig(), SynthesisRequest(text="x", temperature=temperature))
-    assert (asked.temperature, asked.predictor_temperature) == (0, 0)
+def test_a_temperature_below_the_threshold_is_greedy(temperature: float) -> None:
+    requested = Sampling.from_defaults(GenerationConfig(), SynthesisRequest(text="x", temperature=temperature))
+    assert (requested.temperature, requested.predictor_temperature) == (0, 0)
     by_default = GenerationConfig(temperature=temperature, subtalker_temperature=temperature)
     sampling = Sampling.from_defaults(by_default, SynthesisRequest(text="x"))
     assert (sampling.temperature, sampling.predictor_temperature) == (0, 0)

@@ -1,4 +1,4 @@
-"""What a talker says that cannot start."""
+"""Errors of a talker that cannot start."""
 
 import re
 from pathlib import Path
@@ -20,13 +20,13 @@ def config_of(checkpoint: Path, **settings: object) -> EngineConfig:
     return EngineConfig.model_validate({"checkpoint": str(checkpoint), "max_streams": 2, **settings})
 
 
-def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path) -> None:
+def test_rejects_a_missing_gpu(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="device: cuda:1: PyTorch sees no CUDA device"):
         choose_device(config_of(tiny_checkpoint, device="cuda:1"), "cpu")
 
 
-def test_a_gpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path) -> None:
+def test_rejects_a_gpu_without_bfloat16(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
@@ -35,7 +35,7 @@ def test_a_gpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint:
         choose_device(config_of(tiny_checkpoint), "cuda:0")
 
 
-def test_a_talker_on_each_of_two_gpus() -> None:
+def test_rejects_more_than_one_talker() -> None:
     one = {"kind": "KIND_GPU", "count": 1, "gpus": [1]}
     check_instances([one])
     check_instances([{"kind": "KIND_CPU", "count": 1, "gpus": []}])
@@ -44,7 +44,7 @@ def test_a_talker_on_each_of_two_gpus() -> None:
             check_instances(several)
 
 
-def test_too_little_memory_for_one_stream(tiny_checkpoint: Path) -> None:
+def test_rejects_a_cache_too_small_for_one_stream(tiny_checkpoint: Path) -> None:
     config = config_of(tiny_checkpoint, kv_cache_gib=1e-4)
     with pytest.raises(
         ConfigError, match=r"kv_cache_gib: 0.00 GiB hold \d+ positions, one stream may require \d+: raise it"
@@ -52,19 +52,19 @@ def test_too_little_memory_for_one_stream(tiny_checkpoint: Path) -> None:
         load_runner(Checkpoint.open(config.checkpoint), config, CPU)
 
 
-def test_batch_invariance_without_kernels(tiny_checkpoint: Path) -> None:
+def test_rejects_batch_invariance_without_kernels(tiny_checkpoint: Path) -> None:
     config = config_of(tiny_checkpoint, batch_invariant=True, kernels="off")
     with pytest.raises(ConfigError, match="batch_invariant"):
         load_runner(Checkpoint.open(config.checkpoint), config, CUDA)
 
 
 @pytest.mark.parametrize("frames", [0, 3, 12, 32])
-def test_a_chunk_length_that_no_codec_is_verified_for(frames: int) -> None:
+def test_rejects_an_unverified_chunk_length(frames: int) -> None:
     with pytest.raises(ConfigError, match=f"max_chunk_frames: '{frames}': Value error, must be one of 1, 2, 4, 8, 16"):
         EngineConfig.from_parameters({"checkpoint": "any", "max_chunk_frames": str(frames)}, {})
 
 
-def test_a_codec_that_is_not_verified_for_the_longest_chunk(
+def test_rejects_a_codec_not_verified_for_the_longest_chunk(
     tiny_checkpoint: Path, tiny_code2wav: Path, tmp_path: Path
 ) -> None:
     folder, checkpoint = tmp_path / "code2wav" / "1", Checkpoint.open(str(tiny_checkpoint))

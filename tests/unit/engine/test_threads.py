@@ -1,4 +1,4 @@
-"""PyTorch's current device belongs to a thread: each one that uses the device sets it first."""
+"""PyTorch's current device is per thread: each thread that uses the device sets it first."""
 
 import threading
 from pathlib import Path
@@ -21,7 +21,7 @@ WAIT = 10.0
 
 
 class Started:
-    """The names of the threads that called, and an event once there are `count`."""
+    """Records the names of calling threads; `all` is set once there are `count`."""
 
     def __init__(self, count: int) -> None:
         self.names: set[str] = set()
@@ -37,7 +37,7 @@ class Started:
 @pytest.mark.parametrize(
     ("take_turns", "names"), [("off", {"talker", "codec", "sender"}), ("on", {"talker", "sender"})]
 )
-def test_the_engine(take_turns: str, names: set[str]) -> None:
+def test_engine_threads_set_the_device(take_turns: str, names: set[str]) -> None:
     started = Started(len(names))
     config = EngineConfig.model_validate({"checkpoint": "any", "max_streams": 2, "take_turns": take_turns})
     engine = build_engine(config, NUM_CODEBOOKS, ScriptedRunner(2), ScriptedCodec(), started)
@@ -47,7 +47,7 @@ def test_the_engine(take_turns: str, names: set[str]) -> None:
     assert started.names == names
 
 
-def test_voices(tmp_path: Path) -> None:
+def test_voice_threads_set_the_device(tmp_path: Path) -> None:
     started = Started(3)
     store, config = VoiceStore(tmp_path, 1, 1), EngineConfig(checkpoint="any")
     voices = Voices(MagicMock(), store, Origin(1, "", ""), config, MagicMock(), started)
@@ -56,7 +56,7 @@ def test_voices(tmp_path: Path) -> None:
     assert started.names == {"registry", "recordings", "encoders"}
 
 
-def test_the_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_thread_sets_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(1)
     opening = Opening(MagicMock(), Gate(1), EngineConfig(checkpoint="any"), started)
     monkeypatch.setattr(opening, "_pause", MagicMock(side_effect=CodecProofError("enough")))
@@ -66,7 +66,7 @@ def test_the_opening(monkeypatch: pytest.MonkeyPatch) -> None:
     assert started.names == {"opening"}
 
 
-def test_the_device_is_the_configured_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_the_configured_device_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = MagicMock()
     monkeypatch.setattr(torch.cuda, "set_device", chosen)
     on_thread(torch.device("cpu"))()

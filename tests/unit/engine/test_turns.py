@@ -1,4 +1,4 @@
-"""Talker and codec on one device, in turn."""
+"""Talker and codec that take turns on one device."""
 
 import random
 import time
@@ -12,7 +12,7 @@ from tests.unit.engine.test_engine import WAIT, Harness, eventually
 
 
 class InTurn(Harness):
-    """Notes how many ticks were launched, and how many of them were not read, as each codec call began and ended."""
+    """Records the ticks launched and in flight at the start and end of each codec call."""
 
     def __init__(self, slots: int = 4) -> None:
         super().__init__(slots, max_waiting=1000, lookahead=1, take_turns=True)
@@ -20,16 +20,16 @@ class InTurn(Harness):
         self.in_flight: list[int] = []
         decode = self.codec.decode
 
-        def watched(chunks: Any) -> Any:
-            self._note()
+        def recorded(chunks: Any) -> Any:
+            self._record()
             time.sleep(0.002)
             answer = decode(chunks)
-            self._note()
+            self._record()
             return answer
 
-        self.codec.decode = watched  # type: ignore[method-assign]
+        self.codec.decode = recorded  # type: ignore[method-assign]
 
-    def _note(self) -> None:
+    def _record(self) -> None:
         self.launched.append(self.runner.launched)
         self.in_flight.append(self.runner.launched - self.runner.collected)
 
@@ -49,22 +49,22 @@ def test_no_tick_is_in_flight_during_a_codec_call(harness: InTurn) -> None:
     assert harness.launched[::2] == harness.launched[1::2]
 
 
-def test_the_first_chunk_waits_for_no_further_tick(harness: InTurn) -> None:
+def test_the_first_chunk_is_decoded_after_one_tick(harness: InTurn) -> None:
     assert harness.speak(frames=4).ended.wait(WAIT)
     assert harness.codec.calls[0] == (1, 1)
     assert harness.launched[0] == 1
 
 
-def test_ticks_overlap_where_no_chunk_becomes_ready(harness: InTurn) -> None:
-    """With chunks of eight frames there are at most eight ticks between two calls, launched ahead of their reading."""
+def test_ticks_overlap_while_no_chunk_is_ready(harness: InTurn) -> None:
+    """With chunks of eight frames, up to eight ticks run between calls, each launched before the last one is read."""
     waiting = []
     collect = harness.runner.collect
 
-    def watched(tick: Any) -> Any:
+    def recorded(tick: Any) -> Any:
         waiting.append(harness.runner.launched - harness.runner.collected)
         return collect(tick)
 
-    harness.runner.collect = watched  # type: ignore[method-assign]
+    harness.runner.collect = recorded  # type: ignore[method-assign]
     harness.runner.tick_seconds = 0.001
     assert harness.speak(frames=64).ended.wait(WAIT)
     assert len(harness.codec.calls) < 64
@@ -72,7 +72,7 @@ def test_ticks_overlap_where_no_chunk_becomes_ready(harness: InTurn) -> None:
 
 
 def test_calls_and_ticks_alternate(harness: InTurn) -> None:
-    """Chunks of several lengths do not keep the talker waiting for more than one call."""
+    """Chunks of several lengths delay the talker by one call at most."""
     harness.runner.tick_seconds = 0.0005
     listeners = []
     for seed in range(24):
@@ -84,7 +84,7 @@ def test_calls_and_ticks_alternate(harness: InTurn) -> None:
     assert sum(a == b for a, b in pairwise(before)) <= 4
 
 
-def test_cancels_at_random_leave_nobody_waiting(harness: InTurn) -> None:
+def test_random_cancels_leave_no_stream_waiting(harness: InTurn) -> None:
     chance = random.Random(0)
     listeners = []
     for key in range(200):

@@ -1,4 +1,4 @@
-"""The encoders as TensorRT plans: what TensorRT for RTX builds, and what is verified, kept, recorded and refused."""
+"""The encoders as TensorRT plans: building, verification, manifests and refusals."""
 
 import shutil
 from pathlib import Path
@@ -60,7 +60,7 @@ def synthetic(encoder: EncoderExport, size: Size) -> nn.Module:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: encoder.name)
-def test_tensorrt_for_rtx_builds_for_references_of_any_length(
+def test_tensorrt_for_rtx_builds_plans_for_references_of_any_length(
     encoder: EncoderExport, size: Size, tmp_path: Path
 ) -> None:
     pytest.importorskip("tensorrt_rtx_bindings", reason="the extra tensorrt-rtx")
@@ -83,7 +83,7 @@ def test_tensorrt_for_rtx_builds_for_references_of_any_length(
 
 
 @pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: encoder.name)
-def test_opset_17_says_the_same(encoder: EncoderExport, tiny_base_models: Path, tmp_path: Path) -> None:
+def test_opset_17_graph_has_the_same_output(encoder: EncoderExport, tiny_base_models: Path, tmp_path: Path) -> None:
     exported, portable = tiny_base_models / encoder.name / "1" / "model.onnx", tmp_path / "17.onnx"
     shutil.copy(exported, portable)
     to_opset_17(portable)
@@ -104,7 +104,7 @@ def checkpoint(checkpoint_of: CheckpointOf) -> Checkpoint:
 
 @pytest.fixture
 def runtime(fake_tensorrt: TensorRtSettings, tiny_base_models: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
-    """TensorRT's, for graphs that were exported before."""
+    """The TensorRT runtime, with graphs that were exported before."""
 
     def write(graph: OnnxGraph, path: Path) -> None:
         encoder = SPEAKER_ENCODER if isinstance(graph.module, SpeakerEncoder) else CODEC_ENCODER
@@ -120,7 +120,7 @@ def export_plan(encoder: EncoderExport, checkpoint: Checkpoint, folder: Path, ru
 
 
 @pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: encoder.name)
-def test_verified_plan_is_put_in_place_with_its_facts(
+def test_installs_a_verified_plan_with_its_facts(
     encoder: EncoderExport, checkpoint: Checkpoint, runtime: Runtime, tmp_path: Path
 ) -> None:
     folder = tmp_path / "models" / f"{encoder.name}_large"
@@ -141,22 +141,22 @@ def test_verified_plan_is_put_in_place_with_its_facts(
 
 @pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: encoder.name)
 @pytest.mark.parametrize(
-    ("spoil", "error", "message"),
+    ("fault", "error", "message"),
     [("wrong", ExportError, "differs from PyTorch for 1 frames"), ("crash", PlanError, "exit code 3")],
 )
-def test_plan_that_does_not_agree_is_deleted(
-    encoder: EncoderExport, spoil: str, error: type[Exception], message: str, checkpoint: Checkpoint, runtime: Runtime,
+def test_deletes_a_plan_that_fails_verification(
+    encoder: EncoderExport, fault: str, error: type[Exception], message: str, checkpoint: Checkpoint, runtime: Runtime,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     folder = tmp_path / encoder.name
-    monkeypatch.setenv("QWEN3_TTS_FAKE_PLAN", spoil)
+    monkeypatch.setenv("QWEN3_TTS_FAKE_PLAN", fault)
     with pytest.raises(error, match=message):
         export_plan(encoder, checkpoint, folder, runtime)
     assert [path.name for path in folder.iterdir()] == ["1"]
     assert not any((folder / "1").iterdir())
 
 
-def test_another_form_takes_the_place_of_the_one_before(
+def test_another_form_replaces_the_previous_one(
     checkpoint: Checkpoint, runtime: Runtime, tiny_base_models: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(tiny_base_models / "speaker_encoder", tmp_path / "speaker_encoder")
@@ -169,11 +169,11 @@ def test_another_form_takes_the_place_of_the_one_before(
     assert 'backend: "onnxruntime"' in (folder / "config.pbtxt").read_text()
 
 
-def test_command_gives_the_encoders_their_form(
+def test_command_exports_encoders_in_their_form(
     checkpoint: Checkpoint, runtime: Runtime, fake_tensorrt: TensorRtSettings, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """The codec aside, whose export takes most of a minute."""
+    """Without the codec, whose export takes most of a minute."""
     monkeypatch.setattr(cli, "_export", lambda *arguments: None)
     app = typer.Typer()
     app.command()(cli.main)
@@ -188,7 +188,7 @@ def test_command_gives_the_encoders_their_form(
 
 @pytest.fixture
 def repository(checkpoint: Checkpoint, runtime: Runtime, tmp_path: Path) -> Path:
-    """Plans of both encoders, made with TensorRT 10.14.1 for an H200."""
+    """Plans of both encoders, built with TensorRT 10.14.1 for an H200."""
     for encoder in ENCODERS:
         export_plan(encoder, checkpoint, tmp_path / "models" / encoder.name, runtime)
     return tmp_path / "models"
@@ -207,7 +207,7 @@ def check(checkpoint: Checkpoint, repository: Path, device: str = "cuda:0", **se
         ("NVIDIA H200", "10.14.1", 31, r"engine.profiles: none supports mel \[1, 2910, 128\]"),
     ],
 )
-def test_server_refuses_a_plan_that_is_not_for_it(
+def test_server_refuses_a_plan_for_another_gpu_version_or_length(
     checkpoint: Checkpoint, repository: Path, monkeypatch: pytest.MonkeyPatch,
     gpu: str, version: str, seconds: float, message: str,
 ) -> None:  # fmt: skip
@@ -220,7 +220,7 @@ def test_server_refuses_a_plan_that_is_not_for_it(
         check(checkpoint, repository, max_reference_seconds=seconds)
 
 
-def test_server_refuses_a_missing_plan_and_one_without_a_gpu(checkpoint: Checkpoint, repository: Path) -> None:
+def test_server_refuses_a_missing_plan_and_a_plan_on_the_cpu(checkpoint: Checkpoint, repository: Path) -> None:
     with pytest.raises(CheckpointError, match="form is tensorrt, which requires a CUDA device, this model runs on cpu"):
         check(checkpoint, repository, "cpu")
     (repository / "speaker_encoder" / "1" / "model.plan").unlink()
@@ -228,5 +228,5 @@ def test_server_refuses_a_missing_plan_and_one_without_a_gpu(checkpoint: Checkpo
         check(checkpoint, repository)
 
 
-def test_plans_are_for_the_longest_reference_of_the_default_settings() -> None:
+def test_plans_fit_the_longest_reference_of_the_default_settings() -> None:
     assert MOST_FRAMES == EngineConfig(checkpoint="any").max_reference_frames == 375

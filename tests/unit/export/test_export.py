@@ -1,4 +1,4 @@
-"""`python -m export`: what it writes, when it does nothing, and what it refuses."""
+"""`python -m export`: exported files, up-to-date checks and refusals."""
 
 import os
 import re
@@ -47,7 +47,7 @@ def version(tiny_code2wav: Path) -> Path:
     return tiny_code2wav / "code2wav" / "1"
 
 
-def test_manifest_says_what_the_file_was_made_from(version: Path, tiny_checkpoint: Path) -> None:
+def test_manifest_describes_the_exported_file(version: Path, tiny_checkpoint: Path) -> None:
     checkpoint, manifest = Checkpoint.open(str(tiny_checkpoint)), CodecManifest.read(version)
     assert (manifest.form, manifest.state_dtype, manifest.sample_rate) == ("onnx", "FP32", 24000)
     assert manifest.codec_digest == checkpoint.codec_digest
@@ -56,7 +56,7 @@ def test_manifest_says_what_the_file_was_made_from(version: Path, tiny_checkpoin
     assert sorted(path.name for path in version.iterdir()) == ["golden.safetensors", "model.json", "model.onnx"]
 
 
-def test_runtime_sees_open_sizes_where_the_configuration_leaves_them_open(version: Path) -> None:
+def test_graph_has_dynamic_sizes_where_the_configuration_has_them(version: Path) -> None:
     """Triton's ONNX Runtime backend compares the two."""
     session = onnxruntime.InferenceSession(version / ONNX.filename, providers=["CPUExecutionProvider"])
     sizes = {tensor.name: tensor.shape for tensor in (*session.get_inputs(), *session.get_outputs())}
@@ -69,7 +69,7 @@ def test_runtime_sees_open_sizes_where_the_configuration_leaves_them_open(versio
     }
 
 
-def test_file_takes_chunk_lengths_that_no_talker_asks_for(version: Path, tiny_checkpoint: Path) -> None:
+def test_file_accepts_chunk_lengths_that_the_talker_does_not_use(version: Path, tiny_checkpoint: Path) -> None:
     reference = Reference(CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint))))
     state, history = reference.cold(2) + 0.1, reference.history(2, 7)
     for frames in (3, 13, MAX_FRAMES):
@@ -78,7 +78,7 @@ def test_file_takes_chunk_lengths_that_no_talker_asks_for(version: Path, tiny_ch
         assert compare_step(reference(*inputs), answers).within(ONNX.limit), frames
 
 
-def test_up_to_date_export_is_left_alone(tiny_code2wav: Path, version: Path, tiny_checkpoint: Path) -> None:
+def test_leaves_an_up_to_date_export_unchanged(tiny_code2wav: Path, version: Path, tiny_checkpoint: Path) -> None:
     before = os.stat(version / ONNX.filename)
     code, output = run(tiny_checkpoint, tiny_code2wav)
     assert code == 0
@@ -88,7 +88,7 @@ def test_up_to_date_export_is_left_alone(tiny_code2wav: Path, version: Path, tin
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch, version: Path) -> list[Path]:
-    """Builds become copies of the exported file; each one is put into the list."""
+    """Replaces builds by copies of the exported file, and lists the copies."""
     built: list[Path] = []
 
     def build(step: CodecStep, path: Path) -> None:
@@ -115,7 +115,7 @@ def test_exports_again_without_golden_cases(
     assert (folder / GOLDEN).is_file()
 
 
-def test_golden_cases_are_what_the_step_says(version: Path, tiny_checkpoint: Path) -> None:
+def test_golden_cases_match_the_step(version: Path, tiny_checkpoint: Path) -> None:
     checkpoint = Checkpoint.open(str(tiny_checkpoint))
     golden, step = Golden.read(version, checkpoint.codec_digest), CodecStep.from_checkpoint(checkpoint)
     assert golden.snr_db == ONNX.limit.snr_db
@@ -150,7 +150,7 @@ def test_exports_again_when_not_verified_for_every_chunk_length(
     assert CodecManifest.read(folder).chunk_frames == [*CHUNK_FRAMES]
 
 
-def test_wrong_file_is_refused_and_deleted(
+def test_refuses_and_deletes_a_file_that_differs(
     monkeypatch: pytest.MonkeyPatch, version: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     def build(step: CodecStep, path: Path) -> None:
@@ -162,15 +162,15 @@ def test_wrong_file_is_refused_and_deleted(
     monkeypatch.setitem(cli.FORMS, "onnx", replace(ONNX, build=build))
     code, output = run(tiny_checkpoint, tmp_path)
     assert code == 1
-    said = output.replace("\n", " ")
-    assert "differs from the PyTorch step" in said
+    message = output.replace("\n", " ")
+    assert "differs from the PyTorch step" in message
     assert re.search(
-        r"by rows x frames: (\d+ x \d+( of one row)?: \d+\.\d dB,? ){10}and \d+ more; deleted\. Export", said
+        r"by rows x frames: (\d+ x \d+( of one row)?: \d+\.\d dB,? ){10}and \d+ more; deleted\. Export", message
     )
     assert not any((tmp_path / "code2wav" / "1").iterdir())
 
 
-def test_a_refused_file_leaves_what_was_there(
+def test_a_refused_file_leaves_the_previous_export(
     monkeypatch: pytest.MonkeyPatch, version: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(version, tmp_path / "code2wav" / "1")
@@ -180,7 +180,7 @@ def test_a_refused_file_leaves_what_was_there(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_unusable_checkpoint_is_an_error_and_no_traceback(tmp_path: Path) -> None:
+def test_reports_an_unusable_checkpoint_without_a_traceback(tmp_path: Path) -> None:
     code, output = run(tmp_path, tmp_path)
     assert code == 1
     assert "missing from the checkpoint" in output.replace("\n", " ")
@@ -202,12 +202,12 @@ def test_unreadable_manifest_names_file_and_field(content: str, message: str, tm
     assert str(tmp_path / "model.json") in str(refused.value)
 
 
-def test_missing_manifest_says_how_to_get_one(tmp_path: Path) -> None:
+def test_missing_manifest_names_the_export_command(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="python -m export"):
         CodecManifest.read(tmp_path)
 
 
-def test_a_base_checkpoint_brings_its_encoders(
+def test_exports_the_encoders_of_a_base_checkpoint(
     tiny_base_models: Path, checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
     repository = shutil.copytree(tiny_base_models, tmp_path / "repository")
@@ -228,7 +228,7 @@ def test_a_base_checkpoint_brings_its_encoders(
             read_encoder(repository / name / "1", "other", base)
 
 
-def test_another_base_checkpoint_has_a_speaker_encoder_of_its_own(
+def test_exports_a_speaker_encoder_under_another_name(
     tiny_base_models: Path, checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
     repository = shutil.copytree(tiny_base_models, tmp_path / "repository")
@@ -238,7 +238,7 @@ def test_another_base_checkpoint_has_a_speaker_encoder_of_its_own(
     assert 'name: "speaker_encoder"' in (repository / "speaker_encoder" / "config.pbtxt").read_text()
 
 
-def test_an_encoder_that_differs_is_not_put_in_place(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
+def test_does_not_install_an_encoder_that_differs(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(str(checkpoint_of("base")))
     strict = replace(SPEAKER_ENCODER, limit=-1.0)
     with Progress(disable=True) as progress, pytest.raises(ExportError, match="differs from PyTorch for 1 frames"):

@@ -1,4 +1,4 @@
-"""The launches that the TensorRT plugin replays: recorded, written, read by its C++ and launched as recorded."""
+"""Kernel launches of the TensorRT plugin: recording, the program file and replay by the plugin's C++."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
@@ -18,7 +18,7 @@ from tests.fakes.codec_layers import small_step
 from tests.fakes.compiled_plugin import CompiledPlugin
 
 pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the kernels themselves")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the compiled kernels")
 
 CPU = torch.device("cpu")
 SHAPES = ((1, 1), (2, 1), (3, 2))
@@ -33,7 +33,7 @@ def weights() -> StepWeights:
 
 
 class Memory:
-    """Where a call's tensors lie: inputs at random, everything else not a number."""
+    """The tensors of a call: random inputs, and NaN everywhere else."""
 
     def __init__(self, weights: StepWeights, recording: Recording, constants: Constants) -> None:
         rows, frames, config = recording.rows, recording.frames, weights.config
@@ -55,12 +55,12 @@ class Memory:
 
 
 @pytest.mark.timeout(900)
-def test_recorded_launches_are_the_step(weights: StepWeights) -> None:
+def test_recorded_launches_compute_the_step(weights: StepWeights) -> None:
     constants = Constants()
     recording = record(weights, constants, 2, 1)
     memory = Memory(weights, recording, constants)
     for launch in recording.launches:
-        # The interpreter has no sine of the multiprocessor's.
+        # The interpreter lacks the hardware's fast sine.
         options = launch.options | ({"FAST": False} if "FAST" in launch.options else {})
         launch.kernel[launch.grid](*map(memory.argument, launch.arguments), **options)
     waveform, state = Step(weights, KernelOps(weights.config, CPU))(*memory.inputs)
@@ -69,29 +69,29 @@ def test_recorded_launches_are_the_step(weights: StepWeights) -> None:
     assert torch.equal(memory.state, state)
 
 
-def test_temporaries_that_live_together_do_not_overlap() -> None:
+def test_temporaries_with_overlapping_lifetimes_do_not_overlap() -> None:
     sizes = (300, 7, 512, 1, 4096, 256, 90)
     temporaries = {i: Temporary(size, first=i % 4, last=i % 4 + i // 2) for i, size in enumerate(sizes)}
     offsets, end = plan(temporaries)
     for (i, a), (j, b) in combinations(temporaries.items(), 2):
         apart = offsets[i] + a.size <= offsets[j] or offsets[j] + b.size <= offsets[i]
         assert apart or not a.lives_with(b)
-    assert end < sum(sizes), "room is used again"
+    assert end < sum(sizes), "memory is reused"
     assert all(offset % ALIGNMENT == 0 and offset + temporaries[i].size <= end for i, offset in offsets.items())
 
 
-def test_constants_are_kept_once_whatever_the_number_of_shapes(weights: StepWeights) -> None:
+def test_constants_are_stored_once_for_all_shapes(weights: StepWeights) -> None:
     constants = Constants()
     record(weights, constants, 2, 1)
     first = constants.size
     record(weights, constants, 2, 1)
     tables = constants.size - first
     assert constants.size % ALIGNMENT == 0
-    assert tables < first / 100, "weights again"
+    assert tables < first / 100, "the weights are stored again"
 
 
 def stand_in_compile(launches: Sequence[Launch]) -> list[Compiled]:
-    """Kernels that are told apart by name and options; numbers and places are parameters."""
+    """Kernels identified by name and options; numbers and places are parameters."""
     return [_stand_in(launch) for launch in launches]
 
 
@@ -121,7 +121,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompiledPlugin]
 
 @pytest.fixture
 def step(plugin: CompiledPlugin, program: bytes) -> Iterator[int]:
-    """The program, opened; the launches are those from then on."""
+    """The opened program; `launches` then returns only what it launches."""
     plugin.launches("")
     opened, _ = plugin.open(program)
     yield opened
@@ -129,7 +129,7 @@ def step(plugin: CompiledPlugin, program: bytes) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_plugin_launches_what_was_recorded(
+def test_plugin_replays_the_recorded_launches(
     plugin: CompiledPlugin, step: int, weights: StepWeights, shape: tuple[int, int]
 ) -> None:
     constants = Constants()
@@ -154,13 +154,13 @@ def test_plugin_launches_what_was_recorded(
     assert plugin.launches("launch") == expected
 
 
-def test_much_shared_memory_is_asked_for(plugin: CompiledPlugin, step: int) -> None:
-    asked = plugin.launches("attribute")
-    assert asked
-    assert all("product" in image and rest == ["8", str(64 * 1024)] for image, *rest in asked)
+def test_plugin_requests_large_shared_memory(plugin: CompiledPlugin, step: int) -> None:
+    requested = plugin.launches("attribute")
+    assert requested
+    assert all("product" in image and rest == ["8", str(64 * 1024)] for image, *rest in requested)
 
 
-def test_workspace_is_that_of_the_largest_shape_up_to_one(
+def test_workspace_is_that_of_the_largest_recorded_shape_within_the_limits(
     plugin: CompiledPlugin, step: int, weights: StepWeights
 ) -> None:
     sizes = {shape: record(weights, Constants(), *shape).workspace for shape in SHAPES}
@@ -174,20 +174,22 @@ def test_equal_programs_share_their_constants(plugin: CompiledPlugin, program: b
     (first, _), (second, _) = plugin.open(program), plugin.open(program)
     assert len(plugin.launches("constants")) == 1
     plugin.close(first)
-    assert plugin.run(second, 1, 1, NOWHERE) == (0, ""), "still there"
+    assert plugin.run(second, 1, 1, NOWHERE) == (0, ""), "the constants are still allocated"
     plugin.close(second)
     plugin.launches("")
     third, _ = plugin.open(program)
-    assert len(plugin.launches("constants")) == 1, "nobody had it"
+    assert len(plugin.launches("constants")) == 1, "the constants were freed"
     plugin.close(third)
 
 
-def test_shape_that_was_not_recorded_is_refused(plugin: CompiledPlugin, step: int) -> None:
+def test_refuses_a_shape_that_was_not_recorded(plugin: CompiledPlugin, step: int) -> None:
     assert plugin.run(step, 4, 3, NOWHERE) == (1, "code2wav: the plan was not built for 4 x 3\n")
 
 
-@pytest.mark.parametrize("spoiled", [lambda p: b"X" + p[1:], lambda p: p[: len(p) // 2], lambda p: b""])
-def test_another_file_is_refused(plugin: CompiledPlugin, program: bytes, spoiled: Callable[[bytes], bytes]) -> None:
-    opened, said = plugin.open(spoiled(program))
+@pytest.mark.parametrize("corrupt", [lambda p: b"X" + p[1:], lambda p: p[: len(p) // 2], lambda p: b""])
+def test_refuses_an_invalid_program_file(
+    plugin: CompiledPlugin, program: bytes, corrupt: Callable[[bytes], bytes]
+) -> None:
+    opened, message = plugin.open(corrupt(program))
     assert opened is None
-    assert said.startswith("code2wav: ")
+    assert message.startswith("code2wav: ")

@@ -1,4 +1,4 @@
-"""TensorRT itself, without a GPU: TensorRT for RTX parses the codec's graph and builds a strongly typed network."""
+"""TensorRT without a GPU: TensorRT for RTX parses the codec's graph and builds a strongly typed network."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def test_builds_a_strongly_typed_plan(size: Size, tmp_path: Path, capfd: pytest.
     assert "steps)" in capfd.readouterr().err
 
 
-def test_graph_that_tensorrt_does_not_know_is_named(tmp_path: Path) -> None:
+def test_names_a_graph_that_tensorrt_cannot_parse(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no graph")
     options = ["--profiles", "[]", "--cache", str(tmp_path)]
     files = [str(tmp_path / "model.onnx"), str(tmp_path / "model.plan")]
@@ -55,14 +55,14 @@ def test_graph_that_tensorrt_does_not_know_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-def test_plan_that_cannot_be_run_is_not_verified(tmp_path: Path) -> None:
+def test_refuses_a_plan_that_cannot_be_verified_without_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "model.plan").write_bytes(b"plan")
     with pytest.raises(PlanError, match="cannot be verified, so it is not kept: no CUDA driver"):
         tensorrt_form(TensorRtSettings()).load(tmp_path / "model.plan")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-def test_tensorrt_that_needs_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_that_the_build_requires_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tensorrt.py").write_text("__version__ = '10.14.1.48'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(OnnxGraph, "write", lambda graph, path: path.touch())
@@ -71,7 +71,7 @@ def test_tensorrt_that_needs_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.M
         build(TensorRtSettings(cache=tmp_path), graph(half_step("tiny")), tmp_path / "model.plan")
 
 
-def test_fp32_is_no_tf32() -> None:
+def test_fp32_layers_do_not_use_tf32() -> None:
     trt = import_tensorrt()
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
     config = configure(trt, builder, create_network(trt, builder), level=0, report=print)

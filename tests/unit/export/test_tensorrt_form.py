@@ -1,4 +1,4 @@
-"""`--form tensorrt` with a stand-in for the Python that has TensorRT: what is verified, kept, recorded and refused."""
+"""`--form tensorrt` with a stand-in for TensorRT's Python: verification, manifests and refusals."""
 
 import json
 import re
@@ -32,13 +32,13 @@ from qwen3_tts_engine.checkpoint.manifest import CodecManifest
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, MAX_FRAMES
 from tests.fakes import plan_python
 
-# Elements of the tiny codec's.
+# Elements of the tiny codec's state.
 STATE = 21868
 
 
 @pytest.fixture(scope="module")
 def half_graph(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny codec in FP16 as the exporter writes it, which takes it most of a minute."""
+    """The tiny codec in FP16 as the exporter writes it; the export takes most of a minute."""
     path = tmp_path_factory.mktemp("onnx") / "half.onnx"
     onnx_form.graph(CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint)), torch.float16)).write(path)
     return path
@@ -56,13 +56,13 @@ def _export_once(half_graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def form(fake_tensorrt: TensorRtSettings) -> Form:
-    """Fewer and smaller batches than the real one's."""
+    """The form with fewer and smaller batches to verify."""
     return replace(tensorrt_form(fake_tensorrt), batches=(1, 2, 8), utterance=40)
 
 
 @pytest.fixture(autouse=True)
 def _shared_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of device memory."""
+    """A shared file in place of device memory."""
 
     def mapped(shared: SharedTensors, device: torch.device) -> torch.Tensor:
         return torch.from_file(shared.handle.decode(), shared=True, size=shared.size, dtype=torch.uint8)
@@ -80,7 +80,7 @@ def export_plan(checkpoint: Checkpoint, repository: Path, form: Form) -> Exporte
         return export(checkpoint, repository, form, progress)
 
 
-def test_verified_plan_is_put_in_place_with_its_facts(checkpoint: Checkpoint, tmp_path: Path, form: Form) -> None:
+def test_installs_a_verified_plan_with_its_facts(checkpoint: Checkpoint, tmp_path: Path, form: Form) -> None:
     exported = export_plan(checkpoint, tmp_path, form)
     folder = tmp_path / "code2wav" / "1"
     assert sorted(path.name for path in folder.iterdir()) == ["golden.safetensors", "model.json", "model.plan"]
@@ -103,7 +103,7 @@ def test_verified_plan_is_put_in_place_with_its_facts(checkpoint: Checkpoint, tm
 
 
 @pytest.mark.parametrize(
-    ("spoil", "named"),
+    ("fault", "named"),
     [
         ("batch", r"(2|8) x \d+: -?\d+\.\d dB, .*"),
         ("shape:8x4", r"8 x 4( of one row)?: [78]\.\d dB, 8 x 4( of one row)?: [78]\.\d dB"),
@@ -112,17 +112,17 @@ def test_verified_plan_is_put_in_place_with_its_facts(checkpoint: Checkpoint, tm
         ("stale", r"\d x \d+( of one row)?: -inf dB, .* and \d+ more"),
     ],
 )
-def test_wrong_plan_is_deleted_and_its_shapes_are_named(
-    spoil: str, named: str, checkpoint: Checkpoint, tmp_path: Path, form: Form, monkeypatch: pytest.MonkeyPatch
+def test_deletes_a_wrong_plan_and_names_its_shapes(
+    fault: str, named: str, checkpoint: Checkpoint, tmp_path: Path, form: Form, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QWEN3_TTS_FAKE_PLAN", spoil)
+    monkeypatch.setenv("QWEN3_TTS_FAKE_PLAN", fault)
     limits = r"SNR -?\S+ dB, .*limits: .*SNR from 30\.0 dB, drift up to 3\.0 dB\)"
     with pytest.raises(ExportError, match=rf"{limits}; by rows x frames: {named}; deleted\. Build with another"):
         export_plan(checkpoint, tmp_path, form)
     assert not any((tmp_path / "code2wav" / "1").iterdir())
 
 
-def test_answer_that_the_plan_does_not_write_is_not_that_of_before(
+def test_outputs_that_the_plan_does_not_write_are_nan(
     fake_tensorrt: TensorRtSettings, half_graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan_python.build([str(half_graph), str(tmp_path / "model.plan"), "--profiles", json.dumps(plan_profiles(STATE))])
@@ -133,7 +133,7 @@ def test_answer_that_the_plan_does_not_write_is_not_that_of_before(
     assert all(tensor.isnan().all() for tensor in plan(*inputs))
 
 
-def test_crash_of_tensorrt_is_an_error_and_no_plan(
+def test_a_crash_of_tensorrt_is_reported_and_leaves_no_plan(
     checkpoint: Checkpoint, tmp_path: Path, form: Form, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QWEN3_TTS_FAKE_PLAN", "crash")
@@ -142,7 +142,7 @@ def test_crash_of_tensorrt_is_an_error_and_no_plan(
     assert not any((tmp_path / "code2wav" / "1").iterdir())
 
 
-def test_shape_outside_the_profile_is_refused_and_the_next_one_served(
+def test_refuses_a_shape_outside_the_profiles_and_serves_the_next(
     checkpoint: Checkpoint, form: Form, tmp_path: Path
 ) -> None:
     export_plan(checkpoint, tmp_path, form)
@@ -155,11 +155,11 @@ def test_shape_outside_the_profile_is_refused_and_the_next_one_served(
     assert waveform.shape == (1, 3840)
 
 
-def test_every_batch_is_verified() -> None:
+def test_verifies_every_batch_size() -> None:
     assert tensorrt_form(TensorRtSettings()).batches == tuple(range(1, MAX_BATCH + 1))
 
 
-def test_build_only_leaves_the_repository_alone_and_says_so(
+def test_build_only_does_not_verify_or_touch_the_repository(
     fake_tensorrt: TensorRtSettings, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     app = typer.Typer()
@@ -174,7 +174,7 @@ def test_build_only_leaves_the_repository_alone_and_says_so(
     assert not (tmp_path / "code2wav").exists()
 
 
-def test_opset_17_says_the_same(tiny_code2wav: Path, tmp_path: Path) -> None:
+def test_opset_17_graph_has_the_same_outputs(tiny_code2wav: Path, tmp_path: Path) -> None:
     exported, portable = tiny_code2wav / "code2wav" / "1" / "model.onnx", tmp_path / "17.onnx"
     shutil.copy(exported, portable)
     to_opset_17(portable)

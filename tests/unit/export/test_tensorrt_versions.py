@@ -1,4 +1,4 @@
-"""Plans are built and run with the names that TensorRT 8.6, 10 and 11 have: stand-ins have no others."""
+"""Building and running plans with TensorRT 8.6, 10 and 11: stand-ins with the names of each version only."""
 
 import json
 import sys
@@ -17,13 +17,13 @@ from tests.fakes import host_cuda
 from tests.fakes.tensorrt_module import ENUMS, LACKS, STRICT, tensorrt_module
 
 VERSIONS = tuple(LACKS)
-# Rows of the first and of the second one.
+# The first one takes 1 to 4 rows, the second one 6 to 8.
 PROFILES = [{"x": [[1, 4], [2, 4], [4, 4]]}, {"x": [[6, 4], [8, 4], [8, 4]]}]
 
 
 @pytest.fixture(params=VERSIONS)
 def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Of the TensorRT that is installed, on a GPU."""
+    """The version of the TensorRT stand-in that is installed, with a GPU."""
     install(request.param, monkeypatch)
     return str(request.param)
 
@@ -36,13 +36,13 @@ def install(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(folder: Path, dtype: str = "HALF", level: int = 2) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the exporter and what the stand-in says of a plan."""
+    """Returns the exporter's facts of a plan and the stand-in's."""
     (folder / "graph.onnx").write_text(dtype)
     facts = tensorrt_build.build(folder / "graph.onnx", folder / "x.plan", PROFILES, level, folder / "cache")
     return facts, json.loads((folder / "x.plan").read_text())
 
 
-def test_every_version_builds(version: str, tmp_path: Path) -> None:
+def test_every_version_builds_a_plan(version: str, tmp_path: Path) -> None:
     facts, plan = build(tmp_path)
     assert (facts["library"], facts["version"], facts["level"]) == ("tensorrt", version, 2)
     assert facts["strongly_typed"] == (version != "8.6")
@@ -54,7 +54,7 @@ def test_every_version_builds(version: str, tmp_path: Path) -> None:
     ("version", "network"),
     [("8.6", ["EXPLICIT_BATCH"]), ("10.14", ["EXPLICIT_BATCH", "STRONGLY_TYPED"]), ("11.1", ["STRONGLY_TYPED"])],
 )
-def test_networks_are_as_strongly_typed_as_a_version_can(
+def test_network_is_strongly_typed_where_the_version_supports_it(
     version: str, network: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(version, monkeypatch)
@@ -77,7 +77,7 @@ def test_tensorrt_8_computes_in_fp16_where_the_graph_does(
     assert ("FP16" in plan["builder"]) == (dtype == "HALF")
 
 
-def test_timings_of_the_last_build_shorten_the_next(version: str, tmp_path: Path) -> None:
+def test_builds_extend_the_timing_cache(version: str, tmp_path: Path) -> None:
     for builds in (1, 2):
         build(tmp_path)
         [timings] = (tmp_path / "cache").iterdir()
@@ -85,14 +85,14 @@ def test_timings_of_the_last_build_shorten_the_next(version: str, tmp_path: Path
         assert timings.read_bytes() == b"timing " * builds
 
 
-def test_progress_is_reported_where_there_is_a_monitor(
+def test_reports_progress_where_the_version_has_a_monitor(
     version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build(tmp_path)
     assert ("Building (2 steps)" in capsys.readouterr().err) == (version != "8.6")
 
 
-def test_every_version_runs(version: str, tmp_path: Path) -> None:
+def test_every_version_runs_a_plan(version: str, tmp_path: Path) -> None:
     build(tmp_path)
     plan = tensorrt_run.Plan(tmp_path / "x.plan")
     assert plan.dtypes == {"x": "float16", "y": "float16"}
@@ -105,7 +105,7 @@ def test_every_version_runs(version: str, tmp_path: Path) -> None:
             plan.output_shapes({"x": [rows, 4]})
 
 
-def test_every_profile_has_a_context_of_its_own(version: str, tmp_path: Path) -> None:
+def test_every_profile_has_its_own_context(version: str, tmp_path: Path) -> None:
     build(tmp_path)
     plan = tensorrt_run.Plan(tmp_path / "x.plan")
     for rows in (3, 7, 4, 8):
@@ -129,7 +129,7 @@ def build_step(folder: Path, name: str = "step.program") -> tuple[dict[str, Any]
     return facts, json.loads((folder / "x.plan").read_text())
 
 
-def test_every_version_makes_the_step_a_plugin(version: str, tmp_path: Path) -> None:
+def test_every_version_builds_the_step_as_a_plugin(version: str, tmp_path: Path) -> None:
     facts, plan = build_step(tmp_path)
     assert facts["plugin"]
     assert plan["plugins"] == [f"Code2Wav path={tmp_path / 'step.program'} as CHAR"]
@@ -138,13 +138,13 @@ def test_every_version_makes_the_step_a_plugin(version: str, tmp_path: Path) -> 
         ["state", "HALF", [-1, 8]],
         ["history", "INT32", [-1, 1]],
     ]
-    # A strongly typed network takes the types that the plugin gives.
+    # A strongly typed network takes its types from the plugin.
     typed = plan["outputs"] if version == "8.6" else [["waveform", "FLOAT"], ["state_out", "HALF"]]
     assert typed == [["waveform", "FLOAT"], ["state_out", "HALF"]]
     assert [name for name, _ in plan["outputs"]] == ["waveform", "state_out"]
 
 
-def test_plugin_that_is_missing_or_takes_no_program_is_named(
+def test_names_a_plugin_that_is_missing_or_rejects_the_program(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(TensorRtError, match=r"the plugin Code2Wav rejects .*spoiled\.program"):
@@ -154,7 +154,7 @@ def test_plugin_that_is_missing_or_takes_no_program_is_named(
         build_step(tmp_path)
 
 
-def test_plugin_library_that_does_not_load_is_named(
+def test_names_a_plugin_library_that_does_not_load(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QWEN3_TTS_TENSORRT_PLUGIN", str(tmp_path / "none.so"))
@@ -162,7 +162,7 @@ def test_plugin_library_that_does_not_load_is_named(
         build(tmp_path)
 
 
-def test_plan_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_a_plan_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install("10.14", monkeypatch)
     build(tmp_path)
     install("11.1", monkeypatch)
@@ -170,8 +170,8 @@ def test_plan_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.
         tensorrt_run.Plan(tmp_path / "x.plan")
 
 
-def test_version_without_the_ignored_flag_is_strongly_typed_still() -> None:
-    """11 ignores STRONGLY_TYPED and calls it deprecated."""
+def test_network_is_strongly_typed_without_the_deprecated_flag() -> None:
+    """TensorRT 11 deprecates and ignores STRONGLY_TYPED."""
     trt = tensorrt_module("11.1")
     trt.NetworkDefinitionCreationFlag = IntEnum("NetworkDefinitionCreationFlag", [])
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
@@ -181,7 +181,7 @@ def test_version_without_the_ignored_flag_is_strongly_typed_still() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_stand_in_raises_for_what_a_version_lacks(version: str) -> None:
+def test_stand_in_raises_for_names_that_a_version_lacks(version: str) -> None:
     trt = tensorrt_module(version)
     for name, lacks in LACKS[version].items():
         holder = trt if name == "tensorrt" else getattr(trt, name)
@@ -195,12 +195,12 @@ def test_stand_in_raises_for_what_a_version_lacks(version: str) -> None:
         trt.IBuilderConfig().max_workspace_size = 1
 
 
-def test_names_of_11_are_those_of_tensorrt_for_rtx() -> None:
-    """The one TensorRT that is here for comparison has the API of 11."""
+def test_stand_in_of_version_11_has_the_names_of_tensorrt_for_rtx() -> None:
+    """TensorRT for RTX has the API of TensorRT 11."""
     real = pytest.importorskip("tensorrt_rtx_bindings", reason="the extra tensorrt-rtx")
     trt = tensorrt_module("11.1")
     lacks = LACKS["11.1"]
-    # It takes no plugins.
+    # TensorRT for RTX does not support plugins.
     lacks = lacks | {"INetworkDefinition": lacks["INetworkDefinition"] | {"add_plugin_v3"}}
     for name in [*ENUMS, *(base.__name__ for base in STRICT if base.__name__ != "IPluginCreator")]:
         known, possible = set(dir(getattr(real, name))), getattr(trt, name)

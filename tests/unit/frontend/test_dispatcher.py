@@ -1,4 +1,4 @@
-"""The dispatcher gives each kind of request a type and hands it on, without Triton."""
+"""The dispatcher parses each kind of request and passes it on, without Triton."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +23,8 @@ VOICE = Voice(np.zeros(4, np.float32))
 FIRST, LATER = SequencePosition(7, start=True, last=False), SequencePosition(7, start=False, last=True)
 
 
-class Desk:
-    """A dispatcher on mocks; `voices` finds VOICE, or raises or answers what it is told."""
+class Harness:
+    """A dispatcher on mocks; `voices` answers with `found`."""
 
     def __init__(self, *, clones: bool = False) -> None:
         self.engine, self.prompts, self.sequences = MagicMock(), MagicMock(mode="for CustomVoice"), MagicMock()
@@ -45,13 +45,13 @@ class Desk:
         return error  # type: ignore[no-any-return]
 
 
-def test_a_text_becomes_a_stream() -> None:
-    desk = Desk()
-    desk.accept(text="Hello.", speaker="ryan")
-    desk.prompts.stream.assert_called_once_with(
-        SynthesisRequest(text="Hello.", speaker="ryan"), desk.caller, "key", 1.5
+def test_submits_a_stream_for_a_text() -> None:
+    harness = Harness()
+    harness.accept(text="Hello.", speaker="ryan")
+    harness.prompts.stream.assert_called_once_with(
+        SynthesisRequest(text="Hello.", speaker="ryan"), harness.caller, "key", 1.5
     )
-    desk.engine.submit.assert_called_once_with(desk.prompts.stream.return_value)
+    harness.engine.submit.assert_called_once_with(harness.prompts.stream.return_value)
 
 
 @pytest.mark.parametrize(
@@ -63,89 +63,89 @@ def test_a_text_becomes_a_stream() -> None:
         ({"operation": "list_voices"}, "operation: 'list_voices': for CustomVoice"),
     ],
 )
-def test_a_request_out_of_range_is_refused_at_once(fields: dict[str, Any], message: str) -> None:
-    desk = Desk()
+def test_refuses_an_invalid_request_at_once(fields: dict[str, Any], message: str) -> None:
+    harness = Harness()
     with pytest.raises(InvalidRequest, match=message):
-        desk.accept(**fields)
-    assert not desk.engine.submit.called
+        harness.accept(**fields)
+    assert not harness.engine.submit.called
 
 
-def test_a_clone_is_queued_in_its_voice() -> None:
-    desk = Desk(clones=True)
-    desk.accept(text="Hello.", voice="anna")
-    [request, *_] = desk.prompts.stream.call_args.args
+def test_submits_a_clone_with_its_voice() -> None:
+    harness = Harness(clones=True)
+    harness.accept(text="Hello.", voice="anna")
+    [request, *_] = harness.prompts.stream.call_args.args
     assert request.cloned is VOICE
-    desk.prompts.check.assert_called_once()
+    harness.prompts.check.assert_called_once()
 
 
-def test_a_voice_that_is_not_found_is_the_callers_error() -> None:
-    desk = Desk(clones=True)
-    desk.found = Unavailable("busy")
-    desk.accept(text="Hello.", voice="anna")
-    assert desk.refusal is desk.found
-    assert not desk.engine.submit.called
+def test_reports_a_failed_voice_lookup_to_the_caller() -> None:
+    harness = Harness(clones=True)
+    harness.found = Unavailable("busy")
+    harness.accept(text="Hello.", voice="anna")
+    assert harness.refusal is harness.found
+    assert not harness.engine.submit.called
 
 
-def test_a_caller_that_left_while_its_voice_was_made_is_not_queued() -> None:
-    desk = Desk(clones=True)
-    desk.caller.is_cancelled = lambda: True
-    desk.accept(text="Hello.", voice="anna")
-    assert isinstance(desk.refusal, Cancelled)
-    assert not desk.engine.submit.called
+def test_does_not_submit_a_clone_whose_caller_has_cancelled() -> None:
+    harness = Harness(clones=True)
+    harness.caller.is_cancelled = lambda: True
+    harness.accept(text="Hello.", voice="anna")
+    assert isinstance(harness.refusal, Cancelled)
+    assert not harness.engine.submit.called
 
 
-def test_an_engine_that_is_full_refuses_a_clone_too() -> None:
-    desk = Desk(clones=True)
-    desk.engine.submit.side_effect = Unavailable("full")
-    desk.accept(text="Hello.", voice="anna")
-    assert str(desk.refusal) == "full"
+def test_reports_a_full_engine_to_the_caller_of_a_clone() -> None:
+    harness = Harness(clones=True)
+    harness.engine.submit.side_effect = Unavailable("full")
+    harness.accept(text="Hello.", voice="anna")
+    assert str(harness.refusal) == "full"
 
 
 @pytest.mark.parametrize("operation", ["register_voice", "list_voices", "delete_voice"])
-def test_an_operation_is_answered_with_records(operation: str) -> None:
-    desk = Desk(clones=True)
-    desk.accept(operation=operation, text="", voice="anna")
-    assert desk.voices is not None
-    method = getattr(desk.voices, operation.removesuffix("_voice").removesuffix("_voices"))
+def test_answers_a_voice_operation_with_records(operation: str) -> None:
+    harness = Harness(clones=True)
+    harness.accept(operation=operation, text="", voice="anna")
+    assert harness.voices is not None
+    method = getattr(harness.voices, operation.removesuffix("_voice").removesuffix("_voices"))
     then = method.call_args.args[-1]
     then([SimpleNamespace(public=lambda: '{"name": "anna"}')])
-    desk.caller.reply.assert_called_once_with(['{"name": "anna"}'])
+    harness.caller.reply.assert_called_once_with(['{"name": "anna"}'])
     then(Unavailable("busy"))
-    assert str(desk.refusal) == "busy"
+    assert str(harness.refusal) == "busy"
 
 
-def test_the_first_piece_says_how_to_speak() -> None:
-    desk = Desk()
-    desk.accept(FIRST, text="Hel", speaker="ryan")
-    desk.sequences.open.assert_called_once_with(7, "Hel", False)
-    call = desk.sequences.begin.call_args
-    assert call.args == (desk.sequences.open.return_value, SpeechOptions(speaker="ryan"))
-    assert call.kwargs == {"sink": desk.caller, "key": "key", "arrived": 1.5}
+def test_the_first_piece_opens_a_sequence_with_its_options() -> None:
+    harness = Harness()
+    harness.accept(FIRST, text="Hel", speaker="ryan")
+    harness.sequences.open.assert_called_once_with(7, "Hel", False)
+    call = harness.sequences.begin.call_args
+    assert call.args == (harness.sequences.open.return_value, SpeechOptions(speaker="ryan"))
+    assert call.kwargs == {"sink": harness.caller, "key": "key", "arrived": 1.5}
 
 
-def test_a_later_piece_brings_text_and_ends_at_once() -> None:
-    desk = Desk()
-    desk.accept(LATER, text="lo.")
-    desk.sequences.append.assert_called_once_with(7, "lo.", True)
-    desk.caller.finish.assert_called_once_with(None)
+def test_a_later_piece_appends_text_and_ends_at_once() -> None:
+    harness = Harness()
+    harness.accept(LATER, text="lo.")
+    harness.sequences.append.assert_called_once_with(7, "lo.", True)
+    harness.caller.finish.assert_called_once_with(None)
 
 
-def test_a_later_piece_changes_no_option() -> None:
-    desk = Desk()
+def test_refuses_options_in_a_later_piece() -> None:
+    harness = Harness()
     with pytest.raises(InvalidRequest, match="speaker: 'ryan': allowed only on the first request of a sequence"):
-        desk.accept(LATER, text="lo.", speaker="ryan")
-    assert not desk.sequences.append.called
+        harness.accept(LATER, text="lo.", speaker="ryan")
+    assert not harness.sequences.append.called
 
 
-def test_a_sequence_that_does_not_begin_is_forgotten() -> None:
-    desk = Desk()
-    desk.sequences.begin.side_effect = InvalidRequest("speaker", "x", "one of ryan")
+def test_abandons_a_sequence_that_does_not_begin() -> None:
+    harness = Harness()
+    harness.sequences.begin.side_effect = InvalidRequest("speaker", "x", "one of ryan")
     with pytest.raises(InvalidRequest):
-        desk.accept(FIRST, text="Hel", speaker="x")
-    desk.sequences.abandon.assert_called_once_with(desk.sequences.open.return_value)
+        harness.accept(FIRST, text="Hel", speaker="x")
+    harness.sequences.abandon.assert_called_once_with(harness.sequences.open.return_value)
 
 
-def test_an_operation_is_no_sequence() -> None:
-    desk = Desk(clones=True)
+def test_refuses_a_voice_operation_in_a_sequence() -> None:
+    harness = Harness(clones=True)
     with pytest.raises(InvalidRequest, match="operation: 'list_voices': only speak can be a sequence"):
-        desk.accept(FIRST, operation="list_voices")
+        harness.accept(FIRST, operation="list_voices")

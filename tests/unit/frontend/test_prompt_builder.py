@@ -1,4 +1,4 @@
-"""A request that this server's limits cannot hold is refused, whatever else asks for it."""
+"""Requests that exceed the limits of the server or the checkpoint are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def clone(seconds: float, text: str = "What it says.") -> SynthesisRequest:
     return SynthesisRequest.of({"text": "Hello.", "voice": "anna", "max_frames": 40}).in_voice(voice)
 
 
-def test_a_voice_that_was_registered_with_other_limits(checkpoint_of: CheckpointOf) -> None:
+def test_refuses_a_voice_registered_under_larger_limits(checkpoint_of: CheckpointOf) -> None:
     prompts = builder(checkpoint_of("base"), max_reference_seconds=2)
     assert prompts.stream(clone(2.0), Listener(), "fits").num_positions > 0
     for speak in (prompts.stream, prompts.streamed):
@@ -36,7 +36,7 @@ def test_a_voice_that_was_registered_with_other_limits(checkpoint_of: Checkpoint
             speak(clone(2.0, "many words " * 40), Listener(), "too many words")
 
 
-def test_more_positions_than_the_checkpoint_has(checkpoint_of: CheckpointOf) -> None:
+def test_refuses_more_positions_than_the_checkpoint_has(checkpoint_of: CheckpointOf) -> None:
     prompts = builder(checkpoint_of("base"))
     talker = prompts._talker.model_copy(update={"max_position_embeddings": 60})
     prompts._model = prompts._model.model_copy(update={"talker_config": talker})

@@ -1,4 +1,4 @@
-"""A sequence is open as long as its utterance is, and what waits for its voice is bounded."""
+"""Sequences are open until their utterance ends; text that waits for a voice is bounded."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ class Clock:
 
 
 def begin(sequences: Sequences, sequence: module.Sequence, sink: Listener) -> Any:
-    """Returns the sink that the engine has."""
+    """Returns the sink that the engine receives."""
     sequences.begin(sequence, REQUEST, sink, "key", 0.0)
     [(_, wrapped, _), _] = sequences._prompts.streamed.call_args  # type: ignore[attr-defined]
     return wrapped
@@ -39,28 +39,28 @@ def make_sequences(max_characters: int = 100) -> Sequences:
     return Sequences(MagicMock(), MagicMock(), idle_seconds=60, max_characters=max_characters)
 
 
-def test_nobody_hears_that_a_sequence_is_not_open_before_its_caller_knows_why() -> None:
+def test_an_abandoned_sequence_reports_its_error_before_it_is_closed() -> None:
     sequences = make_sequences()
     sequence = sequences.open(7, "Hello ", last=False)
-    telling, told = threading.Event(), threading.Event()
+    notifying, notified = threading.Event(), threading.Event()
 
-    def tell() -> None:
-        telling.set()
+    def notify() -> None:
+        notifying.set()
         time.sleep(0.1)
-        told.set()
+        notified.set()
 
-    failing = threading.Thread(target=sequences.abandon, args=(sequence, tell))
+    failing = threading.Thread(target=sequences.abandon, args=(sequence, notify))
     failing.start()
-    telling.wait()
+    notifying.wait()
     with pytest.raises(InvalidRequest, match="sequence_id: 7: not open"):
         sequences.append(7, "there.", last=True)
-    assert told.is_set()
+    assert notified.is_set()
     failing.join()
     sequences.open(7, "Again.", last=True)
 
 
 @pytest.mark.parametrize("error", [None, RequestError("cancelled")])
-def test_a_sequence_is_closed_as_its_utterance_ends(error: RequestError | None) -> None:
+def test_closes_a_sequence_when_its_utterance_ends(error: RequestError | None) -> None:
     sequences = make_sequences()
     listener = Listener()
     sink = begin(sequences, sequences.open(7, "Hello ", last=False), listener)
@@ -75,7 +75,7 @@ def test_a_sequence_is_closed_as_its_utterance_ends(error: RequestError | None) 
     sequences.open(7, "Again.", last=False)
 
 
-def test_empty_pieces_keep_no_sequence_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_pieces_do_not_keep_a_sequence_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
     sequences = make_sequences()
@@ -92,7 +92,7 @@ def test_empty_pieces_keep_no_sequence_alive(monkeypatch: pytest.MonkeyPatch) ->
     assert {"talking"} == {id for id, sequence in sequences._open.items() if sequence.last_text_at > clock.now - 60}
 
 
-def test_text_that_waits_for_a_voice_is_bounded() -> None:
+def test_limits_text_that_waits_for_a_voice() -> None:
     sequences = make_sequences(max_characters=100)
     sequence = sequences.open(7, "Hello ", last=False)
     for _ in range(1000):
@@ -106,7 +106,7 @@ def test_text_that_waits_for_a_voice_is_bounded() -> None:
     streamed.read.assert_called_once_with("Hello " + "w" * 95, False)
 
 
-def test_pieces_that_come_before_the_voice_are_read_as_one() -> None:
+def test_joins_pieces_that_arrive_before_the_voice() -> None:
     sequences = make_sequences()
     sequence = sequences.open(7, "Hel", last=False)
     sequences.append(7, "lo ", last=False)
@@ -116,10 +116,10 @@ def test_pieces_that_come_before_the_voice_are_read_as_one() -> None:
     streamed.read.assert_called_once_with("Hello you.", True)
 
 
-def test_the_prompt_of_a_clone_is_built_once_it_is_full(
+def test_builds_the_prompt_of_a_clone_once_its_text_fills_the_reference(
     checkpoint_of: CheckpointOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In context a part begins when its text fills the rows of the reference; nothing is built under the lock."""
+    """In context, a part begins when its text fills the rows of the reference; no prompt is built under the lock."""
     checkpoint = Checkpoint.open(str(checkpoint_of("base")))
     prompts = PromptBuilder(checkpoint, EngineConfig(checkpoint=str(checkpoint.folder), max_text_tokens=512))
     voice = Voice(np.zeros(8, np.float32), np.zeros((60, 16), np.int32), "It says.")
@@ -133,16 +133,16 @@ def test_the_prompt_of_a_clone_is_built_once_it_is_full(
 
     monkeypatch.setattr(PromptBuilder, "build", counted)
     text = prompts.streamed(REQUEST.model_copy(update={"voice": "any"}).in_voice(voice), Listener(), "key")
-    begun = []
+    started = []
     for number in range(100):
         changes = text.read(f"{number} ", last=False)
         builds = len(built)
         text.apply(changes, last=False)
         assert len(built) == builds
-        begun.append(len(text.stream.prompt) > 0)
+        started.append(len(text.stream.prompt) > 0)
     [_, ids] = built
     assert needed <= ids < needed + 8
-    assert begun.index(True) < 99
+    assert started.index(True) < 99
     prompt = text.stream.prompt
     assert prompt.is_open
     assert prompt.num_spoken == ids + len(prompt.arrived)

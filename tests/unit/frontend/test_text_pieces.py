@@ -1,4 +1,4 @@
-"""Text in pieces: its ids are those of the whole, and its parts do not depend on how it came."""
+"""Text in pieces: its ids are those of the whole text, and its parts do not depend on the pieces."""
 
 import time
 from pathlib import Path
@@ -16,7 +16,7 @@ from qwen3_tts_engine.request import InvalidRequest
 from scripts.synthetic.tokenizer import ADDED_TOKENS
 
 SENTENCES = [str(prompt.fields["text"]) for prompt in read_prompts(DEFAULT_FILE)]
-# What decides about boundaries, and characters that normalizing joins or splits.
+# Characters that decide about boundaries, and characters that normalization joins or splits.
 ALPHABET = (
     "ab Zé.,!?'’\"()$+=1२ \t\n\r\u00a0\u3000\u200b。，！我你はが゛\u3099\u0301\u0338가ᄀ\u1161Å\u212bßK\u0958…—«»"
 )
@@ -29,7 +29,7 @@ TEXTS = st.one_of(
 
 @pytest.fixture(scope="module")
 def tokenizer(tiny_checkpoint: Path) -> TextTokenizer:
-    """The project's tokenizer over a vocabulary learnt from sentences in ten languages: its merges reach far."""
+    """The tokenizer with a vocabulary learnt from sentences in ten languages, which has long merges."""
     tokenizer = TextTokenizer(Checkpoint.open(str(tiny_checkpoint)), 4096)
     added = [token.content for token in tokenizer._tokenizer.get_added_tokens_decoder().values()]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -40,7 +40,7 @@ def tokenizer(tiny_checkpoint: Path) -> TextTokenizer:
 
 
 def cut(text: str, data: st.DataObject) -> list[str]:
-    """The text in random pieces."""
+    """Splits the text into random pieces."""
     at = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
     return [text[a:b] for a, b in zip([0, *at], [*at, len(text)], strict=True)]
 
@@ -57,7 +57,7 @@ def parts_of(tokenizer: TextTokenizer, pieces: list[str], limit: int) -> list[li
 
 @settings(max_examples=1000)
 @given(text=TEXTS, data=st.data())
-def test_pieces_have_the_ids_of_the_whole(tokenizer: TextTokenizer, text: str, data: st.DataObject) -> None:
+def test_pieces_have_the_ids_of_the_whole_text(tokenizer: TextTokenizer, text: str, data: st.DataObject) -> None:
     if not text.strip():
         with pytest.raises(InvalidRequest, match="must contain more than white space"):
             parts_of(tokenizer, cut(text, data), 0)
@@ -67,8 +67,8 @@ def test_pieces_have_the_ids_of_the_whole(tokenizer: TextTokenizer, text: str, d
 
 @settings(max_examples=500)
 @given(before=st.text(st.sampled_from(ALPHABET), min_size=1, max_size=12), after=st.text(min_size=1, max_size=12))
-@example(before="\u0958", after="'a")  # NFC takes it apart
-def test_a_final_boundary_is_one_whatever_surrounds_it(tokenizer: TextTokenizer, before: str, after: str) -> None:
+@example(before="\u0958", after="'a")  # NFC decomposes it
+def test_a_final_boundary_does_not_depend_on_its_context(tokenizer: TextTokenizer, before: str, after: str) -> None:
     if is_final(before[-1], after[0]):
         assert tokenizer.encode(before + after) == tokenizer.encode(before) + tokenizer.encode(after)
 
@@ -84,13 +84,13 @@ def test_parts_do_not_depend_on_the_pieces(tokenizer: TextTokenizer, text: str, 
 
 @settings(max_examples=300)
 @given(text=TEXTS.filter(str.strip), limit=st.integers(1, 60))
-def test_nothing_is_lost_between_parts(tokenizer: TextTokenizer, text: str, limit: int) -> None:
+def test_splitting_into_parts_loses_no_text(tokenizer: TextTokenizer, text: str, limit: int) -> None:
     spoken = "".join(tokenizer._tokenizer.decode(part.text) for part in tokenizer.parts(text, limit))
     normal = tokenizer._tokenizer.normalizer.normalize_str(text)
     assert "".join(spoken.split()) == "".join(normal.split())
 
 
-def test_words_are_final_with_the_next_one(tokenizer: TextTokenizer) -> None:
+def test_a_word_is_final_once_the_next_one_begins(tokenizer: TextTokenizer) -> None:
     text = PiecewiseText(tokenizer, 0)
     assert [text.add(piece) for piece in ("  ", "Hel", "lo")] == [[], [], []]
     assert [p.ids for p in text.add(" wor")] == [tokenizer.encode("Hello")]
@@ -98,7 +98,7 @@ def test_words_are_final_with_the_next_one(tokenizer: TextTokenizer) -> None:
     assert [(p.ids, p.ends) for p in text.end()] == [([], True)]
 
 
-def test_clauses_without_spaces_are_final_with_the_next_one(tokenizer: TextTokenizer) -> None:
+def test_a_clause_without_spaces_is_final_once_the_next_one_begins(tokenizer: TextTokenizer) -> None:
     text = PiecewiseText(tokenizer, 0)
     assert text.add("你好") == []
     assert [p.ids for p in text.add("，今天")] == [tokenizer.encode("你好")]
@@ -117,8 +117,8 @@ def test_clauses_without_spaces_are_final_with_the_next_one(tokenizer: TextToken
         ("Only one, and no end", ["Only one, and no end"]),
     ],
 )
-def test_a_part_ends_with_a_sentence(tokenizer: TextTokenizer, text: str, parts: list[str]) -> None:
-    """With a limit that every sentence reaches, and no clause goes beyond twice."""
+def test_parts_end_with_a_sentence(tokenizer: TextTokenizer, text: str, parts: list[str]) -> None:
+    """Every sentence reaches the limit, and no clause exceeds twice the limit."""
     limit = min(len(tokenizer.encode(part)) for part in parts)
     found = [part.text for part in tokenizer.parts(text, max(limit, 2))]
     assert found == [tokenizer.encode(part) for part in parts]
@@ -129,7 +129,7 @@ def test_a_text_below_the_limit_is_one_part(tokenizer: TextTokenizer) -> None:
     assert [p.text for p in tokenizer.parts(text, 100)] == [tokenizer.encode(text)]
 
 
-def test_a_sentence_without_end_is_cut_at_a_clause_then_between_words(tokenizer: TextTokenizer) -> None:
+def test_splits_an_endless_sentence_at_clauses_or_else_between_words(tokenizer: TextTokenizer) -> None:
     words = PiecewiseText(tokenizer, 10)
     [*cuts] = [p for p in words.add("no " * 40) if p.ends]
     assert [len(p.ids) for p in cuts] == [30]
@@ -138,7 +138,7 @@ def test_a_sentence_without_end_is_cut_at_a_clause_then_between_words(tokenizer:
 
 
 @pytest.mark.parametrize("pieces", [["say <|im_", "end|> now"], ["<tts_pad>"], ["a ", "<tts", "_", "pad>"]])
-def test_control_tokens_are_refused_also_across_pieces(tokenizer: TextTokenizer, pieces: list[str]) -> None:
+def test_refuses_control_tokens_even_across_pieces(tokenizer: TextTokenizer, pieces: list[str]) -> None:
     text = PiecewiseText(tokenizer, 0)
     for piece in pieces[:-1]:
         text.add(piece)
@@ -146,7 +146,7 @@ def test_control_tokens_are_refused_also_across_pieces(tokenizer: TextTokenizer,
         text.add(pieces[-1])
 
 
-def test_the_whole_is_as_limited_as_a_single_request(tiny_checkpoint: Path) -> None:
+def test_all_pieces_together_have_the_limits_of_a_single_request(tiny_checkpoint: Path) -> None:
     tokenizer = TextTokenizer(Checkpoint.open(str(tiny_checkpoint)), 8)
     text = PiecewiseText(tokenizer, 0)
     text.add("1 2 3 4 5")
@@ -161,7 +161,7 @@ def test_the_whole_is_as_limited_as_a_single_request(tiny_checkpoint: Path) -> N
     ["\u3000", "a\u2003", "no ", "你好", "你。", "a" + "\u3000" * 999, "。\u0301"],
     ids=["wide blanks", "words", "narrow words", "no end", "clauses", "blanks behind a word", "marks"],
 )
-def test_a_text_eight_times_as_long_takes_no_more_than_its_share(
+def test_processing_time_grows_linearly_with_the_text(
     tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setattr(tokenizer, "max_tokens", 1 << 20)
@@ -173,7 +173,7 @@ def processor_seconds(tokenizer: TextTokenizer, text: str) -> float:
     taken = []
     for _ in range(3):
         pieces = PiecewiseText(tokenizer, 150)
-        begun = time.thread_time()
+        started = time.thread_time()
         pieces.add(text)
-        taken.append(time.thread_time() - begun)
+        taken.append(time.thread_time() - started)
     return min(taken)

@@ -1,4 +1,4 @@
-"""The guard ends its parent's parent when its parent dies, and only then."""
+"""The guard ends the server when the model's stub process dies or reports a failure, and only then."""
 
 import os
 import select
@@ -12,7 +12,7 @@ import pytest
 from qwen3_tts_engine.lifecycle.guard import DEAD, UNUSABLE, exit_signal
 from tests.subprocesses import same_imports
 
-# A server with a stub, which does what it is told on the server's input.
+# A stand-in server and its stub, which executes the command on the server's standard input.
 STUB = """
 import os, signal, sys, time
 from qwen3_tts_engine.lifecycle.guard import Guard
@@ -36,7 +36,7 @@ sys.exit(5)
 
 
 @pytest.mark.parametrize(
-    ("order", "code", "reason"),
+    ("command", "code", "reason"),
     [
         ("die", -signal.SIGKILL, "its process died"),
         ("fail", -signal.SIGKILL, "its engine died"),
@@ -44,7 +44,7 @@ sys.exit(5)
         ("unload", 5, None),
     ],
 )
-def test_the_server_ends_as_its_stub_does(order: str, code: int, reason: str | None) -> None:
+def test_the_server_ends_with_the_signal_of_its_stubs_failure(command: str, code: int, reason: str | None) -> None:
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER],
         stdin=subprocess.PIPE,
@@ -58,9 +58,9 @@ def test_the_server_ends_as_its_stub_does(order: str, code: int, reason: str | N
     assert server.stderr is not None
     with server.stdin, server.stdout, server.stderr:
         server.stdout.readline()
-        server.stdin.write(f"{order}\n")
+        server.stdin.write(f"{command}\n")
         server.stdin.flush()
-        if order == "unload":
+        if command == "unload":
             server.stdin.close()
         assert server.wait(30) == code
         if reason is None:
@@ -70,7 +70,7 @@ def test_the_server_ends_as_its_stub_does(order: str, code: int, reason: str | N
             assert server.stderr.readline() == f"guard: talker: {reason}; ending tritonserver with {chosen}\n"
 
 
-def test_a_stub_that_hangs_ends_behind_its_server() -> None:
+def test_a_hanging_stub_ends_after_its_server() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=same_imports()
     ) as server:
@@ -84,13 +84,13 @@ def test_a_stub_that_hangs_ends_behind_its_server() -> None:
         os.close(stub)
 
 
-def test_a_containers_first_process_is_asked_to_end() -> None:
-    """The kernel keeps signals without a handler from it."""
+def test_the_first_process_of_a_container_gets_sigterm() -> None:
+    """The kernel does not deliver signals without a handler to process 1."""
     assert {exit_signal(word, 1) for word in (b"", DEAD, UNUSABLE)} == {signal.SIGTERM}
     assert exit_signal(b"", 2) == signal.SIGKILL
 
 
-def test_both_stubs_have_the_same_guard() -> None:
+def test_both_models_have_the_same_guard() -> None:
     repository = Path(__file__).parents[3] / "model_repository"
     talker = repository / "qwen3_tts" / "1" / "qwen3_tts_engine" / "lifecycle" / "guard.py"
     assert (repository / "code2wav" / "1" / "code2wav_step" / "guard.py").resolve() == talker

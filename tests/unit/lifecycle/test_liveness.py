@@ -1,4 +1,4 @@
-"""When a codec that fails, or a call without an answer, is declared dead."""
+"""Detection of a codec that keeps failing, and of calls without an answer."""
 
 import threading
 
@@ -27,25 +27,25 @@ class Codec:
         self.inner.fail = None
 
 
-def test_failures_in_a_row_are_a_death() -> None:
+def test_consecutive_failures_are_fatal() -> None:
     codec = Codec(max_failures=3)
     codec.fail(RequestError("no plan"), 2)
     codec.counted.decode(CHUNKS)
     codec.fail(RuntimeError("no plan"), 2)
-    assert not codec.deaths, "one that worked began the count again"
+    assert not codec.deaths, "a successful call resets the count"
     codec.fail(RuntimeError("no plan"), 1)
     assert str(codec.deaths[0]) == "3 codec calls in a row failed (max_codec_failures): no plan"
     codec.fail(RuntimeError("no plan"), 5)
     assert len(codec.deaths) == 1
 
 
-def test_a_codec_that_triton_takes_away_is_not_dead() -> None:
+def test_an_unavailable_codec_is_not_a_failure() -> None:
     codec = Codec(max_failures=1)
     codec.fail(Unavailable("the server ends"), 5)
     assert not codec.deaths
 
 
-def test_a_call_without_an_answer_is_a_death() -> None:
+def test_a_call_without_an_answer_is_fatal() -> None:
     died, deaths = threading.Event(), []
 
     def die(error: Exception) -> None:
@@ -60,7 +60,7 @@ def test_a_call_without_an_answer_is_a_death() -> None:
     watch.close()
 
 
-def test_calls_that_are_answered_are_no_death() -> None:
+def test_answered_calls_are_not_fatal() -> None:
     deaths: list[Exception] = []
     watch = CallWatch()
     with watch.call("code2wav"):

@@ -1,4 +1,4 @@
-"""The last steps of a start: what waits, what is let in, and what becomes of a server whose codec fails."""
+"""The last steps of a start: the codec proof, the warm-up and the gate that holds requests until then."""
 
 import time
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from tests.fakes.scripted import Listener, make_stream, scripted_pcm
 from tests.unit.engine.test_engine import WAIT, Harness, eventually
 
 
-def make_words(sink: Sink, key: str) -> Stream:
+def make_warm_up(sink: Sink, key: str) -> Stream:
     return make_stream(key, sink)
 
 
@@ -39,7 +39,7 @@ GOLDEN = Golden(CODES, scripted_pcm(CODES), 30.0, "digest")
 
 
 class Opened:
-    """An engine behind a gate, and the requests that came to it."""
+    """An engine behind a gate that opens after proof and warm-up."""
 
     def __init__(self, **settings: object) -> None:
         self.config = EngineConfig.model_validate({"checkpoint": "any", "max_streams": 4, **settings})
@@ -50,10 +50,10 @@ class Opened:
         self.harness.engine.on_death = self.deaths.append
 
     def begin(self, golden: Golden = GOLDEN) -> None:
-        self.opening.begin(self.harness.codec, golden, make_words)
+        self.opening.begin(self.harness.codec, golden, make_warm_up)
 
-    def ask(self) -> Listener:
-        """A request that comes to the gate."""
+    def request(self) -> Listener:
+        """Sends a request to the gate."""
         listener = Listener()
 
         def submit() -> None:
@@ -76,15 +76,15 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     opened.harness.engine.close()
 
 
-def test_nothing_is_called_while_triton_launches_the_model(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_makes_no_codec_call_while_triton_launches_the_model(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "LAUNCH_SECONDS", 0.5)
-    begun = time.monotonic()
+    started = time.monotonic()
     opened.begin()
     eventually(lambda: bool(opened.harness.codec.calls))
-    assert time.monotonic() - begun >= 0.5
+    assert time.monotonic() - started >= 0.5
 
 
-def test_closing_waits_for_no_launch(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_does_not_wait_for_the_launch(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "LAUNCH_SECONDS", 10 * WAIT)
     opened.begin()
     opened.opening.close()
@@ -95,7 +95,7 @@ def test_closing_waits_for_no_launch(opened: Opened, monkeypatch: pytest.MonkeyP
 def test_a_request_waits_for_the_proof(opened: Opened) -> None:
     opened.harness.codec.gate.clear()
     opened.begin()
-    listener = opened.ask()
+    listener = opened.request()
     assert not opened.gate.is_open
     assert not listener.ended.is_set()
     opened.harness.codec.gate.set()
@@ -105,9 +105,9 @@ def test_a_request_waits_for_the_proof(opened: Opened) -> None:
     assert not opened.deaths
 
 
-def test_a_codec_that_differs_ends_the_engine_and_every_request(opened: Opened) -> None:
+def test_a_codec_that_fails_the_proof_ends_the_engine_and_every_request(opened: Opened) -> None:
     opened.begin(golden=replace(GOLDEN, pcm=GOLDEN.pcm * 2))
-    for listener in (opened.ask(), opened.ask()):
+    for listener in (opened.request(), opened.request()):
         assert listener.ended.wait(WAIT)
         assert isinstance(listener.error, Unavailable)
         assert "code2wav differs from its golden cases" in str(listener.error)
@@ -116,10 +116,10 @@ def test_a_codec_that_differs_ends_the_engine_and_every_request(opened: Opened) 
     assert isinstance(opened.deaths[0], CodecProofError)
 
 
-def test_the_proof_waits_for_as_long_as_triton_starts(opened: Opened) -> None:
+def test_the_proof_waits_until_triton_has_started(opened: Opened) -> None:
     opened.harness.codec.fail = ServerStarting("Server not ready")
     opened.begin()
-    listener = opened.ask()
+    listener = opened.request()
     assert not listener.ended.wait(10 * opened.config.codec_wait_seconds)
     opened.harness.codec.fail = None
     assert listener.ended.wait(WAIT)
@@ -127,42 +127,42 @@ def test_the_proof_waits_for_as_long_as_triton_starts(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("not within initialize"), Unavailable("not loaded")])
-def test_a_codec_that_becomes_available_is_proven(opened: Opened, error: Exception) -> None:
+def test_proves_a_codec_that_becomes_available_late(opened: Opened, error: Exception) -> None:
     opened.config = EngineConfig(checkpoint="any", max_streams=4)
     opened.opening = Opening(opened.harness.engine, opened.gate, opened.config)
     opened.harness.codec.fail = error
     opened.begin()
-    listener = opened.ask()
+    listener = opened.request()
     assert not listener.ended.wait(0.3)
     opened.harness.codec.fail = None
     assert listener.ended.wait(WAIT)
     assert listener.error is None
 
 
-def test_a_codec_that_is_not_loaded_is_named(opened: Opened) -> None:
+def test_names_a_codec_that_is_not_loaded(opened: Opened) -> None:
     opened.harness.codec.fail = Unavailable("code2wav: no available versions")
     opened.begin()
-    listener = opened.ask()
+    listener = opened.request()
     assert listener.ended.wait(WAIT)
     assert str(listener.error).startswith("code2wav is unavailable after 0.05 s (codec_wait_seconds): load it")
     assert str(listener.error).endswith("code2wav: no available versions")
 
 
-def test_closing_waits_for_no_codec(opened: Opened) -> None:
+def test_close_does_not_wait_for_the_codec(opened: Opened) -> None:
     opened.harness.codec.fail = ServerStarting("Server not ready")
     opened.begin()
     opened.opening.close()
     assert opened.gate.is_open
-    assert not opened.deaths, "a server that stops has no dead engine"
+    assert not opened.deaths, "a shutdown is not a failure of the engine"
 
 
-def test_without_a_proof_everything_is_open_at_once(opened: Opened) -> None:
+def test_opens_at_once_without_a_proof(opened: Opened) -> None:
     opened.opening.at_once()
-    assert opened.ask().ended.wait(WAIT)
+    assert opened.request().ended.wait(WAIT)
     assert {frames for _, frames in opened.harness.codec.calls} <= {1, 2, 4, 8}
 
 
-def test_the_gate_keeps_the_order_and_has_an_end() -> None:
+def test_the_gate_keeps_the_order_and_is_bounded() -> None:
     gate, done = Gate(3), []
     for number in range(3):
         gate.enter(lambda number=number: done.append(number))  # type: ignore[misc]
@@ -175,27 +175,27 @@ def test_the_gate_keeps_the_order_and_has_an_end() -> None:
     assert done == [0, 1, 2, 4]
 
 
-def test_warm_up_speech_is_in_no_metric(opened: Opened) -> None:
+def test_warm_up_is_excluded_from_metrics(opened: Opened) -> None:
     opened.harness.engine.start()
     opened.gate.open()
-    speak(opened.harness.engine, make_words, opened.config)
+    speak(opened.harness.engine, make_warm_up, opened.config)
     assert opened.harness.runner.launched > 8
     readings = opened.harness.engine.recorder.take()
     assert not readings.counted
     assert readings.observed.keys() <= {"qwen3_tts_send_seconds"}
-    assert opened.ask().ended.wait(WAIT)
+    assert opened.request().ended.wait(WAIT)
     assert opened.harness.engine.recorder.take().counted["qwen3_tts_requests_total", Outcome.OK.value] == 1
 
 
-def test_an_engine_that_cannot_speak_is_not_opened(opened: Opened) -> None:
+def test_refuses_requests_if_the_warm_up_fails(opened: Opened) -> None:
     opened.harness.runner.fail = RuntimeError("injected")
     opened.begin()
-    listener = opened.ask()
+    listener = opened.request()
     assert listener.ended.wait(WAIT)
     assert "the engine died: injected" in str(listener.error)
 
 
-def test_each_kind_of_checkpoint_is_warmed_in_its_own_way(checkpoint_of: CheckpointOf) -> None:
+def test_warm_up_request_matches_the_checkpoint_type(checkpoint_of: CheckpointOf) -> None:
     config = EngineConfig(checkpoint="any", max_frames_limit=4)
     kinds: tuple[ModelType, ...] = ("custom_voice", "voice_design", "base")
     models = {kind: Checkpoint.open(str(checkpoint_of(kind))).config for kind in kinds}
@@ -208,15 +208,15 @@ def test_each_kind_of_checkpoint_is_warmed_in_its_own_way(checkpoint_of: Checkpo
     assert requests["base"] is None
 
 
-def test_a_checkpoint_that_refuses_the_words_is_served_without(opened: Opened) -> None:
+def test_skips_the_warm_up_if_its_request_is_invalid(opened: Opened) -> None:
     def refuse(*_: object) -> Stream:
         raise InvalidRequest("text", "Hello.", "too long")
 
     speak(opened.harness.engine, refuse, opened.config)
 
 
-def test_a_machine_that_refuses_a_crowd_is_served_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a slow one with overload=refuse one stream at once may be all that it speaks in real time."""
+def test_skips_warm_up_streams_that_the_engine_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine with overload=refuse may admit only one stream at a time."""
     harness, submitted = Harness(), 0
     submit = harness.engine.submit
 
@@ -229,6 +229,6 @@ def test_a_machine_that_refuses_a_crowd_is_served_without_it(monkeypatch: pytest
 
     monkeypatch.setattr(harness.engine, "submit", refuse_every_other)
     harness.engine.start()
-    speak(harness.engine, make_words, EngineConfig(checkpoint="any"))
+    speak(harness.engine, make_warm_up, EngineConfig(checkpoint="any"))
     assert submitted > 2
     harness.engine.close()

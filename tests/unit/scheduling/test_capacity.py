@@ -1,4 +1,4 @@
-"""Streams run as long as all of them are made in real time, by what the engine measures of itself."""
+"""Admission keeps all streams real-time, as predicted from measured ticks and codec calls."""
 
 import time
 from itertools import pairwise
@@ -20,7 +20,7 @@ FITTING = int(LOAD_LIMIT * FRAME_SECONDS / ROW_SECONDS)
 
 
 @given(st.floats(0.001, 0.1), st.floats(0, 0.01))
-def test_a_line_is_found_and_followed_when_it_changes(fixed: float, each: float) -> None:
+def test_fits_a_line_and_follows_its_changes(fixed: float, each: float) -> None:
     fit = WorkTime(batching_is_free=False)
     for factor in (1.0, 2.0, 0.5):
         for i in range(400):
@@ -28,7 +28,7 @@ def test_a_line_is_found_and_followed_when_it_changes(fixed: float, each: float)
         assert fit.at(64) == pytest.approx(factor * (fixed + 64 * each), rel=0.15)
 
 
-def test_of_one_size_alone_the_guess_decides() -> None:
+def test_assumes_the_cost_of_batching_when_only_one_size_is_measured() -> None:
     proportional, free = WorkTime(batching_is_free=False), WorkTime(batching_is_free=True)
     for _ in range(50):
         proportional.add(4, 0.02)
@@ -37,7 +37,7 @@ def test_of_one_size_alone_the_guess_decides() -> None:
     assert free.at(16) == pytest.approx(0.02, rel=0.02)
 
 
-def test_a_hiccup_does_not_stop_admission() -> None:
+def test_an_outlier_does_not_stop_admission() -> None:
     capacity = Capacity(0.9, 8, batching_is_free=False)
     for _ in range(50):
         capacity.add_tick(4, 0.004)
@@ -47,15 +47,15 @@ def test_a_hiccup_does_not_stop_admission() -> None:
 
 
 def measure(capacity: Capacity, sizes: list[int], busy: float) -> None:
-    """Samples of a machine on which most of a tick is the same for one stream and for eight."""
+    """Adds samples of a machine on which a tick has mostly fixed cost."""
     for size in sizes:
         capacity.add_tick(size, busy * (0.0075 + 0.0005 * size))
         capacity.add_codec_call(size * 8, busy * (0.0055 + 0.00006 * 8 * size))
 
 
 @pytest.mark.parametrize("alone", [300, 3000])
-def test_a_machine_that_ran_eight_streams_knows_so_while_it_is_busy_and_once_it_is_free(alone: int) -> None:
-    """Also when only single streams were measured for as long as a minute."""
+def test_admits_a_measured_batch_size_under_contention_and_afterwards(alone: int) -> None:
+    """Even if only single streams were measured for a minute."""
     capacity = Capacity(0.9, 8, batching_is_free=False)
     measure(capacity, [1, 2, 4, 8] * 100, busy=1)
     assert capacity.admits(8)
@@ -67,7 +67,7 @@ def test_a_machine_that_ran_eight_streams_knows_so_while_it_is_busy_and_once_it_
     assert capacity.admits(16)
 
 
-def test_large_batches_that_were_measured_while_the_machine_was_busy_do_not_cost_more_than_in_proportion() -> None:
+def test_large_batches_measured_under_contention_cost_at_most_in_proportion() -> None:
     capacity = Capacity(0.9, 8, batching_is_free=False)
     for _ in range(100):
         capacity.add_tick(1, 0.002)
@@ -77,7 +77,7 @@ def test_large_batches_that_were_measured_while_the_machine_was_busy_do_not_cost
     assert capacity.frame_seconds(16) <= 1.05 * (16 * mean + 16 * 0.001 / 8)
 
 
-def test_talker_and_codec_add_up() -> None:
+def test_frame_time_is_the_sum_of_talker_and_codec() -> None:
     capacity = Capacity(0.9, 8, batching_is_free=False)
     for rows in (1, 8, 16) * 20:
         capacity.add_tick(rows, 0.002 * rows)
@@ -88,7 +88,7 @@ def test_talker_and_codec_add_up() -> None:
 
 
 class Player(Listener):
-    """Also keeps when each chunk came."""
+    """Also records the arrival time of each chunk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Player(Listener):
 
     @property
     def largest_stall(self) -> float:
-        """Seconds that a player who starts with the first chunk had to wait."""
+        """Longest wait, in seconds, of a player that starts with the first chunk."""
         chunks = [len(pcm) / SAMPLES_PER_FRAME * FRAME_SECONDS for pcm in self.pcm]
         dry, stalls = self.arrivals[0] + chunks[0], [0.0]
         for arrival, seconds in zip(self.arrivals[1:], chunks[1:], strict=True):
@@ -109,7 +109,7 @@ class Player(Listener):
         return max(stalls)
 
 
-def test_streams_beyond_real_time_wait_and_the_others_never_stall() -> None:
+def test_streams_beyond_real_time_wait_and_running_ones_never_stall() -> None:
     harness = Harness(slots=32, load_limit=LOAD_LIMIT)
     harness.runner.row_seconds = ROW_SECONDS
     harness.engine.start()
@@ -124,13 +124,13 @@ def test_streams_beyond_real_time_wait_and_the_others_never_stall() -> None:
         assert all(player.error is None for player in players)
         assert max(player.largest_stall for player in players) < FRAME_SECONDS / 2
         firsts = [player.arrivals[0] for player in players]
-        assert all(earlier <= later + 0.1 for earlier, later in pairwise(firsts)), "they are served in their order"
+        assert all(earlier <= later + 0.1 for earlier, later in pairwise(firsts)), "streams start in order of arrival"
         eventually(harness.is_empty)
     finally:
         harness.engine.close()
 
 
-def test_streams_beyond_real_time_are_refused_where_configured() -> None:
+def test_refuses_streams_beyond_real_time_if_configured() -> None:
     harness = Harness(slots=32, load_limit=LOAD_LIMIT, refuse=True)
     harness.runner.row_seconds = ROW_SECONDS
     harness.engine.start()
@@ -139,12 +139,12 @@ def test_streams_beyond_real_time_are_refused_where_configured() -> None:
         eventually(lambda: len(first.pcm) > 3)
         admitted: list[Listener] = []
 
-        def speak_on() -> None:
+        def speak_until_refused() -> None:
             while len(admitted) < 3 * FITTING:
                 admitted.append(harness.speak(frames=8))
 
         with pytest.raises(Unavailable, match="real time"):
-            speak_on()
+            speak_until_refused()
         assert 1 <= len(admitted) <= FITTING
         assert all(listener.ended.wait(WAIT) and listener.error is None for listener in admitted)
     finally:
@@ -152,7 +152,7 @@ def test_streams_beyond_real_time_are_refused_where_configured() -> None:
 
 
 @pytest.mark.parametrize("refuse", [False, True], ids=["wait", "refuse"])
-def test_streams_that_wait_for_text_take_no_place_of_one_that_can_run(refuse: bool) -> None:
+def test_streams_that_wait_for_text_do_not_count_towards_capacity(refuse: bool) -> None:
     harness = Harness(slots=32, load_limit=LOAD_LIMIT, refuse=refuse)
     harness.runner.row_seconds = ROW_SECONDS
     harness.engine.start()

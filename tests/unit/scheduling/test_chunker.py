@@ -1,4 +1,4 @@
-"""Chunks start small, grow, go out most urgent first and lose no frame."""
+"""Chunks start small, grow, leave in order of urgency and lose no frame."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def chunker_of(table: SlotTable, frame_seconds: float = 0.002) -> Chunker:
 
 
 def speak(frames: int, frame_seconds: float) -> tuple[list[int], float]:
-    """The chunks of one stream whose frames come at an even pace, and its largest stall in seconds."""
+    """Chunk lengths of one stream with evenly spaced frames, and its largest stall in seconds."""
     table = table_with([0])
     chunker = chunker_of(table, frame_seconds)
     lengths, stalls = [], []
@@ -50,7 +50,7 @@ def test_a_fast_talker_sends_one_frame_and_then_long_chunks() -> None:
     assert speak(40, 0.002)[0] == [1, 8, 8, 8, 8, 7]
 
 
-def test_a_slower_talker_climbs_as_the_lead_grows() -> None:
+def test_chunks_of_a_slower_talker_grow_with_the_lead() -> None:
     lengths, stall = speak(60, 0.02)
     assert lengths[:-1] == sorted(lengths[:-1])
     assert {1, 2, 4, 8} <= set(lengths[:-1])
@@ -58,7 +58,7 @@ def test_a_slower_talker_climbs_as_the_lead_grows() -> None:
 
 
 @given(st.integers(1, 60), st.floats(0.001, FRAME_SECONDS))
-def test_no_listener_runs_dry_while_a_chunk_is_made(frames: int, frame_seconds: float) -> None:
+def test_playback_never_stalls_while_a_chunk_is_made(frames: int, frame_seconds: float) -> None:
     assert speak(frames, frame_seconds)[1] < 1e-9
 
 
@@ -69,7 +69,7 @@ def test_no_listener_runs_dry_while_a_chunk_is_made(frames: int, frame_seconds: 
     st.sampled_from(CHUNK_FRAMES),
     st.floats(0.001, 0.2),
 )
-def test_the_codec_is_asked_for_verified_lengths_only(
+def test_codec_calls_have_verified_lengths_only(
     streams: list[tuple[int, int, float, bool]], longest: int, frame_seconds: float
 ) -> None:
     pending, sent, lead, talking = zip(*streams, strict=True)
@@ -84,11 +84,11 @@ def test_the_codec_is_asked_for_verified_lengths_only(
 
 
 @given(st.integers(1, 60), st.floats(FRAME_SECONDS, 0.2))
-def test_a_talker_slower_than_speech_holds_nothing_back(frames: int, frame_seconds: float) -> None:
+def test_a_talker_slower_than_real_time_sends_single_frames(frames: int, frame_seconds: float) -> None:
     assert set(speak(frames, frame_seconds)[0]) == {1}
 
 
-def test_nothing_goes_out_before_the_chunk_is_full() -> None:
+def test_waits_for_a_full_chunk_while_there_is_time() -> None:
     table = table_with([1], sent=[1])
     table.deadline[:] = 0.08
     chunker = chunker_of(table)
@@ -96,7 +96,7 @@ def test_nothing_goes_out_before_the_chunk_is_full() -> None:
     assert chunker.next_chunks(0.0775) is not None
 
 
-def test_a_listener_who_is_about_to_run_dry_gets_what_there_is() -> None:
+def test_sends_a_partial_chunk_when_the_buffer_is_about_to_run_dry() -> None:
     table = table_with([3], sent=[10])
     table.deadline[:] = 1.0
     chunker = chunker_of(table)
@@ -106,7 +106,7 @@ def test_a_listener_who_is_about_to_run_dry_gets_what_there_is() -> None:
 
 
 def is_due(table: SlotTable, need: Need) -> bool:
-    """Whether there are chunks for such a need, leaving the table as it is."""
+    """Whether there are chunks for such a need; leaves the table unchanged."""
     chunks = chunker_of(table).next_chunks(0.0, need)
     table.decoding[:] = False
     return chunks is not None
@@ -138,7 +138,7 @@ def test_no_call_is_due_without_chunks(pending: list[int], done: bool) -> None:
     assert not chunker_of(table).will_be_due(0.0)
 
 
-def test_without_haste_the_call_with_most_rows_goes_first() -> None:
+def test_without_urgency_the_call_with_most_rows_goes_first() -> None:
     table = table_with([4, 8, 8], sent=[8, 8, 8])
     table.deadline[:] = [1.0, 2.0, 3.0]
     chunks = chunker_of(table, FRAME_SECONDS).next_chunks(0.0)
@@ -146,7 +146,7 @@ def test_without_haste_the_call_with_most_rows_goes_first() -> None:
     assert chunks.slots.tolist() == [1, 2]
 
 
-def test_the_last_chunk_is_filled_up_to_a_power_of_two() -> None:
+def test_pads_the_last_chunk_to_a_power_of_two() -> None:
     table = table_with([3], sent=[15], done=True)
     chunks = chunker_of(table).next_chunks(0.0)
     assert chunks is not None
@@ -154,7 +154,7 @@ def test_the_last_chunk_is_filled_up_to_a_power_of_two() -> None:
     assert chunks.counts.tolist() == [3]
 
 
-def test_all_who_are_in_a_hurry_share_a_call_of_the_shortest_length_among_them() -> None:
+def test_urgent_streams_share_a_call_of_their_shortest_length() -> None:
     table = table_with([2, 8, 2, 8], sent=[0, 15, 0, 15])
     table.deadline[:] = [0.04, 0.01, 0.03, 9.0]
     chunker = chunker_of(table, FRAME_SECONDS)
@@ -168,7 +168,7 @@ def test_all_who_are_in_a_hurry_share_a_call_of_the_shortest_length_among_them()
     assert second.codes.shape[1] == 8
 
 
-def test_a_call_has_no_more_frames_than_are_soon_done() -> None:
+def test_a_call_has_a_limited_number_of_frames() -> None:
     table = table_with([8] * 80, sent=[8] * 80)
     table.deadline[:] = 9.0
     chunker = chunker_of(table, FRAME_SECONDS)
@@ -187,14 +187,14 @@ def test_a_last_chunk_joins_a_longer_call() -> None:
     assert chunks.codes.shape[1] == 8
 
 
-def test_a_stream_has_one_chunk_at_the_codec_at_a_time() -> None:
+def test_a_stream_has_at_most_one_chunk_at_the_codec() -> None:
     table = table_with([3])
     chunker = chunker_of(table)
     assert chunker.next_chunks(0.0) is not None
     assert chunker.next_chunks(0.0) is None
 
 
-def test_the_deadline_is_when_the_listener_runs_dry() -> None:
+def test_the_deadline_is_the_end_of_the_buffered_audio() -> None:
     table = table_with([1])
     chunker = chunker_of(table, FRAME_SECONDS)
     for now, pending, deadline in ((10.0, 1, 10.08), (10.05, 2, 10.24), (11.0, 4, 11.32)):

@@ -1,4 +1,4 @@
-"""Streams share fewer pages than all of them may come to need, and no listener notices."""
+"""Streams share fewer pages than their worst cases require, without stalls or lost frames."""
 
 import random
 from collections import deque
@@ -38,9 +38,9 @@ def of_text(key: str, tokens: int, max_frames: int, rows: int) -> Stream:
 
 @dataclass
 class Machine:
-    """An engine with a clock of its own: what a tick takes is given, and the codec takes no time.
+    """A simulated engine with its own clock: the duration of a tick is given, codec calls take no time.
 
-    `lengths` are frames by key until a stream ends by itself.
+    `lengths` holds, by key, the frames after which a stream ends by itself.
     """
 
     scheduler: Scheduler
@@ -56,7 +56,7 @@ class Machine:
         self._frame = np.zeros(len(self.scheduler.table.streams), int)
 
     def tick(self) -> None:
-        """Launch a tick, read the one before, send what is ready."""
+        """Launches a tick, reads the previous one, sends ready chunks."""
         batch = self.scheduler.next_batch(self.now)
         rows = 0
         for newcomer in batch.newcomers:
@@ -96,11 +96,11 @@ class Machine:
 
 @settings(max_examples=40)
 @given(st.integers(0, 1 << 30), st.floats(0.3, 1.0), st.integers(4, 24), st.booleans())
-def test_nobody_stalls_and_everyone_ends_with_a_part_of_the_pages(
+def test_streams_end_without_stalls_with_a_fraction_of_the_pages(
     seed: int, part: float, slots: int, to_the_cap: bool
 ) -> None:
-    """Random arrivals, lengths and cancels, on a machine that is faster than speech; with `to_the_cap` nobody ends by
-    himself, so that all want three times the pages that were expected."""
+    """Random arrivals, lengths and cancels on a machine faster than real time; with `to_the_cap`, all streams run to
+    their cap and require three times the expected pages."""
     chance = random.Random(seed)
     rows = 20
     tokens = [chance.randint(1, 40) for _ in range(3 * slots)]
@@ -126,13 +126,13 @@ def test_nobody_stalls_and_everyone_ends_with_a_part_of_the_pages(
     assert machine.scheduler.pages.num_used == machine.scheduler.slots.num_used == 0
     for stream in streams:
         frames = machine.made.get(stream.key, [])
-        assert frames == [*range(len(frames))], "a frame was lost or made twice"
+        assert frames == [*range(len(frames))], "a frame was lost or duplicated"
 
 
 @settings(max_examples=60)
 @given(st.integers(0, 1 << 30), st.integers(1, 8))
-def test_everyone_ends_however_few_pages_there_are(seed: int, slots: int) -> None:
-    """One page more than the longest stream may need, every stream at its longest."""
+def test_every_stream_ends_with_the_fewest_possible_pages(seed: int, slots: int) -> None:
+    """Up to two pages more than the longest stream requires; every stream runs to its cap."""
     chance = random.Random(seed)
     machine = Machine(make_scheduler(slots, -(-(4 + 120) // PAGE) + chance.randint(0, 2)))
     streams = [of_text(str(i), chance.randint(0, 20), chance.randint(1, 120), 4) for i in range(20)]
@@ -147,8 +147,8 @@ def test_everyone_ends_however_few_pages_there_are(seed: int, slots: int) -> Non
     assert [len(machine.made[s.key]) for s in streams] == [s.max_frames for s in streams]
 
 
-def test_the_default_cache_holds_as_many_long_texts_as_there_are_slots_for() -> None:
-    """256 slots of 512 positions, texts of 199 tokens that are spoken in 750 frames and may take 2 463."""
+def test_the_default_cache_fits_a_long_text_in_every_slot() -> None:
+    """256 slots of 512 positions; texts of 199 tokens that take 750 of at most 2 463 frames."""
     scheduler = make_scheduler(256, 256 * 512 // 32, page_size=32, max_frames=4096)
     machine = Machine(scheduler, row_seconds=0.00002)
     for i in range(300):
@@ -162,35 +162,35 @@ def test_the_default_cache_holds_as_many_long_texts_as_there_are_slots_for() -> 
     assert machine.largest_stall <= 0
 
 
-def test_a_long_request_lets_some_pass_and_then_holds_its_place() -> None:
+def test_a_limited_number_of_requests_overtake_a_long_one() -> None:
     machine = Machine(make_scheduler(64, 20))
     scheduler = machine.scheduler
     first, long = (of_text(key, 60, 139, 20) for key in ("first", "long"))
     scheduler.submit(first)
     while len(first.pages) < 14:
         machine.tick()
-    passing = [of_text(str(i), 1, 1, 2) for i in range(MAX_OVERTAKING + 20)]
-    for stream in (long, *passing):
+    overtaking = [of_text(str(i), 1, 1, 2) for i in range(MAX_OVERTAKING + 20)]
+    for stream in (long, *overtaking):
         scheduler.submit(stream)
     for _ in range(20):
         machine.tick()
     assert long in scheduler.admission.queue
-    assert sum(stream not in scheduler.admission.queue for stream in passing) == MAX_OVERTAKING
+    assert sum(stream not in scheduler.admission.queue for stream in overtaking) == MAX_OVERTAKING
     scheduler.end(first)
     assert long in [newcomer.stream for newcomer in scheduler.next_batch(machine.now).newcomers]
 
 
 @pytest.mark.parametrize(("lookahead", "take_turns"), [(0, False), (1, False), (1, True)])
-def test_streams_that_were_parked_are_heard_without_a_gap(lookahead: int, take_turns: bool) -> None:
+def test_parked_streams_resume_without_losing_frames(lookahead: int, take_turns: bool) -> None:
     harness = Harness(slots=8, lookahead=lookahead, take_turns=take_turns, pages=40)
     parked = []
     park = harness.engine.scheduler.paging.park
 
-    def watched(slot: int) -> None:
+    def recorded(slot: int) -> None:
         parked.append(slot)
         park(slot)
 
-    harness.engine.scheduler.paging.park = watched  # type: ignore[method-assign]
+    harness.engine.scheduler.paging.park = recorded  # type: ignore[method-assign]
     harness.engine.start()
     try:
         listeners = [harness.speak(seed, frames=60 + 10 * (seed % 8)) for seed in range(32)]
@@ -204,7 +204,7 @@ def test_streams_that_were_parked_are_heard_without_a_gap(lookahead: int, take_t
         harness.engine.close()
 
 
-def test_who_waits_for_text_holds_no_pages_that_another_needs() -> None:
+def test_a_stream_that_waits_for_text_releases_pages_that_another_requires() -> None:
     scheduler = make_scheduler(4, 10)
     paused = []
     for key in "ab":

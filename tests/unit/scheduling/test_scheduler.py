@@ -1,4 +1,4 @@
-"""After any sequence of submit, tick, decode, cancel and failure nothing leaks and every stream ends once."""
+"""After any sequence of submit, tick, decode and cancel, nothing leaks and every stream ends once."""
 
 import math
 
@@ -33,7 +33,7 @@ def frames_for(batch: Batch, ended: frozenset[int] = frozenset()) -> Frames:
 
 
 class Traffic(RuleBasedStateMachine):
-    """The engine's bookkeeping under arbitrary traffic, one tick and one codec call in flight at most."""
+    """The scheduler under arbitrary traffic, with at most one tick and one codec call in flight."""
 
     @initialize(slots=st.integers(1, 4), pages=st.integers(7, 24), batch=st.integers(1, 4), rows=st.integers(1, 12))
     def start(self, slots: int, pages: int, batch: int, rows: int) -> None:
@@ -99,7 +99,7 @@ class Traffic(RuleBasedStateMachine):
         assert live == list(self.scheduler.live.values())
 
     def teardown(self) -> None:
-        """Let everything run out: every stream ends and every slot and page comes back."""
+        """Drains the scheduler: every stream ends and every slot and page is freed."""
         if not hasattr(self, "scheduler"):
             return
         for _ in range(2000):
@@ -129,14 +129,14 @@ def test_streams_are_admitted_in_order_of_arrival() -> None:
     assert [n.stream for n in scheduler.next_batch(NOW).newcomers] == streams[2:3]
 
 
-def test_a_tick_prefills_at_most_its_budget_but_always_one() -> None:
+def test_a_tick_prefills_within_its_budget_but_at_least_one_stream() -> None:
     scheduler = make_scheduler(slots=4, pages=100, prefill_rows=10)
     for i in range(3):
         scheduler.submit(make_stream(str(i), Listener(), rows=8))
     assert [len(scheduler.next_batch(NOW).newcomers) for _ in range(3)] == [1, 1, 1]
 
 
-def test_a_full_queue_refuses() -> None:
+def test_refuses_a_stream_when_the_queue_is_full() -> None:
     scheduler = make_scheduler(slots=1, max_waiting=1)
     scheduler.submit(make_stream("0", Listener()))
     scheduler.next_batch(NOW)
@@ -145,14 +145,14 @@ def test_a_full_queue_refuses() -> None:
         scheduler.submit(make_stream("2", Listener()))
 
 
-def test_no_queue_still_takes_a_stream_that_fits_at_once() -> None:
+def test_without_a_queue_accepts_a_stream_that_fits_at_once() -> None:
     scheduler = make_scheduler(slots=1, max_waiting=0)
     scheduler.submit(make_stream("0", Listener()))
     with pytest.raises(Unavailable):
         scheduler.submit(make_stream("1", Listener()))
 
 
-def test_who_would_wait_for_a_slot_is_refused_where_nobody_is_to_wait() -> None:
+def test_refuses_a_stream_without_a_free_slot_if_configured() -> None:
     scheduler = make_scheduler(slots=2, refuse_overload=True)
     for name in "01":
         scheduler.submit(make_stream(name, Listener()))
@@ -163,13 +163,13 @@ def test_who_would_wait_for_a_slot_is_refused_where_nobody_is_to_wait() -> None:
         scheduler.submit(make_stream("2", Listener()))
 
 
-def test_a_stream_that_can_never_fit_is_refused_at_once() -> None:
+def test_refuses_a_stream_that_can_never_fit() -> None:
     scheduler = make_scheduler(pages=2)
     with pytest.raises(Unavailable, match="28 positions required, the key/value cache holds 8"):
         scheduler.submit(make_stream("0", Listener(), max_frames=24))
 
 
-def test_a_late_frame_of_an_ended_stream_does_not_reach_the_next_one_in_its_slot() -> None:
+def test_late_frames_of_an_ended_stream_do_not_reach_the_next_stream_in_its_slot() -> None:
     scheduler = make_scheduler(slots=1)
     first, second = (make_stream(name, Listener()) for name in ("first", "second"))
     scheduler.submit(first)
@@ -182,7 +182,7 @@ def test_a_late_frame_of_an_ended_stream_does_not_reach_the_next_one_in_its_slot
     assert scheduler.table.written[0] == 0
 
 
-def test_a_full_batch_takes_the_most_urgent() -> None:
+def test_a_full_batch_has_the_most_urgent_streams() -> None:
     scheduler = make_scheduler(slots=3, max_batch=2, pages=100)
     for i in range(3):
         scheduler.submit(make_stream(str(i), Listener()))
@@ -198,7 +198,7 @@ def test_no_frame_is_launched_beyond_the_cap() -> None:
     assert not scheduler.has_work(NOW)
 
 
-def test_newcomers_go_alone_while_everyone_has_audio() -> None:
+def test_new_streams_get_their_own_batch_while_all_others_have_buffered_audio() -> None:
     scheduler = make_scheduler(pages=100)
     streams = [make_stream(str(i), Listener()) for i in range(4)]
     for stream in streams[:2]:
@@ -210,4 +210,4 @@ def test_newcomers_go_alone_while_everyone_has_audio() -> None:
     scheduler.submit(streams[2])
     assert scheduler.next_batch(NOW).slots.tolist() == [2]
     scheduler.submit(streams[3])
-    assert scheduler.next_batch(NOW + 0.04).slots.tolist() == [0, 1, 2, 3], "a listener is about to run dry"
+    assert scheduler.next_batch(NOW + 0.04).slots.tolist() == [0, 1, 2, 3], "a buffer is about to run dry"

@@ -1,4 +1,4 @@
-"""Streams whose text comes in pieces and in parts: nothing leaks, and the talker is fed the text and nothing else."""
+"""Streams with text in pieces and parts: nothing leaks, and the talker is fed exactly the text."""
 
 from dataclasses import dataclass, field
 
@@ -30,7 +30,7 @@ def make_held(key: str, max_frames: int = MAX_FRAMES) -> Stream:
 
 @dataclass
 class DeviceSlot:
-    """What the runner knows of a part: the ids that are there, and what each launched frame was fed with."""
+    """The runner's view of a part: the ids it has, and the id that each launched frame was fed."""
 
     trailing: list[int]
     is_open: bool
@@ -41,7 +41,7 @@ class DeviceSlot:
         if frame < len(self.trailing):
             self.fed.append(self.trailing[frame])
         else:
-            assert not self.is_open or frame == len(self.trailing), "a frame ran further ahead than one"
+            assert not self.is_open or frame == len(self.trailing), "more than one frame ran ahead of the text"
             self.fed.append(None if self.is_open else 0)
 
     def take(self, feed: TextFeed) -> None:
@@ -58,7 +58,7 @@ class DeviceSlot:
 
 
 class TextTraffic(Traffic):
-    """As Traffic, with text: ids count up through a part from 1, 0 is padding."""
+    """Traffic with text: the ids of a part count up from 1, and 0 is padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class TextTraffic(Traffic):
         for state in self.device.values():
             known = [i for i in state.fed if i is not None]
             text = [i for i in known if i]
-            assert text == [*range(1, len(text) + 1)], "text was fed twice, left out, or in another order"
+            assert text == [*range(1, len(text) + 1)], "text was fed twice, omitted or reordered"
             assert known == text + [0] * (len(known) - len(text)), "padding was fed before the end of the text"
             assert not state.is_open or 0 not in known
 
@@ -155,7 +155,7 @@ TestTextTraffic = TextTraffic.TestCase
 TestTextTraffic.settings = settings(max_examples=250, stateful_step_count=60)
 
 
-def test_a_stream_without_text_is_left_out_and_comes_back() -> None:
+def test_a_stream_pauses_without_text_and_resumes() -> None:
     scheduler = make_scheduler()
     stream = make_held("0")
     scheduler.submit(stream)
@@ -172,7 +172,7 @@ def test_a_stream_without_text_is_left_out_and_comes_back() -> None:
     assert not scheduler.has_work(0.0)
 
 
-def test_streams_without_words_are_limited() -> None:
+def test_limits_streams_that_wait_for_their_first_words() -> None:
     scheduler = make_scheduler(slots=1, max_waiting=1)
     held = [make_held(str(i)) for i in range(3)]
     scheduler.submit(held[0])

@@ -1,4 +1,4 @@
-"""Pools hand out each index once; the table ends with the last slot in use."""
+"""Pools allocate each index once; `in_use` ends with the last slot in use."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from qwen3_tts_engine.scheduling.slot_table import Pool, SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream, start_in_slot
 
 
-def test_lowest_indices_first() -> None:
+def test_allocates_the_lowest_indices_first() -> None:
     pool = Pool(4)
     assert pool.allocate(3) == [0, 1, 2]
     pool.free([1])
@@ -18,7 +18,7 @@ def test_lowest_indices_first() -> None:
     pool.check_integrity()
 
 
-def test_nothing_is_taken_when_too_few_are_free() -> None:
+def test_allocates_nothing_if_too_few_are_free() -> None:
     pool = Pool(2)
     pool.allocate(1)
     with pytest.raises(IndexError):
@@ -29,14 +29,14 @@ def test_nothing_is_taken_when_too_few_are_free() -> None:
 
 def test_double_free_is_an_error() -> None:
     pool = Pool(2)
-    taken = pool.allocate(1)
-    pool.free(taken)
+    allocated = pool.allocate(1)
+    pool.free(allocated)
     with pytest.raises(KeyError):
-        pool.free(taken)
+        pool.free(allocated)
     pool.check_integrity()
 
 
-def test_the_table_in_use_ends_with_the_last_slot_and_is_the_same_memory() -> None:
+def test_in_use_is_a_view_that_ends_with_the_last_slot() -> None:
     table = SlotTable(8, 16, NUM_CODEBOOKS)
     assert len(table.in_use.talking) == 0
     streams = {slot: make_stream(str(slot), Listener()) for slot in (0, 1, 4)}
@@ -60,13 +60,13 @@ def test_the_table_in_use_ends_with_the_last_slot_and_is_the_same_memory() -> No
     assert len(table.in_use.talking) == 0
 
 
-def test_a_status_that_cannot_follow_is_refused() -> None:
+def test_rejects_an_invalid_status_transition() -> None:
     table, stream = SlotTable(1, 16, NUM_CODEBOOKS), make_stream("0", Listener())
     with pytest.raises(AssertionError, match="a stream that is new cannot be draining"):
         table.move(stream, Status.DRAINING)
 
 
-def test_a_column_that_contradicts_a_status_breaks_the_integrity() -> None:
+def test_integrity_check_finds_a_column_that_contradicts_a_status() -> None:
     table, stream = SlotTable(1, 16, NUM_CODEBOOKS), make_stream("0", Listener())
     start_in_slot(table, 0, stream)
     table.check_integrity()

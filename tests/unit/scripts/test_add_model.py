@@ -1,4 +1,4 @@
-"""A model for another checkpoint beside the main one: one copy of the code, its own name and checkpoint."""
+"""scripts.add_model adds a model for another checkpoint, which shares the code of the main one."""
 
 import shutil
 from pathlib import Path
@@ -48,13 +48,13 @@ def test_the_link_survives_a_move_of_the_repository(
     assert (tmp_path / "elsewhere" / "design" / "1" / "model.py").is_file()
 
 
-def test_a_copy_where_links_cannot_be(repository: Path, checkpoint_of: CheckpointOf) -> None:
+def test_copies_the_code_instead_of_linking_on_request(repository: Path, checkpoint_of: CheckpointOf) -> None:
     folder = add_model("design", str(checkpoint_of("voice_design")), repository, copy=True)
     assert not (folder / "1").is_symlink()
     assert (folder / "1" / "qwen3_tts_engine" / "engine.py").is_file()
 
 
-def test_another_codec_is_refused(repository: Path, checkpoint_of: CheckpointOf) -> None:
+def test_refuses_a_checkpoint_with_another_codec(repository: Path, checkpoint_of: CheckpointOf) -> None:
     folder = repository / "code2wav" / "1"
     CodecManifest.read(folder).model_copy(update={"codec_digest": "0" * 64}).write(folder)
     with pytest.raises(AddModelError, match=r"another codec than the one in .* requires a model repository"):
@@ -66,7 +66,7 @@ def speaker_encoder_of(folder: Path) -> str:
     return str(parse(folder / "config.pbtxt").parameters["speaker_encoder"].string_value)
 
 
-def test_a_base_checkpoint_has_its_own_speaker_encoder(
+def test_selects_the_speaker_encoder_of_a_base_checkpoint(
     tiny_base_models: Path, repository: Path, checkpoint_of: CheckpointOf
 ) -> None:
     base = str(checkpoint_of("base"))
@@ -81,7 +81,7 @@ def test_a_base_checkpoint_has_its_own_speaker_encoder(
     assert parse(main).parameters["speaker_encoder"].string_value == "of_bert"
 
 
-def test_a_speaker_encoder_that_is_not_exported_is_named(
+def test_names_a_speaker_encoder_that_is_not_exported(
     tiny_base_models: Path, repository: Path, checkpoint_of: CheckpointOf, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = str(checkpoint_of("base"))
@@ -103,7 +103,7 @@ def test_a_speaker_encoder_that_is_not_exported_is_named(
         ("design", "/nowhere", "/nowhere"),
     ],
 )
-def test_what_goes_wrong_is_said(
+def test_reports_invalid_names_and_checkpoints(
     repository: Path, checkpoint_of: CheckpointOf, name: str, checkpoint: str | None, message: str
 ) -> None:
     arguments = [name, "--checkpoint", checkpoint or str(checkpoint_of("base")), "--model-repository", str(repository)]
@@ -115,7 +115,7 @@ def test_what_goes_wrong_is_said(
     assert sorted(p.name for p in repository.iterdir()) == ["code2wav", "qwen3_tts"]
 
 
-def test_each_model_has_its_own_environment() -> None:
+def test_each_model_reads_its_own_environment_variables() -> None:
     environment = {
         "QWEN3_TTS_CHECKPOINT": "main",
         "QWEN3_TTS_MAX_STREAMS": "7",

@@ -1,4 +1,4 @@
-"""The pages of docs/benchmarks say what the records beside them hold."""
+"""Figures on the pages of docs/benchmarks match the records beside them."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def record(name: str) -> dict[str, Any]:
 
 
 def table(page: Path, title: str) -> list[list[str]]:
-    """The cells of the rows of the one table that has a column of this title."""
+    """The cells of the only table with a column of this title, row by row."""
     tables = re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE)
     [found] = [lines.splitlines() for lines in tables if f"| {title} |" in lines]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in found[2:]]
@@ -31,7 +31,7 @@ def numbers(cell: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_says_where_it_comes_from(name: str) -> None:
+def test_a_record_names_its_machine_command_and_commit(name: str) -> None:
     found = record(name)
     assert found["gpu"]
     assert re.match(r"python -m scripts\.(benchmark_|benchmarks\.|soak )", found["command"])
@@ -39,7 +39,7 @@ def test_a_record_says_where_it_comes_from(name: str) -> None:
     assert found.get("rows") or found.get("requests") or (found["plan"] and found["serving"])
 
 
-def test_the_talkers_table() -> None:
+def test_talker_table_matches_its_record() -> None:
     measured = {row["batch"]: row["ms_per_frame"] for row in record("talker-h200.json")["rows"]}
     rows = table(PAGES[0], "floor, ms a frame")
     assert len(rows) > 5
@@ -47,7 +47,7 @@ def test_the_talkers_table() -> None:
         assert float(milliseconds) == pytest.approx(measured[int(batch)], abs=0.006)
 
 
-def test_the_batch_invariant_table() -> None:
+def test_batch_invariant_table_matches_its_records() -> None:
     plain, invariant = (
         {row["batch"]: row["ms_per_frame"] for row in record(f"talker{kind}-h200.json")["rows"]}
         for kind in ("", "-invariant")
@@ -60,7 +60,7 @@ def test_the_batch_invariant_table() -> None:
         assert numbers(share) == pytest.approx([100 * invariant[batch] / plain[batch]], abs=0.6)
 
 
-def test_the_codecs_table() -> None:
+def test_codec_table_matches_its_record() -> None:
     measured = {f"{row['batch']} x {row['frames']}": row for row in record("codec-h200.json")["rows"]}
     rows = table(PAGES[0], "rows x frames")
     assert len(rows) > 3
@@ -70,7 +70,7 @@ def test_the_codecs_table() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=["benchmarks", "readme"])
-def test_the_tables_of_serving(page: Path) -> None:
+def test_serving_tables_match_their_record(page: Path) -> None:
     measured = {row["load"]: row for row in record("serving-h200.json")["rows"]}
     rows = table(page, "stalled over 50 ms")
     assert len(rows) >= 3
@@ -82,7 +82,7 @@ def test_the_tables_of_serving(page: Path) -> None:
         assert numbers(stalled)[:2] == [row["stalled_over_50ms"], row["requests"]]
 
 
-def test_the_table_of_codec_calls() -> None:
+def test_codec_call_table_matches_its_record() -> None:
     measured = {row["load"]: row for row in record("serving-h200.json")["rows"]}
     rows = table(PAGES[0], "rows a call")
     assert len(rows) >= 3
@@ -92,7 +92,7 @@ def test_the_table_of_codec_calls() -> None:
         assert [float(cell) for cell in cells] == pytest.approx([row["codec_rows"], call, own, call - own], abs=0.006)
 
 
-def test_the_table_of_serving_through_the_plan() -> None:
+def test_plan_serving_table_matches_its_record() -> None:
     rows = record("serving-tensorrt-h200.json")["rows"]
     columns = ("ttfa_p50_ms", "ttfa_p95_ms", "audio_s_per_s", "largest_stall_ms", "codec_call_ms", "codec_own_ms")
     written = table(PAGES[0], "TTFA p50 / p95 through the plan, ms")
@@ -102,7 +102,7 @@ def test_the_table_of_serving_through_the_plan() -> None:
         assert found == pytest.approx([row[column] for column in columns], rel=0.015)
 
 
-def test_the_tables_of_the_plan_with_the_plugin() -> None:
+def test_plugin_tables_match_their_record() -> None:
     found = record("tensorrt-h200.json")
     plan = {f"{row['batch']} x {row['frames']}": row for row in found["plan"]}
     shapes = table(PAGES[0], "plan with the plugin, rows x frames")
@@ -121,7 +121,7 @@ def test_the_tables_of_the_plan_with_the_plugin() -> None:
         assert numbers(stalled)[:2] == [row["stalled_over_50ms"], row["requests"]]
 
 
-def test_the_sentences_about_mixed_calls() -> None:
+def test_sentences_about_mixed_calls_match_their_record() -> None:
     found, text = record("tensorrt-h200.json"), " ".join(PAGES[0].read_text().split())
     mixed, first = found["mixed_calls"], found["first_request"]
     assert (mixed["errors"], mixed["wrong"]) == (0, 0)

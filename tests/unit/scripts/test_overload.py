@@ -1,4 +1,4 @@
-"""What scripts.benchmarks.overload makes of a record."""
+"""Evaluation of a record by scripts.benchmarks.overload."""
 
 from qwen3_tts_client.analysis.playback import MS, NS
 from qwen3_tts_client.records.record import LoadRecord, RequestRecord, Run
@@ -9,7 +9,7 @@ SAMPLES = 1920
 
 
 def request(load: int, sent_ms: int, outcome: str, after_ms: tuple[int, ...], end_ms: int = 200) -> RequestRecord:
-    """One that was sent then, and got chunks of a frame so long after that."""
+    """A request sent at `sent_ms` that received chunks of one frame `after_ms` later."""
     sent = load * 100 * NS + sent_ms * MS
     arrivals = [sent + each * MS for each in after_ms]
     timeline = Timeline(sent, None, arrivals, [SAMPLES] * len(arrivals), end_ns=sent + end_ms * MS, outcome=outcome)
@@ -22,7 +22,7 @@ def loads(*requests: RequestRecord) -> list[Load]:
     return list(Load.all_of(Run({}, records, list(requests))))
 
 
-def test_a_row_tells_those_who_were_served_from_those_who_were_refused() -> None:
+def test_a_row_counts_served_refused_and_failed_requests() -> None:
     [load] = loads(
         request(0, 0, "ok", (10, 120)),  # the second chunk is 30 ms late
         request(0, 5, "ok", (20, 100)),
@@ -34,14 +34,14 @@ def test_a_row_tells_those_who_were_served_from_those_who_were_refused() -> None
     assert (row["largest_stall_ms"], row["refusal_max_ms"]) == (30.0, 8.0)
 
 
-def test_normal_is_the_first_second_without_refusals_and_with_first_audio_as_before() -> None:
+def test_recovery_is_the_first_second_without_refusals_and_with_the_normal_ttfa() -> None:
     before, after = loads(
         *(request(0, i * 100, "ok", (100,)) for i in range(20)),
         request(1, 0, "unavailable", ()),  # a second with a refusal
         request(1, 500, "ok", (100,)),
-        request(1, 1500, "ok", (400,)),  # a slow one
+        request(1, 1500, "ok", (400,)),  # slow first audio
         request(1, 2100, "ok", (110,)),
-        request(1, 5000, "ok", (900,)),  # once it was normal, what comes later is another matter
+        request(1, 5000, "ok", (900,)),  # after the recovery, so ignored
     )
     assert normal_after(before, after) == 2
     assert normal_after(before, before) == 0

@@ -1,4 +1,4 @@
-"""The rows that docs/benchmarks/ keeps of a run say what its summary says."""
+"""Rows of a record in docs/benchmarks match the summary of the run."""
 
 from qwen3_tts_client.analysis.playback import NS
 from qwen3_tts_client.analysis.summary import summarise
@@ -7,10 +7,10 @@ from scripts.benchmarks.serving import codec_calls, configuration, rows
 from tests.unit.client.test_summary import request, run, stream
 
 
-def test_rows_are_those_of_the_summary() -> None:
+def test_rows_match_the_summary() -> None:
     refused = Timeline(0, None, [], [], None, None, NS, "unavailable")
-    heard = [stream(0, 20_000, 0), stream(0, 22_000, 60_000), stream(0, 24_000, 0), refused]
-    [row] = rows(summarise(run(*(request(number, one) for number, one in enumerate(heard)))))
+    streams = [stream(0, 20_000, 0), stream(0, 22_000, 60_000), stream(0, 24_000, 0), refused]
+    [row] = rows(summarise(run(*(request(number, one) for number, one in enumerate(streams)))))
     assert row | {"rtf_p50": 0, "audio_s_per_s": 0} == {
         "load": "c=2", "requests": 4, "ttfa_p50_ms": 22.0, "ttfa_p95_ms": 24.0, "rtf_p50": 0, "audio_s_per_s": 0,
         "stalled_over_50ms": 1, "largest_stall_ms": 60.0, "errors": 1,
@@ -19,13 +19,13 @@ def test_rows_are_those_of_the_summary() -> None:
     assert row["audio_s_per_s"] > 0
 
 
-def test_a_load_of_which_nothing_came_has_a_row() -> None:
+def test_a_load_without_audio_has_a_row() -> None:
     refused = Timeline(0, None, [], [], None, None, NS, "unavailable")
     [row] = rows(summarise(run(request(0, refused))))
     assert (row["requests"], row["errors"], row["ttfa_p50_ms"], row["stalled_over_50ms"]) == (1, 1, None, 0)
 
 
-def test_codec_calls_are_those_between_two_scrapes() -> None:
+def test_codec_calls_are_counted_between_two_scrapes() -> None:
     labels, talker = '{model="code2wav",version="1"}', '{model="qwen3_tts",version="1"}'
     before = {
         f"nv_inference_exec_count{labels}": 10.0,
@@ -42,7 +42,7 @@ def test_codec_calls_are_those_between_two_scrapes() -> None:
     assert codec_calls({}, {}) == {}
 
 
-def test_each_form_has_its_configuration() -> None:
+def test_each_form_selects_its_model_configuration() -> None:
     assert configuration("onnx") == ["--model-config-name=onnxruntime"]
     assert "--model-config-name=python" in configuration("python")
     assert not any(option.startswith("--model-config-name") for option in configuration("tensorrt"))

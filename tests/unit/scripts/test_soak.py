@@ -1,4 +1,4 @@
-"""What a soak counts as right."""
+"""Outcomes and samples that the soak test accepts."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ FAULT = Fault("codec error", 10.0, 12.0)
         (Outcome("listen", MIXED, 0, 11), False),
     ],
 )
-def test_how_requests_are_to_end(outcome: Outcome, right: bool) -> None:
+def test_accepts_failures_only_near_a_fault(outcome: Outcome, right: bool) -> None:
     assert is_right(outcome, [FAULT]) == right
 
 
@@ -36,7 +36,7 @@ def test_each_failure_counts_once() -> None:
     assert [outcome.result for outcome in tally.wrong([FAULT])] == ["error", "invalid"]
 
 
-def test_an_utterance_is_known_by_its_samples() -> None:
+def test_recognises_an_utterance_by_its_samples() -> None:
     samples = 10 * np.arange(1000, dtype=np.int16)
     utterance = Utterance("qwen3_tts", SpeechRequest("Hello."), samples)
     assert utterance.is_beginning_of(samples)
@@ -47,7 +47,7 @@ def test_an_utterance_is_known_by_its_samples() -> None:
     assert not utterance.is_beginning_of(10 * np.arange(1001, dtype=np.int16))
 
 
-def test_on_a_gpu_an_utterance_is_known_but_for_half_precision() -> None:
+def test_tolerates_half_precision_on_a_gpu() -> None:
     samples = np.random.default_rng(0).integers(-9000, 9000, 1000, np.int16)
     utterance = Utterance("qwen3_tts", SpeechRequest("Hello."), samples, on_gpu=True)
     assert utterance.is_beginning_of((samples * 1.01).astype(np.int16))
@@ -55,11 +55,11 @@ def test_on_a_gpu_an_utterance_is_known_but_for_half_precision() -> None:
     assert not utterance.is_beginning_of(np.roll(samples, 1))
 
 
-def test_every_model_speaks_and_every_seed_is_used_once() -> None:
+def test_requests_cover_every_model_and_use_every_seed_once() -> None:
     made = list(requests())
     assert len({model for model, _ in made}) == 3
     assert len({request.seed for _, request in made}) == len(made)
 
 
-def test_every_kind_has_a_chance() -> None:
+def test_every_kind_of_caller_has_a_positive_weight() -> None:
     assert all(kind.weight > 0 for kind in KINDS.values())

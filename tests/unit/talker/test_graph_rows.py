@@ -1,4 +1,4 @@
-"""The rows from which a graph prefills prompts hold all that a prompt does; run here without a graph, on the CPU."""
+"""The rows from which a CUDA graph prefills prompts, run on the CPU without a graph."""
 
 from types import SimpleNamespace
 
@@ -19,8 +19,8 @@ from tests.conftest import CheckpointOf
 from tests.fakes.scripted import Listener
 
 
-def test_rows_of_clones_are_their_prompts(checkpoint_of: CheckpointOf) -> None:
-    """Clones in context, by x-vector, and side by side, as the eager prefill leaves them."""
+def test_rows_of_clones_prefill_as_their_prompts_do(checkpoint_of: CheckpointOf) -> None:
+    """Clones in context and by x-vector in one call, compared with the eager prefill."""
     checkpoint = Checkpoint.open(str(checkpoint_of("base")))
     config = EngineConfig(checkpoint=str(checkpoint.folder), max_streams=4, max_text_tokens=64, max_frames_limit=64)
     prompts = PromptBuilder(checkpoint, config)
@@ -43,7 +43,7 @@ def test_rows_of_clones_are_their_prompts(checkpoint_of: CheckpointOf) -> None:
         torch.testing.assert_close(graphs._cache.data[:, :, places], keys[:, :, places], atol=1e-4, rtol=1e-4)
 
 
-def test_out_of_memory_fails_the_prompt_that_meets_it(
+def test_out_of_memory_fails_only_the_prompt_that_causes_it(
     checkpoint_of: CheckpointOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = Checkpoint.open(str(checkpoint_of("base")))
@@ -53,12 +53,12 @@ def test_out_of_memory_fails_the_prompt_that_meets_it(
     open_slots, prefilled = graphs._state.open, list[np.ndarray]()
     graphs._prefills = {512: SimpleNamespace(replay=prefilled.append)}  # type: ignore[dict-item]
 
-    def scarce(newcomers: list[Newcomer]) -> None:
+    def fail_for_slot_1(newcomers: list[Newcomer]) -> None:
         if any(newcomer.slot == 1 for newcomer in newcomers):
             raise torch.OutOfMemoryError("injected")
         open_slots(newcomers)
 
-    monkeypatch.setattr(graphs._state, "open", scarce)
+    monkeypatch.setattr(graphs._state, "open", fail_for_slot_1)
     newcomers = [clone(prompts, slot, graphs.limits.page_size) for slot in range(3)]
     [(failed, error)] = graphs.prefill(newcomers)
     assert failed is newcomers[1]
@@ -68,7 +68,7 @@ def test_out_of_memory_fails_the_prompt_that_meets_it(
 
 
 def as_graph_runner(eager: TalkerRunner) -> GraphTalkerRunner:
-    """A graph runner over the same state, which captures nothing."""
+    """A graph runner over the same state, without captured graphs."""
     graphs = GraphTalkerRunner.__new__(GraphTalkerRunner)
     graphs.__dict__.update(eager.__dict__)
     return graphs

@@ -1,4 +1,4 @@
-"""Rows that pad a batch to a graph's size change nothing, however long the server runs."""
+"""Rows that pad a batch to a graph's size do not affect streams, in any number of ticks."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -21,7 +21,7 @@ FRAMES = 128
 
 @pytest.fixture
 def runner(tiny_checkpoint: Path) -> TalkerRunner:
-    """A stream in slot 0, right behind its prompt."""
+    """A runner with a stream in slot 0, directly after its prompt."""
     sizes = {"max_streams": 3, "max_text_tokens": 16, "max_frames_limit": FRAMES}
     config = EngineConfig.model_validate({"checkpoint": str(tiny_checkpoint), **sizes})
     checkpoint = Checkpoint.open(config.checkpoint)
@@ -35,8 +35,8 @@ def runner(tiny_checkpoint: Path) -> TalkerRunner:
 
 
 @torch.inference_mode()
-def test_padding_attends_to_nothing_but_itself(runner: TalkerRunner) -> None:
-    """In more ticks than a slot has positions for."""
+def test_padding_rows_do_not_affect_streams(runner: TalkerRunner) -> None:
+    """Runs more ticks than a slot has positions."""
     alone, padded = runner, deepcopy(runner)
     padding = runner._state.padding_slot
     slots = torch.tensor([0, padding, padding])
@@ -51,11 +51,11 @@ def test_padding_attends_to_nothing_but_itself(runner: TalkerRunner) -> None:
 
 
 @torch.inference_mode()
-def test_the_kernel_leaves_the_padding_slot_where_it_is(runner: TalkerRunner) -> None:
-    """In Triton's interpreter; tests/gpu has the real one."""
+def test_the_kernel_does_not_advance_the_padding_slot(runner: TalkerRunner) -> None:
+    """In Triton's interpreter; tests/gpu runs the compiled kernel."""
     pytest.importorskip("triton", reason="Triton is not installed")
     if torch.cuda.is_available():
-        pytest.skip("tests/gpu runs the kernel itself")
+        pytest.skip("tests/gpu runs the compiled kernel")
     from qwen3_tts_engine.talker.kernels.rowwise import advance_kernel
 
     talker, expected = runner._talker, runner._state

@@ -1,4 +1,4 @@
-"""The runner makes the same codes whether a stream gets its pages at once, one by one, or anew with all it has made."""
+"""Codes are the same with pages assigned at once, one by one, or again after they were taken away."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def at_once(runner: TalkerRunner, config: EngineConfig) -> np.ndarray:
     return speak(runner, SLOT, FRAMES)
 
 
-def test_pages_that_come_one_by_one(runner: TalkerRunner, config: EngineConfig) -> None:
+def test_codes_are_the_same_with_pages_assigned_one_by_one(runner: TalkerRunner, config: EngineConfig) -> None:
     expected = at_once(runner, config)
     speaker = stream(config)
     rows = len(speaker.prompt)
@@ -63,10 +63,8 @@ def test_pages_that_come_one_by_one(runner: TalkerRunner, config: EngineConfig) 
 
 
 @pytest.mark.parametrize("made", [0, 1, 5, 25])
-def test_a_stream_that_lost_its_pages_goes_on_where_it_was(
-    runner: TalkerRunner, config: EngineConfig, made: int
-) -> None:
-    """In another slot here, so that nothing is left of it on the device; its text may have ended before."""
+def test_a_stream_resumes_after_losing_its_pages(runner: TalkerRunner, config: EngineConfig, made: int) -> None:
+    """Resumes in another slot, so that the device has no state of it; its text may have ended before."""
     expected = at_once(runner, config)
     made = min(made, int((expected[:, 0] != runner._state.eos).cumprod().sum()))
     again = Newcomer(stream(config), 2, list(range(40, 80)), expected[:made].astype(np.int16))
@@ -74,7 +72,7 @@ def test_a_stream_that_lost_its_pages_goes_on_where_it_was(
     np.testing.assert_array_equal(speak(runner, OTHER, FRAMES - made), expected[made:])
 
 
-def test_rows_of_a_graph_hold_what_was_made(runner: TalkerRunner, config: EngineConfig) -> None:
+def test_rows_of_a_graph_include_the_frames_made_before(runner: TalkerRunner, config: EngineConfig) -> None:
     made = at_once(runner, config)[:9].astype(np.int16)
     again = Newcomer(stream(config), 2, list(range(40, 80)), made)
     assert runner.prefill([again]) == []

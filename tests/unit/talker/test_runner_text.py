@@ -1,4 +1,4 @@
-"""The runner makes the same codes whether it has the text before or while it speaks."""
+"""Codes are the same whether the text is complete at the start or streams in."""
 
 from pathlib import Path
 
@@ -40,13 +40,13 @@ def newcomers(config: EngineConfig) -> list[Newcomer]:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in-time", "late"])
-def test_text_in_pieces(runner: TalkerRunner, config: EngineConfig, late: bool) -> None:
+def test_codes_are_the_same_for_text_in_pieces(runner: TalkerRunner, config: EngineConfig, late: bool) -> None:
     expected = speak_whole(runner, newcomers(config), FRAMES)
     np.testing.assert_array_equal(speak_in_pieces(runner, newcomers(config), FRAMES, late=late), expected)
 
 
-def test_a_text_that_is_left_out_is_heard(runner: TalkerRunner, config: EngineConfig) -> None:
-    """Or the test above would show nothing."""
+def test_missing_text_changes_the_codes(runner: TalkerRunner, config: EngineConfig) -> None:
+    """Otherwise the test above could not fail."""
     silent = newcomers(config)
     expected = speak_whole(runner, newcomers(config), FRAMES)
     for newcomer in silent:

@@ -1,4 +1,4 @@
-"""Voices are made once, kept while they fit, and nobody waits for ever."""
+"""The voice service: encodes each voice once, caches within a limit and answers every caller."""
 
 import sqlite3
 import threading
@@ -53,20 +53,20 @@ class ScriptedEncoder:
         return voice
 
 
-class Told:
-    """A `then` that keeps what it is told, once."""
+class Callback:
+    """A `then` that records its answer; there must be exactly one."""
 
     def __init__(self) -> None:
         self.answers: list[Any] = []
-        self.told = threading.Event()
+        self.called = threading.Event()
 
     def __call__(self, answer: Any) -> None:
         self.answers.append(answer)
-        self.told.set()
+        self.called.set()
 
     @property
     def answer(self) -> Any:
-        assert self.told.wait(WAIT)
+        assert self.called.wait(WAIT)
         assert len(self.answers) == 1
         return self.answers[0]
 
@@ -99,14 +99,14 @@ def request(seconds: float = 1.0, text: str | None = "said", **fields: Any) -> S
     return SynthesisRequest.of({"text": "x", "ref_audio": audio, "ref_sample_rate": 24000, "ref_text": text} | fields)
 
 
-def find(voices: Voices, asked: SynthesisRequest) -> Any:
-    then = Told()
-    voices.find(asked, then)
+def find(voices: Voices, requested: SynthesisRequest) -> Any:
+    then = Callback()
+    voices.find(requested, then)
     return then.answer
 
 
 def register(voices: Voices, name: str, **fields: Any) -> Any:
-    then = Told()
+    then = Callback()
     voices.register(request(voice=name, **fields), then)
     return then.answer
 
@@ -122,22 +122,22 @@ def test_a_reference_is_encoded_once(voices: Voices, encoder: ScriptedEncoder) -
     assert encoder.calls == 1
 
 
-def test_another_sound_text_rate_or_kind_is_another_voice(voices: Voices, encoder: ScriptedEncoder) -> None:
-    """By text alone, two speakers of one sentence would get the voice of the first."""
-    asked = [
+def test_other_samples_text_rate_or_mode_give_another_voice(voices: Voices, encoder: ScriptedEncoder) -> None:
+    """With a key of the text alone, two speakers of one sentence would share a voice."""
+    requested = [
         request(1.0), request(1.001), request(text="other"), request(ref_sample_rate=16000),
         request(x_vector_only=True),
     ]  # fmt: skip
-    found = [find(voices, each) for each in asked]
-    assert encoder.calls == len(asked)
-    assert len({id(voice) for voice in found}) == len(asked)
+    found = [find(voices, each) for each in requested]
+    assert encoder.calls == len(requested)
+    assert len({id(voice) for voice in found}) == len(requested)
     assert (found[-1].text, found[-1].codes, found[-1].state) == (None, None, None)
-    assert find(voices, request(x_vector_only=True, text=None)) is found[-1], "its text plays no part"
+    assert find(voices, request(x_vector_only=True, text=None)) is found[-1], "the text is not part of its key"
 
 
-def test_requests_at_once_share_one_call(voices: Voices, encoder: ScriptedEncoder) -> None:
+def test_concurrent_requests_share_one_call(voices: Voices, encoder: ScriptedEncoder) -> None:
     encoder.gate.clear()
-    thens = [Told() for _ in range(20)]
+    thens = [Callback() for _ in range(20)]
     for then in thens:
         voices.find(request(), then)
     encoder.gate.set()
@@ -145,7 +145,7 @@ def test_requests_at_once_share_one_call(voices: Voices, encoder: ScriptedEncode
     assert encoder.calls == 1
 
 
-def test_a_failure_is_told_to_all_and_not_kept(voices: Voices, encoder: ScriptedEncoder) -> None:
+def test_failures_are_reported_and_not_cached(voices: Voices, encoder: ScriptedEncoder) -> None:
     encoder.fail = RequestError("the encoder failed")
     assert str(find(voices, request())) == "the encoder failed"
     encoder.fail = ValueError("unexpected")
@@ -154,32 +154,32 @@ def test_a_failure_is_told_to_all_and_not_kept(voices: Voices, encoder: Scripted
     assert isinstance(find(voices, request()), Voice)
 
 
-def test_a_known_voice_does_not_wait_for_a_new_one(voices: Voices, encoder: ScriptedEncoder) -> None:
+def test_a_known_voice_does_not_wait_for_the_encoder(voices: Voices, encoder: ScriptedEncoder) -> None:
     known = find(voices, request())
     record = register(voices, "anna")[0]
     assert isinstance(record, VoiceRecord)
     encoder.gate.clear()
     encoder.entered.clear()
-    slow = Told()
+    slow = Callback()
     voices.find(request(2.0), slow)
     assert encoder.entered.wait(WAIT)
     assert find(voices, request()) is known
     assert find(voices, named("anna")) is known
-    assert not slow.told.is_set()
+    assert not slow.called.is_set()
 
 
-def test_a_caller_who_fails_to_take_an_answer_keeps_it_from_no_other(voices: Voices, encoder: ScriptedEncoder) -> None:
+def test_a_failing_callback_does_not_affect_other_callers(voices: Voices, encoder: ScriptedEncoder) -> None:
     def fail(answer: Any) -> None:
         raise OSError("gone")
 
     encoder.gate.clear()
-    then = Told()
+    then = Callback()
     voices.find(request(), fail)
     voices.find(request(), then)
     encoder.gate.set()
     assert isinstance(then.answer, Voice)
     encoder.gate.clear()
-    waiting = Told()
+    waiting = Callback()
     voices.find(request(2.0), fail)
     voices.find(request(2.0), waiting)
     threading.Timer(0.1, encoder.gate.set).start()
@@ -187,26 +187,26 @@ def test_a_caller_who_fails_to_take_an_answer_keeps_it_from_no_other(voices: Voi
     assert waiting.answer is not None
 
 
-def test_a_locked_registry_holds_up_whoever_needs_it(
+def test_a_locked_registry_delays_only_requests_for_registered_voices(
     voices: Voices, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Not who asks, and not who brings a recording."""
+    """Neither the calling thread nor requests with a recording wait."""
     monkeypatch.setattr(voice_store, "BUSY_SECONDS", WAIT)
     register(voices, "anna")
-    slow = Told()
+    slow = Callback()
     with sqlite3.connect(tmp_path / voice_store.DATABASE, isolation_level=None) as other:
         other.execute("BEGIN EXCLUSIVE")
         voices.find(named("anna"), slow)
         assert isinstance(find(voices, request(2.0)), Voice)
-        assert not slow.told.is_set()
+        assert not slow.called.is_set()
         other.execute("ROLLBACK")
     assert isinstance(slow.answer, Voice)
 
 
-def test_full_and_closed(encoder: ScriptedEncoder, tmp_path: Path) -> None:
+def test_refuses_when_full_and_answers_all_requests_on_close(encoder: ScriptedEncoder, tmp_path: Path) -> None:
     voices = open_voices(encoder, tmp_path, max_voice_requests=2)
     encoder.gate.clear()
-    thens = [Told() for _ in range(6)]
+    thens = [Callback() for _ in range(6)]
     refused = 0
     for index, then in enumerate(thens):
         try:
@@ -217,14 +217,16 @@ def test_full_and_closed(encoder: ScriptedEncoder, tmp_path: Path) -> None:
     threading.Timer(0.2, encoder.gate.set).start()
     voices.close()
     answers = [then.answer for then in thens]
-    assert any(isinstance(answer, Unavailable) for answer in answers), "some were waiting at the close"
+    assert any(isinstance(answer, Unavailable) for answer in answers), "some requests were waiting at the close"
     assert refused or sum("busy" in str(answer) for answer in answers)
     with pytest.raises(Unavailable, match="shutting down"):
-        voices.find(request(), Told())
+        voices.find(request(), Callback())
     voices.close()
 
 
-def test_a_registered_voice_is_hot_at_once_and_cold_after_a_restart(encoder: ScriptedEncoder, tmp_path: Path) -> None:
+def test_a_registered_voice_is_cached_at_once_and_loaded_after_a_restart(
+    encoder: ScriptedEncoder, tmp_path: Path
+) -> None:
     voices = open_voices(encoder, tmp_path)
     [record] = register(voices, "anna")
     assert record.reference_seconds == pytest.approx(1.0)
@@ -241,31 +243,31 @@ def test_a_registered_voice_is_hot_at_once_and_cold_after_a_restart(encoder: Scr
     voices.close()
 
 
-def test_a_name_registered_anew_is_the_new_voice(voices: Voices) -> None:
+def test_a_name_registered_again_gives_the_new_voice(voices: Voices) -> None:
     register(voices, "anna")
     assert find(voices, named("anna")).x_vector[0] == 24000
-    then = Told()
+    then = Callback()
     voices.delete("anna", then)
     assert [record.name for record in then.answer] == ["anna"]
     register(voices, "anna", seconds=2.0)
     assert find(voices, named("anna")).x_vector[0] == 48000
 
 
-def test_two_registers_of_a_name(voices: Voices, encoder: ScriptedEncoder) -> None:
-    """Both find the name free, both encode; the table decides."""
+def test_concurrent_registrations_of_a_name_succeed_once(voices: Voices, encoder: ScriptedEncoder) -> None:
+    """Both find the name free and encode; the table's constraint decides."""
     encoder.gate.clear()
-    thens = [Told(), Told()]
+    thens = [Callback(), Callback()]
     for seconds, then in zip((1.0, 2.0), thens, strict=True):
         voices.register(request(seconds, voice="anna"), then)
     encoder.gate.set()
     answers = [then.answer for then in thens]
     assert sum(isinstance(answer, InvalidRequest) for answer in answers) == 1
-    listed = Told()
+    listed = Callback()
     voices.list(listed)
     assert len(listed.answer) == 1
 
 
-def test_a_voice_of_another_model_is_refused_by_name(encoder: ScriptedEncoder, tmp_path: Path) -> None:
+def test_refuses_a_voice_of_another_model_by_name(encoder: ScriptedEncoder, tmp_path: Path) -> None:
     """Two models share a folder."""
     voices = open_voices(encoder, tmp_path)
     register(voices, "anna")
@@ -273,7 +275,7 @@ def test_a_voice_of_another_model_is_refused_by_name(encoder: ScriptedEncoder, t
     refused = find(other, named("anna"))
     assert isinstance(refused, InvalidRequest)
     assert "voice: 'anna': made for a talker of hidden size 8, this model's has 16" in str(refused)
-    assert isinstance(register(other, "anna"), InvalidRequest), "the name is taken for both"
+    assert isinstance(register(other, "anna"), InvalidRequest), "names are shared between the models"
     assert [record.name for record in register(other, "bert")] == ["bert"]
     assert "hidden size 16, this model's has 8" in str(find(voices, named("bert")))
     voices.close()
@@ -291,7 +293,9 @@ def test_a_voice_of_another_model_is_refused_by_name(encoder: ScriptedEncoder, t
         ({"seconds": 31.0}, "ref_audio"),
     ],
 )
-def test_refused(voices: Voices, encoder: ScriptedEncoder, fields: dict[str, Any], field: str) -> None:
+def test_refuses_an_invalid_reference(
+    voices: Voices, encoder: ScriptedEncoder, fields: dict[str, Any], field: str
+) -> None:
     for answer in (find(voices, request(**fields)), register(voices, "anna", **fields)):
         assert isinstance(answer, InvalidRequest)
         assert answer.field == field
@@ -299,7 +303,7 @@ def test_refused(voices: Voices, encoder: ScriptedEncoder, fields: dict[str, Any
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 60)), max_size=60))
-def test_the_cache_is_bounded_and_forgets_the_least_recent(puts: list[tuple[int, int]]) -> None:
+def test_the_cache_is_bounded_and_evicts_the_least_recently_used(puts: list[tuple[int, int]]) -> None:
     cache = VoiceCache(max_bytes=400)
     recent: list[int] = []
     for key, size in puts:
@@ -308,12 +312,12 @@ def test_the_cache_is_bounded_and_forgets_the_least_recent(puts: list[tuple[int,
         assert cache.num_bytes <= 400
         kept = [k for k in recent if k in cache._voices]
         assert kept == list(cache._voices), "in order of use"
-        assert kept == recent[len(recent) - len(kept) :], "what went is what was used least recently"
+        assert kept == recent[len(recent) - len(kept) :], "the least recently used are evicted"
         assert cache.num_bytes == sum(voice.num_bytes for voice in cache._voices.values())
         recent = kept
 
 
-def test_reading_a_voice_keeps_it() -> None:
+def test_reading_a_voice_counts_as_use() -> None:
     cache = VoiceCache(max_bytes=8)
     one = Voice(np.zeros(1, np.float32))
     cache.put("a", one)
@@ -324,7 +328,7 @@ def test_reading_a_voice_keeps_it() -> None:
 
 
 @given(st.integers(1, 20_000), st.sampled_from([8000, 11025, 16000, 22050, 24000, 44100, 48000, 192000]))
-def test_any_recording_that_is_accepted_can_be_read(count: int, rate: int) -> None:
+def test_any_accepted_recording_gives_frames_and_a_finite_mel_spectrogram(count: int, rate: int) -> None:
     samples = np.random.default_rng(count).uniform(-1, 1, count).astype(np.float32)
     try:
         audio = ReferenceAudio.of(samples, rate, 30)

@@ -1,4 +1,4 @@
-"""Registered voices: kept whole, told apart, and safe when several write at once."""
+"""The store of registered voices: round trips, limits, origins and concurrent writers."""
 
 import os
 import sqlite3
@@ -40,7 +40,7 @@ def files(store: VoiceStore) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_what_is_added_comes_back(store: VoiceStore, dtype: torch.dtype) -> None:
+def test_a_voice_round_trips(store: VoiceStore, dtype: torch.dtype) -> None:
     voice = replace(make_voice(), state=torch.randn(100).to(dtype))
     added = store.add("anna", voice, 3.5, ORIGIN)
     store.close()
@@ -56,12 +56,12 @@ def test_what_is_added_comes_back(store: VoiceStore, dtype: torch.dtype) -> None
     assert torch.equal(loaded.state, voice.state)
 
 
-def test_an_x_vector_alone(store: VoiceStore) -> None:
+def test_an_x_vector_round_trips_without_codes_and_text(store: VoiceStore) -> None:
     loaded = store.load(store.add("anna", make_voice().alone(), 1.0, ORIGIN))
     assert (loaded.codes, loaded.text, loaded.state) == (None, None, None)
 
 
-def test_a_name_is_taken_until_it_is_deleted(store: VoiceStore) -> None:
+def test_a_name_is_in_use_until_it_is_deleted(store: VoiceStore) -> None:
     first = store.add("anna", make_voice(1), 1.0, ORIGIN)
     with pytest.raises(InvalidRequest, match="voice: 'anna': already registered"):
         store.add("anna", make_voice(2), 1.0, ORIGIN)
@@ -69,7 +69,7 @@ def test_a_name_is_taken_until_it_is_deleted(store: VoiceStore) -> None:
     store.delete("anna")
     assert (store.list(), files(store)) == ([], [])
     second = store.add("anna", make_voice(2), 1.0, ORIGIN)
-    assert second.id != first.id, "a cache would take the new voice for the old one"
+    assert second.id != first.id, "a cache would confuse the new voice with the old one"
     for name in ("bert", "Anna", "anna "):
         with pytest.raises(InvalidRequest, match="no voice is registered"):
             store.get(name)
@@ -77,7 +77,7 @@ def test_a_name_is_taken_until_it_is_deleted(store: VoiceStore) -> None:
             store.delete(name)
 
 
-def test_many_threads_and_stores_and_one_name(tmp_path: Path) -> None:
+def test_concurrent_adds_of_one_name_succeed_once(tmp_path: Path) -> None:
     stores = [VoiceStore(tmp_path, 100, 64 * MIB) for _ in range(4)]
 
     def add(index: int) -> bool:
@@ -91,7 +91,7 @@ def test_many_threads_and_stores_and_one_name(tmp_path: Path) -> None:
         won = list(pool.map(add, range(32)))
     assert sum(won) == 1
     [record] = stores[0].list()
-    assert files(stores[0]) == [record.file], "the losers' files are gone"
+    assert files(stores[0]) == [record.file], "the files of failed adds are removed"
     assert stores[1].load(record).text == f"text {won.index(True)}"
 
 
@@ -123,7 +123,7 @@ print(won)
     assert files(store) == sorted(record.file for record in store.list())
 
 
-def test_limits(tmp_path: Path) -> None:
+def test_limits_the_number_and_size_of_voices(tmp_path: Path) -> None:
     few = VoiceStore(tmp_path / "few", max_voices=2, max_bytes=MIB)
     for name in "ab":
         few.add(name, make_voice(), 1.0, ORIGIN)
@@ -138,7 +138,7 @@ def test_limits(tmp_path: Path) -> None:
     small.add("b", make_voice(), 1.0, ORIGIN)
 
 
-def test_a_voice_speaks_only_where_it_was_made_for(store: VoiceStore) -> None:
+def test_a_voice_is_refused_by_models_of_another_origin(store: VoiceStore) -> None:
     record = store.add("anna", make_voice(), 1.0, ORIGIN)
     record.check_origin(ORIGIN)
     with pytest.raises(
@@ -151,7 +151,7 @@ def test_a_voice_speaks_only_where_it_was_made_for(store: VoiceStore) -> None:
         record.check_origin(replace(ORIGIN, codec_digest="other"))
 
 
-def test_damage_is_named_and_stays_with_its_voice(store: VoiceStore) -> None:
+def test_a_damaged_file_is_named_and_affects_only_its_voice(store: VoiceStore) -> None:
     damaged, missing, whole = (store.add(name, make_voice(), 1.0, ORIGIN) for name in "abc")
     path = store._folder / ARRAYS / damaged.file
     path.write_bytes(path.read_bytes()[:300])
@@ -163,7 +163,7 @@ def test_damage_is_named_and_stays_with_its_voice(store: VoiceStore) -> None:
     store.delete("b")
 
 
-def test_nothing_of_a_failed_write_stays(store: VoiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_no_files(store: VoiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -174,7 +174,7 @@ def test_nothing_of_a_failed_write_stays(store: VoiceStore, monkeypatch: pytest.
     assert (store.list(), files(store)) == ([], [])
 
 
-def test_old_orphans_are_swept_at_the_start(store: VoiceStore) -> None:
+def test_removes_old_orphaned_files_at_the_start(store: VoiceStore) -> None:
     record = store.add("anna", make_voice(), 1.0, ORIGIN)
     store.close()
     arrays = store._folder / ARRAYS
@@ -187,7 +187,7 @@ def test_old_orphans_are_swept_at_the_start(store: VoiceStore) -> None:
     assert files(store) == sorted([record.file, "young.npz"])
 
 
-def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+def test_reports_an_unusable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Unavailable, match="voices_folder: "):
         VoiceStore(tmp_path / "file" / "voices", 10, MIB).list()
@@ -198,14 +198,14 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
         VoiceStore(folder, 10, MIB).list()
 
 
-def test_the_table_itself_forbids_a_name_twice(store: VoiceStore) -> None:
+def test_the_table_has_a_unique_constraint_on_names(store: VoiceStore) -> None:
     store.add("anna", make_voice(), 1.0, ORIGIN)
     columns = voice_store.COLUMNS.removeprefix("id, ")
     with sqlite3.connect(store._folder / DATABASE) as other, pytest.raises(sqlite3.IntegrityError):
         other.execute(f"INSERT INTO voices ({columns}) SELECT {columns} FROM voices")
 
 
-def test_reading_waits_for_no_write_of_another_process(store: VoiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_do_not_wait_for_a_write_of_another_process(store: VoiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(voice_store, "BUSY_SECONDS", 0.01)
     record = store.add("anna", make_voice(), 1.0, ORIGIN)
     with sqlite3.connect(store._folder / DATABASE, isolation_level=None) as other:
@@ -223,7 +223,7 @@ def test_reading_waits_for_no_write_of_another_process(store: VoiceStore, monkey
     assert files(store) == [record.file]
 
 
-def test_a_folder_that_is_gone_and_comes_back(store: VoiceStore) -> None:
+def test_reports_a_missing_folder_and_recovers_when_it_returns(store: VoiceStore) -> None:
     record = store.add("anna", make_voice(), 1.0, ORIGIN)
     elsewhere = store._folder.rename(store._folder.with_name("elsewhere"))
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The real Triton model around a scripted talker; a test copies this over the real model.py, kept as real_model.py."""
+"""The real Triton model with a scripted talker; tests install it as model.py and keep the real one as real_model.py."""
 
 import os
 import sys
@@ -16,19 +16,19 @@ from qwen3_tts_engine.core import Frames, Newcomer
 from tests.fakes.scripted import ScriptedRunner
 from triton_adapter.bls import BlsCodec
 
-DEADLY_SEED = 666
-# Seeds of streams whose frames tell the scripted codec what to do, by their third code.
+FATAL_SEED = 666
+# Third codes by seed of the stream; the scripted codec fails or blocks on them.
 THIRD_CODES = {667: 1, 668: 2}
 STATE_SIZE = 16
 
 
-class DeadlyRunner(ScriptedRunner):
+class FailingRunner(ScriptedRunner):
     def __init__(self, num_slots: int, tick_seconds: float) -> None:
         super().__init__(num_slots, tick_seconds)
         self._third = np.zeros(num_slots, np.int64)
 
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
-        if any(newcomer.stream.sampling.seed == DEADLY_SEED for newcomer in newcomers):
+        if any(newcomer.stream.sampling.seed == FATAL_SEED for newcomer in newcomers):
             raise RuntimeError("injected")
         for newcomer in newcomers:
             self._third[newcomer.slot] = THIRD_CODES.get(newcomer.stream.sampling.seed, 0)
@@ -41,8 +41,8 @@ class DeadlyRunner(ScriptedRunner):
 
 
 class TritonPythonModel(RealModel):
-    def make_runner(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> DeadlyRunner:
-        return DeadlyRunner(config.max_streams, float(os.environ.get("SCRIPTED_TICK_SECONDS", "0")))
+    def make_runner(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> FailingRunner:
+        return FailingRunner(config.max_streams, float(os.environ.get("SCRIPTED_TICK_SECONDS", "0")))
 
     def make_codec(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> BlsCodec:
         return BlsCodec(CodecStates(torch.zeros(config.max_streams + 1, STATE_SIZE, device=device), 71))
