@@ -72,9 +72,6 @@ def test_a_folder_has_a_limited_number_of_modules(folder: Path) -> None:
     assert len(modules) <= MAX_MODULES
 
 
-@pytest.mark.parametrize(
-    "path", sorted(ROOT.parents[1].rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT.parents[1]))
-)
+@pytest.mark.parametrize("path", LIMITED, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_a_module_has_a_limited_number_of_lines(path: Path) -> None:
-    if "kernels" not in path.parts:
-        assert len(path.read_text().splitlines()) <= MAX_LINES
+    assert len(path.read_text().splitlines()) <= MAX_LINES
