@@ -5,7 +5,7 @@ Shared by the exporter, the Triton configurations, the talker's client and the t
 
 from pathlib import Path
 
-from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
+from qwen3_tts_engine.audio import SAMPLE_RATE, SAMPLES_PER_FRAME
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.manifest import MANIFEST, EncoderManifest
 from qwen3_tts_engine.voices.reference_audio import HOP, NUM_MELS
@@ -17,7 +17,7 @@ MEL, X_VECTOR = "mel", "x_vector"
 AUDIO, NUM_SAMPLES, CODES = "audio", "num_samples", "codes"
 
 MAX_SECONDS = 120
-MAX_FRAMES = MAX_SECONDS * 24000 // SAMPLES_PER_FRAME
+MAX_FRAMES = MAX_SECONDS * SAMPLE_RATE // SAMPLES_PER_FRAME
 
 
 def input_shapes(frames: int) -> dict[str, list[int]]:
