@@ -12,13 +12,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from qwen3_tts_engine.checkpoint.checkpoint import CONFIG
-from scripts.embedded.server import (
-    EXPLICIT,
-    Ports,
-    ServerError,
-    TritonServer,
-    backend_options,
-)
+from scripts.embedded.installation import ServerError, backend_options
+from scripts.embedded.server import EXPLICIT, Ports, TritonServer
 from scripts.synthetic.checkpoint import make_checkpoint
 
 ROOT = Path(__file__).parents[1]

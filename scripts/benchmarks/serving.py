@@ -21,7 +21,8 @@ from qwen3_tts_client.analysis.table import load_name
 from qwen3_tts_client.records.prometheus import total
 from qwen3_tts_client.records.record import read_run
 from scripts.benchmarks.common import gpu_of, settings_of_environment
-from scripts.embedded.server import EXPLICIT, GPU_OPTIONS, TritonServer, backend_options
+from scripts.embedded.installation import backend_options
+from scripts.embedded.server import EXPLICIT, GPU_OPTIONS, TritonServer
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"

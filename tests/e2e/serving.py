@@ -22,7 +22,8 @@ from qwen3_tts_client.server import Server
 from qwen3_tts_client.stream import Timeouts
 from qwen3_tts_client.sync_stream import speak
 from qwen3_tts_client.voices import operate
-from scripts.embedded.server import BUILT, EXPLICIT, Ports, TritonServer, backend_directory
+from scripts.embedded.installation import backend_directory
+from scripts.embedded.server import BUILT, EXPLICIT, Ports, TritonServer
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"

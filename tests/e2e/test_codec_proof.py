@@ -12,7 +12,8 @@ from onnx import TensorProto, helper
 
 from export.forms.onnx_form import ONNX
 from qwen3_tts_engine.codec.golden import GOLDEN
-from scripts.embedded.server import EXPLICIT, ServerError
+from scripts.embedded.installation import ServerError
+from scripts.embedded.server import EXPLICIT
 from tests.e2e.serving import Caller, copy_repository, serve
 
 OPTIONS = (*EXPLICIT, "--model-config-name=onnxruntime")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EngineFacts
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, state_size
-from scripts.embedded.server import ServerError
+from scripts.embedded.installation import ServerError
 from tests.e2e.serving import copy_repository, serve
 
 TALKER_ONLY = ("--model-control-mode=explicit", "--load-model=qwen3_tts")

@@ -22,7 +22,7 @@ from export.tensorrt.process import TENSORRT_PYTHON, TensorRtSettings
 from export.verify import Outcome, StepFunction, Verification, failures, worst
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.contract import CODES, HISTORY, MAX_BATCH, MAX_FRAMES, STATE, STATE_OUT, WAVEFORM
-from scripts.embedded.server import LIBRARIES, ServerError, find_library
+from scripts.embedded.installation import LIBRARIES, ServerError, find_library
 from tests.e2e.codec import Codec, serve_codec
 from tests.e2e.serving import copy_repository, real_backend
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from scripts.embedded import server
+from scripts.embedded.installation import ServerError, backend_directory, find_library
 from scripts.embedded.protection import region_options
-from scripts.embedded.server import ServerError, backend_directory, find_library
 
 TENSORRT = ("libnvinfer.so.8", "libnvinfer_plugin.so.8")
 
