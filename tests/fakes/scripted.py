@@ -30,7 +30,7 @@ class ScriptedRunner:
         self.checks_pages = False
         self.tick_seconds = tick_seconds
         self.row_seconds = 0.0
-        self.fail: Exception | None = None
+        self.fail: BaseException | None = None
         self.prefill_failures: dict[int, Exception] = {}
         self.lengths: dict[int, int] = {}
         self.fed: list[TextFeed] = []

@@ -257,18 +257,19 @@ def test_a_failed_codec_call_ends_its_streams_and_the_next_call_succeeds(harness
     eventually(harness.is_empty)
 
 
-def test_a_dead_talker_ends_every_stream_and_refuses_new_ones(harness: Harness) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit, Unavailable])
+def test_a_dead_talker_ends_every_stream_and_refuses_new_ones(harness: Harness, kind: type[BaseException]) -> None:
     deaths: list[BaseException] = []
     harness.engine.on_death = deaths.append
     harness.runner.gate.clear()
     listeners = [harness.speak(seed, frames=50) for seed in range(8)]
-    harness.runner.fail = RuntimeError("injected")
+    harness.runner.fail = kind("injected")
     harness.runner.gate.set()
     for listener in listeners:
         assert listener.ended.wait(WAIT)
         assert isinstance(listener.error, RequestError)
         assert listener.error.outcome is Outcome.ERROR
-        assert "injected" in str(listener.error)
+        assert str(listener.error) == "the engine died: injected"
     with pytest.raises(Unavailable, match="injected"):
         harness.speak()
     eventually(lambda: len(deaths) == 1)

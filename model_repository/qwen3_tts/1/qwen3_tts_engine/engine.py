@@ -49,7 +49,8 @@ class Engine:
         self._last_collected = 0.0
         self._delivery = Delivery(self.recorder, self.fail)
         self._loops = {"talker": self._run_talker} | ({} if take_turns else {"codec": self._run_codec})
-        self._threads = LoopThreads(self._loops | {"sender": self._delivery.run}, on_thread_start, self.die)
+        loops = self._loops | {"sender": self._delivery.run}
+        self._threads = LoopThreads(loops, on_thread_start, self._die_of)
 
     def start(self) -> None:
         self._threads.start()
@@ -106,8 +107,11 @@ class Engine:
 
     def die(self, error: Exception) -> None:
         """End every stream with an error and refuse new ones with UNAVAILABLE."""
-        self._shut_down(error if isinstance(error, RequestError) else RequestError(f"the engine died: {error}"))
+        self._shut_down(error if isinstance(error, RequestError) else RequestError(f"internal error: {error}"))
         self.on_death(error)
+
+    def _die_of(self, error: BaseException) -> None:
+        self.die(RequestError(f"the engine died: {error}"))
 
     def _run_talker(self) -> None:
         """The talker loop: launch a tick, then read the previous one; with `take_turns`, call the codec in between."""
@@ -144,7 +148,9 @@ class Engine:
         self.recorder.observe(metrics.CODEC, decoded - called)
         with self._lock:
             self.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, decoded - called)
-            ended = self._settle(chunks, decoded)
+            ended = self.scheduler.settle(self._chunker.done(chunks, decoded))
+            self._talker_work.notify()
+            self._update_gauges()
             # Under the lock, so that a stream's end cannot overtake its audio.
             self._delivery.put(chunks, pcm, failed, ended, decoded)
 
@@ -214,13 +220,6 @@ class Engine:
                 self._update_gauges()
         for stream in drained:
             self._delivery.end(stream)
-
-    def _settle(self, chunks: Chunks, now: float) -> set[Stream]:
-        """Mark chunks as decoded; returns the streams that end with them."""
-        ended = self.scheduler.settle(self._chunker.done(chunks, now))
-        self._talker_work.notify()
-        self._update_gauges()
-        return ended
 
     def fail(self, stream: Stream, error: RequestError) -> None:
         """End a stream with an error; no effect on an ended stream."""

@@ -68,7 +68,10 @@ class LoopThreads:
     """Threads that each run one loop; an exception in any of them goes to `on_error`."""
 
     def __init__(
-        self, loops: dict[str, Callable[[], None]], on_start: Callable[[], None], on_error: Callable[[Exception], None]
+        self,
+        loops: dict[str, Callable[[], None]],
+        on_start: Callable[[], None],
+        on_error: Callable[[BaseException], None],
     ) -> None:
         """`loops` by thread name; `on_start` runs first on each thread."""
         self._on_start = on_start
@@ -92,6 +95,6 @@ class LoopThreads:
         try:
             self._on_start()
             loop()
-        except Exception as error:
+        except BaseException as error:
             log.exception("the %s thread died", threading.current_thread().name)
             self._on_error(error)
