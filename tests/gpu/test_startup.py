@@ -44,7 +44,9 @@ def test_kernels_auto_falls_back_to_pytorch_and_logs_the_error(
 
 
 @pytest.mark.usefixtures("_no_compiler")
-@pytest.mark.parametrize("settings", [{"kernels": "required"}, {"kernels": "auto", "batch_invariant": True}])
+@pytest.mark.parametrize(
+    "settings", [{"kernels": "required"}, {"kernels": "eager"}, {"kernels": "auto", "batch_invariant": True}]
+)
 def test_required_kernels_or_batch_invariance_raise_the_compile_error(
     checkpoint: Checkpoint, settings: dict[str, object]
 ) -> None:

@@ -38,8 +38,8 @@ class EngineConfig(BaseModel):
     """Where the talker runs: auto, cpu, cuda or cuda:N; auto is the device that Triton assigned."""
     kernels: Literal["auto", "required", "eager", "off"] = "auto"
     """Fused CUDA kernels under CUDA graphs. auto falls back to PyTorch operations, which are slower, where they cannot
-    be built; required fails instead. For debugging: eager launches the talker's kernels one by one, off uses PyTorch
-    operations."""
+    be built; the others fail instead: required, and for debugging eager, which launches the talker's kernels one by
+    one. off uses PyTorch operations."""
     batch_invariant: bool = False
     """On a GPU, makes equal seeds give equal codes at any load. Without it, kernels for other batch sizes round
     differently and occasionally draw another code. One stream is 14 % slower with it, 64 take twice as long."""

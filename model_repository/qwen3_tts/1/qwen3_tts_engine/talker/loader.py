@@ -39,7 +39,7 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.devi
         except (CheckpointError, ConfigError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if config.kernels == "required" or config.batch_invariant:
+            if config.kernels != "auto" or config.batch_invariant:
                 raise
             log.warning("the CUDA kernels could not be built; using PyTorch operations, which are slower: %s", error)
     # Outside of the handler, whose error keeps the failed runner's memory alive.
