@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import json
 import sys
 import time
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 
 from qwen3_tts_client import options
 from qwen3_tts_client.analysis.playback import MS, NS
-from qwen3_tts_client.analysis.results import conclude, open_records
+from qwen3_tts_client.analysis.results import SUMMARY_NAME, conclude, open_records
 from qwen3_tts_client.analysis.summary import is_good, summarise, sustained_rate
 from qwen3_tts_client.analysis.table import load_name
 from qwen3_tts_client.bench import options as bench_options
@@ -53,7 +54,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     finally:
         measured = conclude(folder, args.prebuffer_ms, args.verbose)
     if args.binary_search:
-        rate = sustained_rate(summarise(read_run(folder)), args.latency_threshold)
+        rows = json.loads((folder / SUMMARY_NAME).read_text())["loads"]
+        rate = sustained_rate(rows, args.latency_threshold)
         found = "none" if rate is None else f"{rate:g}/s"
         print(f"largest rate with p95 TTFA <= {args.latency_threshold:g} ms and no stall above 50 ms: {found}")
     return max(code, measured)
@@ -105,8 +107,8 @@ class Bench:
             middle = (low + high) // 2
             if self._measure(fleet, number, "open", rates[middle]):
                 return ExitCode.INTERRUPTED
-            measured = summarise(read_run(self._config.records.parent))
-            [row] = [row for row in measured if (row["mode"], row["value"]) == ("open", rates[middle])]
+            run = read_run(self._config.records.parent)
+            [row] = summarise(replace(run, loads=run.loads[-1:]), round(self._args.prebuffer_ms * MS))
             if is_good(row, self._args.latency_threshold):
                 low = middle + 1
             else:
