@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from qwen3_tts_client.analysis.results import SUMMARY_NAME
 from qwen3_tts_client.analysis.table import load_name
 from qwen3_tts_client.records.prometheus import total
 from qwen3_tts_client.records.record import read_run
@@ -67,12 +68,11 @@ def main(
             search = ["--binary-search", "--request-rate", search_rate, "--artifact-dir", artifact_dir / "search"]
             run("qwen3_tts_client", *bench, *search)
     if output:
-        summary = json.loads((artifact_dir / "summary.json").read_text())
         measured = read_run(artifact_dir)
         calls = [codec_calls(*measured.scraped(load)) for load in measured.loads]
-        found = record(summary, calls, form, max_streams, text)
+        found = record(read_summary(artifact_dir), calls, form, max_streams, text)
         if search_rate:
-            found["search"] = list(rows(json.loads((artifact_dir / "search" / "summary.json").read_text())["loads"]))
+            found["search"] = list(rows(read_summary(artifact_dir / "search")["loads"]))
         output.write_text(json.dumps(found, indent=1) + "\n")
     run("qwen3_tts_client", "report", artifact_dir)
 
@@ -104,6 +104,10 @@ def configuration(form: str) -> list[str]:
     if form == "onnx":
         return ["--model-config-name=onnxruntime"]
     return [*GPU_OPTIONS, *(["--model-config-name=python"] if form == "python" else [])]
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / SUMMARY_NAME).read_text()))
 
 
 def run(module: str, *arguments: object) -> None:

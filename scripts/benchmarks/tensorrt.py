@@ -37,7 +37,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, input_shapes
 from scripts.benchmarks.common import settings_of_environment
-from scripts.benchmarks.serving import REPOSITORY, ROOT, rows, run, server_of
+from scripts.benchmarks.serving import REPOSITORY, ROOT, read_summary, rows, run, server_of
 
 TIMED_BATCHES = (1, 8, 32, MAX_BATCH)
 LOADS = "1,64"
@@ -80,7 +80,7 @@ def main(
 
 def recorded(plan: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     """The record in docs/benchmarks/ of a run whose records are in `folder`."""
-    summary = json.loads((folder / "serving" / "summary.json").read_text())
+    summary = read_summary(folder / "serving")
     engine = CodecManifest.read(version_folder(REPOSITORY)).engine
     assert engine is not None
     return {

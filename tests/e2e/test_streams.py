@@ -186,8 +186,7 @@ def measure(
 
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process and its descendants."""
-    server = psutil.Process(pid)
-    return sum(sum(process.cpu_times()[:2]) for process in (server, *server.children(recursive=True)))
+    return sum(sum(process.cpu_times()[:2]) for process in process_tree(pid))
 
 
 def duration(received: Received) -> int:
@@ -196,5 +195,9 @@ def duration(received: Received) -> int:
 
 def resident_bytes(pid: int) -> int:
     """Resident memory of a process and its descendants."""
+    return sum(process.memory_info().rss for process in process_tree(pid))
+
+
+def process_tree(pid: int) -> list[psutil.Process]:
     server = psutil.Process(pid)
-    return sum(process.memory_info().rss for process in (server, *server.children(recursive=True)))
+    return [server, *server.children(recursive=True)]
