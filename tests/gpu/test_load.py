@@ -59,7 +59,7 @@ def engine(checkpoint: Checkpoint) -> Iterator[Engine]:
     runner = load_runner(checkpoint, config, DEVICE)
     table = SlotTable(SLOTS, config.max_frames_limit, 16)
     # One prompt a prefill, as in the run alone, because rounding depends on the shape of a prefill.
-    limits = SchedulerLimits(runner.limits.page_size, PAGES, SLOTS, REQUESTS, prefill_rows=1)
+    limits = SchedulerLimits(runner.limits.page_size, PAGES, SLOTS, REQUESTS, max_prefill_seconds=0.0)
     scheduler = Scheduler(table, limits, Capacity(0, 8, batching_is_free=True))
     chunker = Chunker(table, 8, lambda streams: 0.002)
     engine = Engine(scheduler, chunker, runner, CodesAsAudio(), on_thread_start=on_thread(DEVICE))

@@ -26,7 +26,7 @@ PREFILL_SECONDS = 0.00001
 
 def make_scheduler(slots: int, pages: int, page_size: int = PAGE, max_frames: int = MAX_FRAMES) -> Scheduler:
     table = SlotTable(slots, max_frames, NUM_CODEBOOKS)
-    limits = SchedulerLimits(page_size, pages, slots, max_waiting=1000, prefill_rows=512)
+    limits = SchedulerLimits(page_size, pages, slots, max_waiting=1000, max_prefill_seconds=1.0)
     return Scheduler(table, limits, Capacity(0, 8, batching_is_free=True))
 
 

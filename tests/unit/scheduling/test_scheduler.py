@@ -1,7 +1,5 @@
 """After any sequence of submit, tick, decode and cancel, nothing leaks and every stream ends once."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -13,18 +11,20 @@ from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Unavailable
 from qwen3_tts_engine.scheduling.capacity import Capacity, urgent_lead
 from qwen3_tts_engine.scheduling.chunker import Chunker
-from qwen3_tts_engine.scheduling.scheduler import NEWCOMER_LEAD, Scheduler
+from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
 MAX_FRAMES = 24
 NOW = 0.0
+TICK_SECONDS, ROW_SECONDS = 0.01, 0.00125
 
 
-def make_scheduler(slots: int = 4, pages: int = 20, **limits: int) -> Scheduler:
+def make_scheduler(slots: int = 4, pages: int = 20, **limits: float) -> Scheduler:
+    """Until a test adds measurements, work takes no time."""
     table = SlotTable(slots, MAX_FRAMES, NUM_CODEBOOKS)
-    defaults = {"page_size": 4, "num_pages": pages, "max_batch": slots, "max_waiting": 8, "prefill_rows": 1000}
-    return Scheduler(table, SchedulerLimits(**(defaults | limits)), Capacity(0, 8, batching_is_free=False))
+    defaults = {"page_size": 4, "num_pages": pages, "max_batch": slots, "max_waiting": 8, "max_prefill_seconds": 1.0}
+    return Scheduler(table, SchedulerLimits(**(defaults | limits)), Capacity(0, 8, batching_is_free=True))
 
 
 def frames_for(batch: Batch, ended: frozenset[int] = frozenset()) -> Frames:
@@ -37,7 +37,8 @@ class Traffic(RuleBasedStateMachine):
 
     @initialize(slots=st.integers(1, 4), pages=st.integers(7, 24), batch=st.integers(1, 4), rows=st.integers(1, 12))
     def start(self, slots: int, pages: int, batch: int, rows: int) -> None:
-        self.scheduler = make_scheduler(slots, pages, max_batch=batch, prefill_rows=rows)
+        self.scheduler = make_scheduler(slots, pages, max_batch=batch, max_prefill_seconds=rows * ROW_SECONDS)
+        measure(self.scheduler)
         self.chunker = Chunker(self.scheduler.table, 8, lambda streams: 0.01)
         self.accepted: list[Stream] = []
         self.ended: list[Stream] = []
@@ -129,11 +130,23 @@ def test_streams_are_admitted_in_order_of_arrival() -> None:
     assert [n.stream for n in scheduler.next_batch(NOW).newcomers] == streams[2:3]
 
 
-def test_a_tick_prefills_within_its_budget_but_at_least_one_stream() -> None:
-    scheduler = make_scheduler(slots=4, pages=100, prefill_rows=10)
+@pytest.mark.parametrize(("budget", "expected"), [(10.5, [1, 1, 1]), (16.5, [2, 1, 0]), (1000, [3, 0, 0])])
+def test_a_tick_prefills_what_its_time_allows_but_at_least_one_stream(budget: float, expected: list[int]) -> None:
+    """Prompts of eight rows."""
+    scheduler = make_scheduler(slots=4, pages=100, max_prefill_seconds=budget * ROW_SECONDS)
+    measure(scheduler)
     for i in range(3):
         scheduler.submit(make_stream(str(i), Listener(), rows=8))
-    assert [len(scheduler.next_batch(NOW).newcomers) for _ in range(3)] == [1, 1, 1]
+    assert [len(scheduler.next_batch(NOW).newcomers) for _ in range(3)] == expected
+
+
+def test_prefills_take_as_long_as_a_tick_while_a_listener_is_about_to_underrun() -> None:
+    scheduler = make_scheduler(slots=8, pages=100)
+    measure(scheduler)
+    listen(scheduler, count=2, lead=0.0)
+    for i in range(6):
+        scheduler.submit(make_stream(str(i), Listener(), rows=4))
+    assert len(scheduler.next_batch(NOW).newcomers) == TICK_SECONDS / ROW_SECONDS / 4
 
 
 def test_refuses_a_stream_when_the_queue_is_full() -> None:
@@ -199,15 +212,38 @@ def test_no_frame_is_launched_beyond_the_cap() -> None:
 
 
 def test_new_streams_get_their_own_batch_while_all_others_have_buffered_audio() -> None:
-    scheduler = make_scheduler(pages=100)
-    streams = [make_stream(str(i), Listener()) for i in range(4)]
-    for stream in streams[:2]:
-        scheduler.submit(stream)
+    scheduler = make_scheduler(slots=8, pages=100)
+    measure(scheduler)
+    listen(scheduler, count=2, lead=urgent_lead(TICK_SECONDS) + 2 * TICK_SECONDS)
+    scheduler.submit(make_stream("first", Listener()))
+    assert scheduler.next_batch(NOW).slots.tolist() == [2]
+    scheduler.submit(make_stream("second", Listener()))
+    assert scheduler.next_batch(NOW + 1).slots.tolist() == [0, 1, 2, 3], "a buffer is about to run dry"
+
+
+def test_batches_of_new_streams_take_a_tenth_of_the_time() -> None:
+    scheduler = make_scheduler(slots=30, pages=200)
+    measure(scheduler)
+    listen(scheduler, count=2, lead=1000.0)
+    alone = []
+    for i in range(20):
+        scheduler.submit(make_stream(str(i), Listener()))
+        alone.append(len(scheduler.next_batch(NOW + i * TICK_SECONDS)) == 1)
+    assert alone == ([True] + [False] * 9) * 2
+
+
+def measure(scheduler: Scheduler) -> None:
+    """Ticks take TICK_SECONDS, prefills ROW_SECONDS a row, codec calls no time."""
+    for rows in (1, 30) * 20:
+        scheduler.capacity.add_tick(1, TICK_SECONDS)
+        scheduler.capacity.add_tick(1, TICK_SECONDS + rows * ROW_SECONDS, prefill_rows=rows)
+
+
+def listen(scheduler: Scheduler, count: int, lead: float) -> None:
+    """Runs streams whose listeners have `lead` seconds of audio at NOW."""
+    for i in range(count):
+        scheduler.submit(make_stream(f"listening {i}", Listener()))
     batch = scheduler.next_batch(NOW)
     scheduler.collect(batch, frames_for(batch), NOW)
-    scheduler.table.sent[:2] = 1
-    scheduler.table.deadline[:2] = NOW + urgent_lead(math.inf) + NEWCOMER_LEAD + 0.02
-    scheduler.submit(streams[2])
-    assert scheduler.next_batch(NOW).slots.tolist() == [2]
-    scheduler.submit(streams[3])
-    assert scheduler.next_batch(NOW + 0.04).slots.tolist() == [0, 1, 2, 3], "a buffer is about to run dry"
+    scheduler.table.sent[:count] = 1
+    scheduler.table.deadline[:count] = NOW + lead

@@ -67,6 +67,32 @@ def test_out_of_memory_fails_only_the_prompt_that_causes_it(
     assert graphs._fresh.tolist() == [True, False, True, False]
 
 
+def test_a_first_frame_among_others_equals_one_alone(checkpoint_of: CheckpointOf) -> None:
+    """Slots 0 and 2 have made frames, slot 1 comes from its prefill; only it stores no keys."""
+    checkpoint = Checkpoint.open(str(checkpoint_of("base")))
+    config = EngineConfig(checkpoint=str(checkpoint.folder), max_streams=4, max_text_tokens=64, max_frames_limit=64)
+    prompts = PromptBuilder(checkpoint, config)
+    eager = load_runner(checkpoint, config, torch.device("cpu"))
+    newcomers = [clone(prompts, slot, eager.limits.page_size) for slot in range(3)]
+    assert eager.prefill([newcomers[0], newcomers[2]]) == []
+    eager.launch(np.array([0, 2]))
+    assert eager.prefill([newcomers[1]]) == []
+    state, cache = eager._state, eager._cache.data
+    saved = [tensor.clone() for tensor in (state.input, state._fields, state.seen, cache)]
+    expected = eager.launch(np.arange(3)).codes
+    fed, keys = state.input.clone(), cache.clone()
+    for tensor, before in zip((state.input, state._fields, state.seen, cache), saved, strict=True):
+        tensor.copy_(before)
+    padding = state.padding_slot
+    pairs = torch.tensor([[0, 0], [1, padding], [2, 2], [padding, padding]])
+    with torch.inference_mode():
+        codes = as_graph_runner(eager)._mixed_frame(pairs)
+    np.testing.assert_array_equal(codes[:3].numpy(), expected)
+    torch.testing.assert_close(state.input[:3], fed[:3], atol=1e-5, rtol=1e-5)
+    own = newcomers[2].pages[-1] * eager.limits.page_size + eager.limits.page_size
+    torch.testing.assert_close(cache[:, :, :own], keys[:, :, :own], atol=1e-5, rtol=1e-5)
+
+
 def as_graph_runner(eager: TalkerRunner) -> GraphTalkerRunner:
     """A graph runner over the same state, without captured graphs."""
     graphs = GraphTalkerRunner.__new__(GraphTalkerRunner)

@@ -44,8 +44,8 @@ class EngineConfig(BaseModel):
     """On a GPU, makes equal seeds give equal codes at any load. Without it, kernels for other batch sizes round
     differently and occasionally draw another code. One stream is 14 % slower with it, 64 take twice as long."""
     take_turns: Literal["auto", "on", "off"] = "auto"
-    """Whether talker and codec alternate instead of running at the same time; auto alternates on a GPU, which would
-    time-slice the two processes."""
+    """Whether talker and codec alternate instead of running at the same time; auto alternates on a GPU without MPS,
+    which would time-slice the two processes."""
     shared_codec_states: Literal["auto", "on", "off"] = "auto"
     """Whether code2wav maps the codec states from the talker's memory instead of receiving them with each call; auto
     maps them where possible: in the form `python` on the same device."""

@@ -180,8 +180,8 @@ class TextFeed:
 class Batch:
     """One tick: streams to prefill, text to feed, and the slots (int64 [rows]) that generate a frame.
 
-    `grown` int64 [pages, 3] are newly assigned pages: slot, index in the slot's page table, page. `generations` int64
-    [rows] are the slots' generation counters at launch.
+    `prefill_rows` is the sum over the newcomers. `grown` int64 [pages, 3] are newly assigned pages: slot, index in the
+    slot's page table, page. `generations` int64 [rows] are the slots' generation counters at launch.
     """
 
     newcomers: list[Newcomer]
@@ -189,6 +189,7 @@ class Batch:
     grown: np.ndarray
     slots: np.ndarray
     generations: np.ndarray
+    prefill_rows: int = 0
 
     def __len__(self) -> int:
         return len(self.slots)

@@ -121,6 +121,7 @@ class Engine:
             if isinstance(work, Chunks):
                 self._decode(work)
                 continue
+            started = time.perf_counter()
             # Before prefill, since newcomers may hold pages taken from preempted streams.
             if len(work.grown):
                 self._runner.grow(work.grown)
@@ -128,8 +129,7 @@ class Engine:
             if batch.feeds:
                 self._runner.feed(batch.feeds)
             if len(batch):
-                now = time.perf_counter()
-                launched.append((batch, self._runner.launch(batch.slots), now))
+                launched.append((batch, self._runner.launch(batch.slots), started))
             lookahead = self._runner.lookahead if len(batch) else 0
             while launched and (len(launched) > lookahead or self._codec_is_next()):
                 self._collect(*launched.popleft())
@@ -202,18 +202,17 @@ class Engine:
             self.fail(newcomer.stream, RequestError(f"prefill failed: {error}"))
         return batch.without([newcomer for newcomer, _ in failed])
 
-    def _collect(self, batch: Batch, tick: Tick, launched_at: float) -> None:
+    def _collect(self, batch: Batch, tick: Tick, started: float) -> None:
         frames = self._runner.collect(tick)
         now = time.perf_counter()
         # A tick launched behind another one starts when that one ends.
-        seconds, self._last_collected = now - max(launched_at, self._last_collected), now
-        self.recorder.observe(metrics.STEP, now - launched_at)
+        seconds, self._last_collected = now - max(started, self._last_collected), now
+        self.recorder.observe(metrics.STEP, now - started)
         self.recorder.count(metrics.FRAMES, len(batch))
         for newcomer in batch.newcomers:
             self.recorder.observe(metrics.PREFILL, now - newcomer.stream.admitted)
         with self._lock:
-            if not batch.newcomers:
-                self.scheduler.capacity.add_tick(len(batch), seconds)
+            self.scheduler.capacity.add_tick(len(batch), seconds, batch.prefill_rows)
             drained = self.scheduler.collect(batch, frames, now)
             self._codec_work.notify()
             if drained:

@@ -33,8 +33,8 @@ class SchedulerLimits:
     num_pages: int
     max_batch: int
     max_waiting: int
-    prefill_rows: int
-    """Prompt rows that one tick may prefill; one newcomer is always admitted."""
+    max_prefill_seconds: float
+    """Time that one tick's prefills may take, as measured; one newcomer is always admitted."""
     refuse_overload: bool = False
     """Refuse a stream beyond the slots or the real-time capacity instead of queueing it."""
 

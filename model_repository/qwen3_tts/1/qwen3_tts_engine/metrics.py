@@ -27,7 +27,9 @@ class Metric:
 TTFA = Metric(
     "qwen3_tts_time_to_first_audio_seconds", "histogram", "Arrival to first audio handed to Triton", LATENCY_BUCKETS
 )
-STEP = Metric("qwen3_tts_step_duration_seconds", "histogram", "One tick: launch to codes on the host", STEP_BUCKETS)
+STEP = Metric(
+    "qwen3_tts_step_duration_seconds", "histogram", "A tick and its prefills, to codes on the host", STEP_BUCKETS
+)
 ADMISSION = Metric("qwen3_tts_admission_wait_seconds", "histogram", "Arrival to a slot", LATENCY_BUCKETS)
 PREFILL = Metric("qwen3_tts_prefill_seconds", "histogram", "Slot to first frame on the host", LATENCY_BUCKETS)
 CHUNK_WAIT = Metric("qwen3_tts_chunk_wait_seconds", "histogram", "Chunk ready to codec called", LATENCY_BUCKETS)

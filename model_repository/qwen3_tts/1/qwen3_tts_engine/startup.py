@@ -23,8 +23,10 @@ from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.interfaces import CodecClient, Runner, SchedulerLimits
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.chunker import Chunker
+from qwen3_tts_engine.scheduling.newcomers import MAX_PREFILL_SECONDS
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
+from qwen3_tts_engine.talker import mps
 from qwen3_tts_engine.voices import encoders
 from qwen3_tts_engine.voices.record import Origin
 from qwen3_tts_engine.voices.service import ReferenceEncoder, Voices
@@ -34,7 +36,6 @@ log = logging.getLogger(__name__)
 
 MIN_CAPABILITY = (8, 0)
 STATE_DTYPES = {"FP32": torch.float32, "FP16": torch.float16}
-PREFILL_ROWS = 512
 
 
 def check_instances(groups: list[dict[str, Any]]) -> None:
@@ -85,13 +86,22 @@ def build_engine(
     table = SlotTable(config.max_streams, config.max_frames_limit, num_codebooks)
     pages = (runner.limits.page_size, runner.limits.num_pages)
     refuse = config.overload == "refuse"
-    limits = SchedulerLimits(*pages, config.max_streams, config.max_waiting, PREFILL_ROWS, refuse)
+    limits = SchedulerLimits(*pages, config.max_streams, config.max_waiting, MAX_PREFILL_SECONDS, refuse)
     # A graph's tick costs nearly the same for one stream and for many; on a CPU the cost is per stream.
     capacity = Capacity(config.load_limit, config.max_chunk_frames, batching_is_free=runner.lookahead > 0)
     scheduler = Scheduler(table, limits, capacity)
     chunker = Chunker(table, config.max_chunk_frames, capacity.frame_seconds)
-    take_turns = config.take_turns == "on" or (config.take_turns == "auto" and runner.lookahead > 0)
+    take_turns = config.take_turns == "on" or (config.take_turns == "auto" and _time_slices(runner))
     return Engine(scheduler, chunker, runner, codec, take_turns=take_turns, on_thread_start=on_thread_start)
+
+
+def _time_slices(runner: Runner) -> bool:
+    """Whether talker and codec would time-slice a GPU."""
+    if not runner.lookahead:
+        return False
+    is_shared = mps.is_active(torch.cuda.current_device())
+    log.info("talker and codec share the GPU %s", "through MPS" if is_shared else "in turn, for want of MPS")
+    return not is_shared
 
 
 def check_encoders(checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device) -> None:

@@ -17,8 +17,10 @@ log = logging.getLogger(__name__)
 
 TEXT, DESIGN = "Hello.", "A calm voice."
 FRAMES = 8
-# Concurrent streams of each round.
-ROUNDS = (1, 1, 4)
+# Concurrent streams of each round. Large ones teach the scheduler what prompts cost; a machine on which a round takes
+# longer than ROUND_SECONDS learns that from its requests.
+ROUNDS = (1, 1, 4, 16, 64)
+ROUND_SECONDS = 0.25
 MakeStream = Callable[[Sink, str], Stream]
 """Creates a stream from a sink and a key."""
 
@@ -57,7 +59,10 @@ def speak(engine: Engine, make: MakeStream | None, config: EngineConfig) -> None
     try:
         with engine.recorder.paused():
             for count in ROUNDS:
+                begun = time.perf_counter()
                 _speak_concurrently(engine, make, min(count, config.max_streams))
+                if time.perf_counter() - begun > ROUND_SECONDS:
+                    break
     except InvalidRequest as error:
         log.info("no warm-up speech: %s", error)
         return

@@ -14,6 +14,9 @@ MAX_OUTLIER = 3.0
 # Weight of the prior beside the samples: only decisive while all samples have the same size.
 PRIOR_WEIGHT = 0.5
 
+# Shortest prefill: the time of a tick, which is subtracted, is an estimate.
+MIN_SECONDS = 1e-4
+
 # Prior: text tokens and frames of typical speech (matches COMMON_POSITIONS in talker/loader.py).
 TYPICAL_SPEECH = (100, 375)
 SPEECH_DECAY = 0.98
@@ -116,13 +119,28 @@ class Capacity:
         self._chunk_frames = max_chunk_frames
         self._tick = WorkTime(batching_is_free=batching_is_free)
         self._codec = WorkTime(batching_is_free=batching_is_free)
+        self._prefill = WorkTime(batching_is_free=batching_is_free)
 
-    def add_tick(self, rows: int, seconds: float) -> None:
-        self._tick.add(rows, seconds)
+    def add_tick(self, streams: int, seconds: float, prefill_rows: int = 0) -> None:
+        """A tick of `streams`, or one behind a prefill of that many rows."""
+        if not prefill_rows:
+            self._tick.add(streams, seconds)
+        elif 0 < (tick := self.tick_seconds(streams)) < math.inf:
+            self._prefill.add(prefill_rows, max(seconds - tick, MIN_SECONDS))
 
     def add_codec_call(self, frames: int, seconds: float) -> None:
         """`frames` is the sum over all chunks of the call."""
         self._codec.add(frames, seconds)
+
+    def tick_seconds(self, streams: int) -> float:
+        return self._tick.at(streams)
+
+    def prefill_seconds(self, rows: int) -> float:
+        return self._prefill.at(rows)
+
+    def first_audio_seconds(self, streams: int, rows: int) -> float:
+        """Seconds from the start of prefilling `rows` to the first audio of their `streams`."""
+        return self._prefill.at(rows) + self._tick.at(streams) + self._codec.at(streams)
 
     def admits(self, streams: int) -> bool:
         """Whether `streams` stay in real time; a single one is always admitted, so that measurements start."""

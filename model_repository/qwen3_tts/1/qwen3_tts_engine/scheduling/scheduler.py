@@ -6,13 +6,10 @@ from qwen3_tts_engine.core import Batch, Frames, Newcomer, Status, Stream, TextF
 from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Unavailable
 from qwen3_tts_engine.scheduling.admission import Admission
-from qwen3_tts_engine.scheduling.capacity import Capacity, urgent_lead
+from qwen3_tts_engine.scheduling.capacity import Capacity
+from qwen3_tts_engine.scheduling.newcomers import NewcomerPolicy
 from qwen3_tts_engine.scheduling.paging import Paging
 from qwen3_tts_engine.scheduling.slot_table import Pool, SlotTable
-
-# Seconds of audio beyond the urgent lead that every listener must have before newcomers get a batch of their own: the
-# time of their prefill, first frame and codec call (measured on one H200).
-NEWCOMER_LEAD = 0.01
 
 
 class Scheduler:
@@ -23,6 +20,7 @@ class Scheduler:
         self.slots = Pool(len(table.streams))
         self.paging = Paging(table, limits.page_size, limits.num_pages, capacity)
         self.admission = Admission(table, self.slots, self.paging, capacity, limits)
+        self._policy = NewcomerPolicy(table, capacity, limits.max_prefill_seconds)
         self.live: dict[str, Stream] = {}
         # Running streams with text not yet fed to the runner.
         self._pending_text: dict[str, Stream] = {}
@@ -64,22 +62,22 @@ class Scheduler:
     def next_batch(self, now: float) -> Batch:
         """Admit streams that fit, then select those that generate a frame: all, or the most urgent up to max_batch.
 
-        New streams get a batch of their own while all others have enough audio buffered.
+        New streams may get a batch of their own.
         """
         feeds = self._feed()
         grown = self.paging.grow(now)
         # `grow` may have preempted some of these streams; their text is prefilled later.
         feeds = [feed for feed in feeds if self.table.pages[feed.slot]]
-        newcomers = self._admit(now)
+        newcomers, rows = self._admit(now)
         table = self.table.in_use
         slots = np.flatnonzero(table.runnable)
-        if newcomers and self._has_slack(now):
+        if 0 < len(newcomers) < len(slots) and self._policy.go_alone(now, len(newcomers), rows):
             slots = np.sort([newcomer.slot for newcomer in newcomers])
         if len(slots) > self.limits.max_batch:
             order = np.argsort(table.deadline[slots], kind="stable")
             slots = np.sort(slots[order[: self.limits.max_batch]])
         table.launched[slots] += 1
-        return Batch(newcomers, feeds, grown, slots, table.generation[slots])
+        return Batch(newcomers, feeds, grown, slots, table.generation[slots], rows)
 
     def has_work(self, now: float) -> bool:
         if self.table.in_use.runnable.any() or self._pending_text:
@@ -140,13 +138,6 @@ class Scheduler:
         """Streams that currently cost work."""
         return self.table.in_use.num_active
 
-    def _has_slack(self, now: float) -> bool:
-        """Whether every running listener has enough buffered audio to skip a batch."""
-        table = self.table.in_use
-        listening = table.runnable & (table.sent > 0)
-        needed = urgent_lead(self.capacity.frame_seconds(self.num_active)) + NEWCOMER_LEAD
-        return bool((table.deadline[listening] - now > needed).all())
-
     def _enqueue(self, stream: Stream) -> None:
         self.admission.check(stream)
         self.table.move(stream, Status.WAITING)
@@ -179,16 +170,20 @@ class Scheduler:
         self._pending_text.clear()
         return feeds
 
-    def _admit(self, now: float) -> list[Newcomer]:
-        """Start parked streams, then queued ones, up to `prefill_rows`."""
+    def _admit(self, now: float) -> tuple[list[Newcomer], int]:
+        """Start parked streams, then queued ones: one, or as many as can be prefilled in time.
+
+        Returns them, and their rows to prefill.
+        """
         newcomers: list[Newcomer] = []
-        rows = 0
+        rows, seconds = 0, self._policy.prefill_seconds(now)
         while (stream := self._next_start(now)) is not None:
-            rows += self.paging.num_rows(stream)
-            if newcomers and rows > self.limits.prefill_rows:
+            more = rows + self.paging.num_rows(stream)
+            if newcomers and self.capacity.prefill_seconds(more) > seconds:
                 break
+            rows = more
             newcomers.append(self._start(stream, now))
-        return newcomers
+        return newcomers, rows
 
     def _next_start(self, now: float) -> Stream | None:
         if self.paging.parked and (ready := self.paging.ready()):

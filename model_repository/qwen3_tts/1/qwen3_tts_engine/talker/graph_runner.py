@@ -45,13 +45,9 @@ class TickGraph:
 
 @dataclass(frozen=True)
 class LaunchedTick:
-    """Codes int64 [rows, codebooks] in pinned memory, valid after the event `done`.
-
-    Row i belongs to row `order[i]` of the batch.
-    """
+    """Codes int64 [rows, codebooks] in pinned memory, valid after the event `done`."""
 
     codes: Tensor
-    order: np.ndarray
     done: torch.cuda.Event
 
 
@@ -64,7 +60,7 @@ class GraphTalkerRunner(TalkerRunner):
         """Build all kernels and capture all graphs; none is captured later, under traffic."""
         self._pool: Any = None
         kinds = (
-            (_up_to(ROW_BUCKETS, self.limits.num_slots), self._padding_slots, self._frame),
+            (_up_to(ROW_BUCKETS, self.limits.num_slots), self._padding_pairs, self._mixed_frame),
             (_up_to(FIRST_BUCKETS, self.limits.num_slots), self._padding_slots, self._first_frame),
             (PREFILL_BUCKETS, self._padding_rows, self._prefill_rows),
         )
@@ -92,22 +88,25 @@ class GraphTalkerRunner(TalkerRunner):
     @torch.inference_mode()
     def launch(self, slots: np.ndarray) -> LaunchedTick:  # type: ignore[override]
         fresh = self._take_fresh(slots)
-        first, later = np.flatnonzero(fresh), np.flatnonzero(~fresh)
         codes = torch.empty(len(slots), self._state.num_codebooks, dtype=torch.int64, pin_memory=True)
+        if fresh.all():
+            replays = _replays(self._firsts, slots)
+        else:
+            attending = np.where(fresh, self._state.padding_slot, slots)
+            replays = _replays(self._frames, np.stack([slots, attending], axis=1))
         start = 0
-        for graph, part in (*_replays(self._firsts, slots[first]), *_replays(self._frames, slots[later])):
+        for graph, part in replays:
             drawn = graph.replay(part)
             assert drawn is not None
             codes[start : start + len(part)].copy_(drawn[: len(part)], non_blocking=True)
             start += len(part)
         done = torch.cuda.Event(blocking=True)
         done.record()
-        return LaunchedTick(codes, np.concatenate([first, later]), done)
+        return LaunchedTick(codes, done)
 
     def collect(self, tick: LaunchedTick) -> Frames:  # type: ignore[override]
         tick.done.synchronize()
-        codes = np.empty(tick.codes.shape, np.int64)
-        codes[tick.order] = tick.codes.numpy()
+        codes = tick.codes.numpy()
         return Frames(codes, codes[:, 0] == self._state.eos)
 
     def _prefill_together(self, newcomers: list[Newcomer]) -> None:
@@ -129,6 +128,9 @@ class GraphTalkerRunner(TalkerRunner):
     def _padding_slots(self, rows: int) -> np.ndarray:
         return np.full(rows, self._state.padding_slot)
 
+    def _padding_pairs(self, rows: int) -> np.ndarray:
+        return np.full((rows, 2), self._state.padding_slot)
+
     def _padding_rows(self, rows: int) -> np.ndarray:
         """Rows of prefill input: slot, position, slot that receives the output, slot whose x-vector is added (none in
         the padding slot), text id, code ids."""
@@ -149,6 +151,19 @@ class GraphTalkerRunner(TalkerRunner):
         columns = (np.full(count, newcomer.slot), np.arange(count), receiver, speaker, text_ids)
         rows: np.ndarray = np.concatenate([np.stack(columns, axis=1), code_ids], axis=1)
         return rows.astype(np.int64)
+
+    def _mixed_frame(self, pairs: Tensor) -> Tensor:
+        """`_frame` of slots of which some come directly from the prefill, which has run the talker for them.
+
+        `pairs` int64 [rows, 2]: the slot, and the one that attends: a fresh slot's row runs the talker in the padding
+        slot, so that it stores no keys, and its output is dropped.
+        """
+        slots, attending = pairs.T.contiguous()
+        rows = self._ops.rows(self._state, slots)
+        attention = self._ops.paged_attention(self._cache, attending, rows.positions, prefill=False)
+        prefilled = rows.hidden.clone()
+        hidden = self._talker.forward(rows.hidden, attention)
+        return self._complete(rows, torch.where((slots == attending)[:, None], hidden, prefilled))
 
     def _prefill_rows(self, rows: Tensor) -> None:
         slots, positions, receivers, speakers, text_ids = rows[:, :5].T.contiguous()

@@ -53,7 +53,9 @@ def _kernel_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.d
 
     ops = KernelOps(device, batch_invariant=config.batch_invariant)
     if config.kernels == "eager":
-        return _make_runner(TalkerRunner, ops, checkpoint, config, device)
+        eager = _make_runner(TalkerRunner, ops, checkpoint, config, device)
+        eager.build_kernels()
+        return eager
     runner = _make_runner(GraphTalkerRunner, ops, checkpoint, config, device)
     runner.capture(lambda done, total: log.info("captured %d of %d CUDA graphs", done, total))
     return runner

@@ -35,6 +35,11 @@ class TalkerRunner:
         self._fresh = np.zeros(limits.num_slots, bool)
 
     @torch.inference_mode()
+    def build_kernels(self) -> None:
+        """Run a frame of the padding slot, so that kernels that cannot be built fail now."""
+        self._frame(torch.tensor([self._state.padding_slot], device=self._device))
+
+    @torch.inference_mode()
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
         failed: list[tuple[Newcomer, Exception]] = []
         for newcomer in newcomers:
