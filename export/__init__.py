@@ -1,10 +1,11 @@
 """Exports a checkpoint's codec and encoders as Triton models.
 
-Importing it adds the engine and the codec step, which lie in the model repository, to the import path.
+Importing it adds the packages that are served, engine, codec step and encoder program, to the import path.
 """
 
 import sys
 from pathlib import Path
 
-_MODELS = Path(__file__).parents[1] / "model_repository"
-sys.path += [str(_MODELS / "qwen3_tts" / "1"), str(_MODELS / "code2wav" / "1")]
+_ROOT = Path(__file__).parents[1]
+_SERVED = ("model_repository/qwen3_tts/1", "model_repository/code2wav/1", "export/models/python")
+sys.path += [str(_ROOT / folder) for folder in _SERVED]

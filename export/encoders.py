@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from export.forms.graph import OnnxGraph, Run, Runtime
-from export.model_folder import VERSION, ExportError, facts, is_served, verified
+from export.model_folder import VERSION, ExportError, copy_files, facts, has_files, is_served, verified
 from export.modules.codec_encoder import CodecEncoder
 from export.modules.speaker_encoder import SpeakerEncoder
 from export.profiles import profile
@@ -65,7 +65,8 @@ def is_current(encoder: EncoderExport, checkpoint: Checkpoint, folder: Path, run
         manifest = encoders.read_encoder(version, encoder.digest(checkpoint), checkpoint.folder)
     except CheckpointError:
         return False
-    return is_served(version, manifest, runtime, [input_shapes(MOST_FRAMES)])
+    has_code = runtime.code is None or has_files(version, runtime.code)
+    return has_code and is_served(version, manifest, runtime, [input_shapes(MOST_FRAMES)])
 
 
 def export_encoder(
@@ -82,6 +83,8 @@ def export_encoder(
         engine = runtime.make(graph(encoder, module), path)
         progress.advance(task)
         error, size = _verify(encoder, module, path, runtime.load(path), lambda: progress.advance(task))
+    if runtime.code:
+        copy_files(runtime.code, version)
     (folder / CONFIG).write_text(configured(encoder, runtime, folder.name, size), encoding="utf-8")
     digest = encoder.digest(checkpoint)
     EncoderManifest(digest=digest, output_size=size, **facts(runtime, engine)).write(version)

@@ -1,5 +1,6 @@
 """Shared by all exported models: files are installed once verified, with a manifest."""
 
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,24 @@ def is_served(folder: Path, manifest: Manifest, form: Form | Runtime, needed: Se
     engine = manifest.engine
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return engine is None or not differences(engine, gpu, tensorrt_version(engine), needed)
+
+
+def copy_files(source: Path, folder: Path) -> None:
+    """Copies the code of a model; links become files."""
+    for path in _code(source):
+        target = folder / path.relative_to(source)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def has_files(folder: Path, source: Path) -> bool:
+    """Whether a version folder has the code of `source`, and not that of another version."""
+    copies = ((path, folder / path.relative_to(source)) for path in _code(source))
+    return all(copy.is_file() and copy.read_bytes() == path.read_bytes() for path, copy in copies)
+
+
+def _code(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
 
 
 def facts(form: Form | Runtime, engine: EngineFacts | None) -> dict[str, Any]:

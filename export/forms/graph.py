@@ -59,9 +59,12 @@ class Runtime:
 
     name: FormName
     filename: str
-    opset: int
+    opset: int | None
+    """None for a runtime without ONNX."""
     make: Callable[[OnnxGraph, Path], EngineFacts | None]
     load: Callable[[Path], Run]
+    code: Path | None = None
+    """Folder of files that a model folder requires beside that of the graph."""
 
 
 def _load(path: Path) -> Run:

@@ -13,6 +13,7 @@ from code2wav_step import startup
 from code2wav_step.config import Contract, StepConfig
 from export.agreement import Agreement
 from export.forms.form import Form
+from export.forms.program_form import PROGRAM
 from export.modules.codec import CodecStep
 from export.modules.codec_layers import CausalConv, ConvNeXt, DecoderBlock, Linear, ResidualUnit, SnakeBeta, Upsample
 from export.modules.codec_transformer import Layer, RmsNorm
@@ -174,4 +175,5 @@ PYTHON = Form(
     limit=Agreement(max_error=5e-2, snr_db=30.0),
     build=build,
     load=load,
+    encoders=PROGRAM,
 )

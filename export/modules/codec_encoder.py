@@ -58,14 +58,16 @@ class CodecEncoder(nn.Module):
         steps = torch.arange(x.shape[1], device=x.device)
         angles = steps[:, None].to(torch.float32) * self.frequencies
         angles = torch.cat([angles, angles], dim=1)[:, None]
-        future = steps[None] > steps[:, None]
+        cosine, sine, future = angles.cos(), angles.sin(), steps[None] > steps[:, None]
         for layer in self.layers:
-            x = layer(x, angles.cos(), angles.sin(), future)
+            x = layer(x, cosine, sine, future)
         return x
 
     def _downsample(self, x: Tensor, length: Tensor) -> Tensor:
         # Replicate padding of the first and the last sample, unlike every other convolution.
         last = torch.minimum(torch.arange(x.shape[2], device=x.device), length - 1).to(torch.int64)
+        # A caller's wrong number of samples must not index outside, which ends a process that uses CUDA.
+        last = last.clamp(min=0)
         x = x.gather(2, last[:, None].expand(-1, x.shape[1], -1))
         return functional.conv1d(torch.cat([x[:, :, :1], x[:, :, :1], x], dim=2), self.downsample, stride=2)
 

@@ -10,6 +10,7 @@ from tritonclient.grpc import model_config_pb2
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, configured
 from export.forms.graph import Runtime
 from export.forms.onnx_form import ONNX, plan_profiles
+from export.forms.python_form import PYTHON as PYTHON_FORM
 from export.forms.tensorrt_form import tensorrt_form
 from export.tensorrt.process import TensorRtSettings
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig, SpeechTokenizerConfig
@@ -107,8 +108,16 @@ def test_configurations_of_code2wav_differ_only_in_the_expected_fields() -> None
     assert tensorrt == onnxruntime == python
 
 
-@pytest.mark.parametrize("runtime", [ONNX.encoders, PLAN_FORM.encoders], ids=lambda runtime: runtime.name)
-def test_encoder_configurations(runtime: Runtime) -> None:
+@pytest.mark.parametrize(
+    ("runtime", "backend", "kind"),
+    [
+        (ONNX.encoders, "onnxruntime", "KIND_CPU"),
+        (PLAN_FORM.encoders, "tensorrt", "KIND_GPU"),
+        (PYTHON_FORM.encoders, "python", "KIND_AUTO"),
+    ],
+    ids=["onnx", "tensorrt", "python"],
+)
+def test_encoder_configurations(runtime: Runtime, backend: str, kind: str) -> None:
     speaker, codec = (
         text_format.Parse(configured(encoder, runtime, f"{encoder.name}_large", 2048), model_config_pb2.ModelConfig())
         for encoder in (SPEAKER_ENCODER, CODEC_ENCODER)
@@ -117,12 +126,12 @@ def test_encoder_configurations(runtime: Runtime) -> None:
     assert tensors(speaker.output) == {encoders.X_VECTOR: ("FP32", [1, 2048])}
     assert tensors(codec.input) == {encoders.AUDIO: ("FP32", [1, -1, 1920]), encoders.NUM_SAMPLES: ("INT32", [1, 1])}
     assert tensors(codec.output) == {encoders.CODES: ("INT32", [1, -1, 16])}
-    on_gpu = runtime.name == "tensorrt"
     for name, config in (("speaker_encoder_large", speaker), ("codec_encoder_large", codec)):
-        assert (config.name, config.default_model_filename) == (name, runtime.filename)
-        assert config.backend == ("tensorrt" if on_gpu else "onnxruntime")
-        kinds = config.instance_group[0]
-        assert kinds.kind == (kinds.KIND_GPU if on_gpu else kinds.KIND_CPU)
+        assert (config.name, config.backend) == (name, backend)
+        # The Python backend loads model.py.
+        assert config.default_model_filename == ("" if backend == "python" else runtime.filename)
+        [group] = config.instance_group
+        assert (group.Kind.Name(group.kind), group.count) == (kind, 1)
         # Not 1: Triton's backends require a variable batch dimension.
         assert config.max_batch_size == 0
 

@@ -178,7 +178,7 @@ def test_command_exports_encoders_in_their_form(
     app = typer.Typer()
     app.command()(cli.main)
     options = ["--checkpoint", str(checkpoint.folder), "--model-repository", str(tmp_path), "--speaker-encoder", "anna"]
-    for form, expected in (("tensorrt", "tensorrt"), ("python", "onnx")):
+    for form, expected in (("tensorrt", "tensorrt"), ("python", "python"), ("onnx", "onnx")):
         result = CliRunner().invoke(app, [*options, "--form", form, "--tensorrt-python", str(fake_tensorrt.python)])
         assert result.exit_code == 0, result.output
         assert f"{tmp_path / 'anna'}: max error" in result.output.replace("\n", "")

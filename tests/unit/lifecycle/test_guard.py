@@ -90,7 +90,8 @@ def test_the_first_process_of_a_container_gets_sigterm() -> None:
     assert exit_signal(b"", 2) == signal.SIGKILL
 
 
-def test_both_models_have_the_same_guard() -> None:
-    repository = Path(__file__).parents[3] / "model_repository"
-    talker = repository / "qwen3_tts" / "1" / "qwen3_tts_engine" / "lifecycle" / "guard.py"
-    assert (repository / "code2wav" / "1" / "code2wav_step" / "guard.py").resolve() == talker
+def test_all_models_have_the_same_guard() -> None:
+    root = Path(__file__).parents[3]
+    talker = root / "model_repository" / "qwen3_tts" / "1" / "qwen3_tts_engine" / "lifecycle" / "guard.py"
+    for package in ("model_repository/code2wav/1/code2wav_step", "export/models/python/encoder_program"):
+        assert (root / package / "guard.py").resolve() == talker

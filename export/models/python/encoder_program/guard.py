@@ -1,0 +1,1 @@
+../../../../model_repository/qwen3_tts/1/qwen3_tts_engine/lifecycle/guard.py

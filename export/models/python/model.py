@@ -1,0 +1,81 @@
+"""Triton's entry point to a reference encoder: adapts tensors and errors only."""
+
+import gc
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton_python_backend_utils as pb_utils
+
+from encoder_program import guard
+from encoder_program.program import MODEL_FILE, EncoderProgram, InvalidInputError
+
+log = logging.getLogger("encoder_program")
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        """Loads and warms up the program; an error fails the load with a message that names it."""
+        # Under MPS the codec comes first. Read when CUDA starts.
+        os.environ.setdefault("CUDA_MPS_CLIENT_PRIORITY", "1")
+        _log_through_triton(args["model_name"])
+        device = _assigned_device(args)
+        folder = Path(args["model_repository"]) / args["model_version"]
+        self._program = EncoderProgram.load(folder / MODEL_FILE, device)
+        if device.type == "cuda":
+            self._program.warm_up()
+        # Loaded objects live as long as the model.
+        gc.collect()
+        gc.freeze()
+        # After everything that can fail the load, which Triton reports itself.
+        self._guard = guard.start(args["model_name"])
+
+    def finalize(self) -> None:
+        if self._guard:
+            self._guard.close()
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._respond(request) for request in requests]
+
+    def _respond(self, request: Any) -> Any:
+        error = pb_utils.TritonError
+        try:
+            output = self._program(_tensors(request))
+        except InvalidInputError as problem:
+            return pb_utils.InferenceResponse(error=error(f"INVALID_ARG: {problem}", error.INVALID_ARG))
+        except Exception as problem:
+            log.exception("a reference could not be encoded")
+            return pb_utils.InferenceResponse(error=error(str(problem), error.INTERNAL))
+        return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack(self._program.contract.output, output)])
+
+
+def _tensors(request: Any) -> dict[str, torch.Tensor]:
+    return {tensor.name(): torch.from_dlpack(tensor.to_dlpack()) for tensor in request.inputs()}
+
+
+def _assigned_device(args: dict[str, str]) -> torch.device:
+    if args["model_instance_kind"] != "GPU":
+        # The talker needs the other cores.
+        torch.set_num_threads(2)
+        return torch.device("cpu")
+    device = torch.device("cuda", int(args["model_instance_device_id"]))
+    torch.cuda.set_device(device)
+    torch.set_num_threads(1)
+    return device
+
+
+class _TritonHandler(logging.Handler):
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self._model = model
+
+    def emit(self, record: logging.LogRecord) -> None:
+        write = pb_utils.Logger.log_info if record.levelno < logging.WARNING else pb_utils.Logger.log_warn
+        write(f"{self._model}: {self.format(record)}")
+
+
+def _log_through_triton(model: str) -> None:
+    log.handlers, log.propagate = [_TritonHandler(model)], False
+    log.setLevel(logging.INFO)
