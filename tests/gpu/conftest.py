@@ -1,13 +1,20 @@
 """Skips the tests of this folder without a CUDA device; QWEN3_TTS_TEST_DEVICE selects the device."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from rich.progress import Progress
+from safetensors.torch import load_file, save_file
 
-from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from export.code2wav import export
+from export.forms.python_form import PYTHON
+from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint
+from scripts.synthetic.configs import CODEC_IDS
+from tests.e2e.serving import copy_repository
 
 FOLDER = Path(__file__).parent
 DEVICE = torch.device(os.environ.get("QWEN3_TTS_TEST_DEVICE", "cuda:0"))
@@ -38,3 +45,21 @@ def device() -> Iterator[torch.device]:
     torch.manual_seed(0)
     with torch.inference_mode():
         yield DEVICE
+
+
+@pytest.fixture(scope="session")
+def repository(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = copy_repository(tmp_path_factory.mktemp("gpu") / "model_repository", fakes=False)
+    with Progress(disable=True) as progress:
+        export(Checkpoint.open(str(tiny_checkpoint)), repository, PYTHON, progress)
+    return repository
+
+
+@pytest.fixture
+def endless_checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """A checkpoint whose utterances never end: the end token's logit is 0, below the top 50."""
+    copy = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
+    tensors = load_file(copy / WEIGHTS)
+    tensors["talker.codec_head.weight"][CODEC_IDS["codec_eos_token_id"]] = 0
+    save_file(tensors, copy / WEIGHTS)
+    return copy

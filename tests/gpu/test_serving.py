@@ -13,28 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.progress import Progress
-from safetensors.torch import load_file, save_file
 
-from export.code2wav import export
-from export.forms.python_form import PYTHON
-from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint
 from scripts.benchmarks.serving import EXIT, configuration
 from scripts.embedded.server import EXPLICIT
-from scripts.synthetic.configs import CODEC_IDS
-from tests.e2e.serving import Caller, Received, copy_repository, eventually, serve
+from tests.e2e.serving import Caller, Received, eventually, serve
 
 STREAMS, FRAMES = 8, 40
 ENDLESS = 4000
 ON_SECOND_DEVICE = "instance_group [ { count: 1 kind: KIND_GPU gpus: [ 1 ] } ]"
-
-
-@pytest.fixture(scope="module")
-def repository(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    repository = copy_repository(tmp_path_factory.mktemp("gpu") / "model_repository", fakes=False)
-    with Progress(disable=True) as progress:
-        export(Checkpoint.open(str(tiny_checkpoint)), repository, PYTHON, progress)
-    return repository
 
 
 @contextmanager
@@ -44,16 +30,6 @@ def serving(repository: Path, folder: Path, checkpoint: Path, **settings: str) -
     options = (*EXPLICIT, *EXIT, *configuration("python"))
     with serve(repository, folder, environment, options) as server, Caller(server) as caller:
         yield caller
-
-
-@pytest.fixture
-def endless_checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Path:
-    """A checkpoint whose utterances never end: the end token's logit is 0, below the top 50."""
-    copy = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
-    tensors = load_file(copy / WEIGHTS)
-    tensors["talker.codec_head.weight"][CODEC_IDS["codec_eos_token_id"]] = 0
-    save_file(tensors, copy / WEIGHTS)
-    return copy
 
 
 @pytest.fixture(scope="module")
