@@ -79,6 +79,8 @@ class Supervisor:
             return 0, False
         became_ready = False
         with self.environment() as environment:
+            if self._stopping.is_set():
+                return 0, False
             # Python ignores SIGXFSZ, and so must the server (protection.bound_files).
             self._process = subprocess.Popen(
                 self.command, env=environment, preexec_fn=end_with_parent, restore_signals=False

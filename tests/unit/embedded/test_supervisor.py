@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -56,6 +57,19 @@ def test_gives_up_on_a_ready_server_that_exits_as_unable_to_serve(tmp_path: Path
     command = server(tmp_path, *["sleep 1; kill -USR1 $$"] * 9)
     assert Supervisor(command, inherited, lambda: True, HASTY).run() == 128 + signal.SIGUSR1
     assert starts(tmp_path) == HASTY.max_failed_starts
+
+
+def test_a_signal_before_the_start_is_the_end(tmp_path: Path) -> None:
+    command = server(tmp_path, "exit 3")
+
+    @contextmanager
+    def stopped() -> Iterator[Mapping[str, str]]:
+        supervisor.stop(signal.SIGTERM)
+        yield os.environ
+
+    supervisor = Supervisor(command, stopped, lambda: False, HASTY)
+    assert supervisor.run() == 0
+    assert starts(tmp_path) == 0
 
 
 def test_pauses_double() -> None:
