@@ -3,6 +3,7 @@
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -206,6 +207,7 @@ def test_a_killed_launcher_leaves_no_daemon(control: MpsControl) -> None:
         launcher.send_signal(signal.SIGKILL)
     with os.fdopen(descriptor):
         assert select.select([descriptor], [], [], 30)[0], "the daemon runs on"
+    shutil.rmtree(control.environment[PIPES])
 
 
 @pytest.fixture
