@@ -14,13 +14,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Annotated
 
 import typer
 
 from scripts.embedded.installation import ServerError, backend_options, find_tritonserver, server_environment
+from scripts.embedded.mps import MpsDaemon
 from scripts.embedded.protection import (
     ADMIN_KEY_VARIABLE,
     HTTP_HEADER,
@@ -77,6 +80,7 @@ class TritonServer:
         self.admin_key = new_admin_key()
         self._command = server_command(repository, [*ports.options, *options], self.admin_key)
         self._environment = server_environment() | (environment or {})
+        self._mps = ExitStack()
         self._log = log
         self._ready_timeout = ready_timeout
         self._process: subprocess.Popen[bytes] | None = None
@@ -100,10 +104,13 @@ class TritonServer:
 
     def start(self) -> None:
         output = subprocess.STDOUT if self._log else None
-        self._process = subprocess.Popen(
-            self._command, env=self._environment, stdout=self._log, stderr=output, restore_signals=False
-        )
-        bound_files(self._process.pid)
+        with ExitStack() as stack:
+            environment = stack.enter_context(MpsDaemon(self._environment))
+            self._process = subprocess.Popen(
+                self._command, env=environment, stdout=self._log, stderr=output, restore_signals=False
+            )
+            bound_files(self._process.pid)
+            self._mps = stack.pop_all()
 
     def wait_ready(self) -> None:
         """Raises ServerError if the server ends first or takes too long."""
@@ -131,13 +138,14 @@ class TritonServer:
     def stop(self, timeout: float = 60.0) -> int:
         """Sends SIGTERM, as `docker stop` does; returns the exit code."""
         assert self._process is not None
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-        try:
-            return self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+        with self._mps:
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
+            try:
+                return self._process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                return self._process.wait()
 
 
 def is_ready(ports: Ports, model: str | None = None) -> bool:
@@ -173,7 +181,7 @@ def main(
         if not os.environ.get(ADMIN_KEY_VARIABLE):
             print(f"The key for the header {HTTP_HEADER} is in {key_file}", file=sys.stderr, flush=True)
         bound_files(os.getpid())
-        code = supervise(command, server_environment())
+        code = supervise(command, partial(MpsDaemon, server_environment()))
     except (ServerError, AdminKeyError) as error:
         sys.exit(f"error: {error}")
     sys.exit(code)

@@ -12,6 +12,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -40,7 +41,8 @@ class Patience:
 @dataclass
 class Supervisor:
     command: Sequence[str]
-    environment: Mapping[str, str]
+    environment: Callable[[], AbstractContextManager[Mapping[str, str]]]
+    """Entered before each start, exited when that server has ended."""
     is_ready: Callable[[], bool]
     patience: Patience = Patience()
     end_orphans: Callable[[], object] = lambda: None
@@ -75,20 +77,23 @@ class Supervisor:
         """Exit code, negative for a signal, and whether the server had become ready."""
         if self._stopping.is_set():
             return 0, False
-        # Python ignores SIGXFSZ, and so must the server (protection.bound_files).
-        self._process = subprocess.Popen(
-            self.command, env=self.environment, preexec_fn=_end_with_parent, restore_signals=False
-        )
-        if self._stopping.is_set():  # during the start
-            self._process.send_signal(self._signal)
         became_ready = False
-        while (code := _wait(self._process)) is None:
-            became_ready = became_ready or self.is_ready()
+        with self.environment() as environment:
+            if self._stopping.is_set():
+                return 0, False
+            # Python ignores SIGXFSZ, and so must the server (protection.bound_files).
+            self._process = subprocess.Popen(
+                self.command, env=environment, preexec_fn=end_with_parent, restore_signals=False
+            )
+            if self._stopping.is_set():  # during the start
+                self._process.send_signal(self._signal)
+            while (code := _wait(self._process)) is None:
+                became_ready = became_ready or self.is_ready()
         self.end_orphans()
         return code, became_ready and code != UNUSABLE
 
 
-def supervise(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def supervise(command: Sequence[str], environment: Callable[[], AbstractContextManager[Mapping[str, str]]]) -> int:
     """Runs tritonserver until a signal stops it; returns the exit code."""
     url = f"http://localhost:{_http_port(command)}/v2/models/qwen3_tts/ready"
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -132,8 +137,8 @@ def _shell_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def _end_with_parent() -> None:
-    """In the child: a killed supervisor stops the server."""
+def end_with_parent() -> None:
+    """In a child: it ends when the thread that started it does."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

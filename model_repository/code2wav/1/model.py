@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ log = logging.getLogger("code2wav_step")
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the weights and captures the graphs; an error fails the load with a message that names it."""
+        # Before the first CUDA call, which reads it: under MPS the codec (0, normal) goes before the talker (1).
+        os.environ.setdefault("CUDA_MPS_CLIENT_PRIORITY", "0")
         _log_through_triton()
         device = _assigned_device(args)
         folder = Path(args["model_repository"]) / args["model_version"]

@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import os
 import resource
 import sys
 from collections.abc import Callable
@@ -41,6 +42,9 @@ OnThread = Callable[[], None]
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the models and start the engine; any exception fails the load, with a message that names the cause."""
+        # Before the first CUDA call, which reads it: under MPS the codec (0, normal) goes before the talker (1):
+        # 1 344 instead of 807 seconds of audio a second at 256 streams, measured on one H200.
+        os.environ.setdefault("CUDA_MPS_CLIENT_PRIORITY", "1")
         sys.setswitchinterval(SWITCH_SECONDS)
         _lift_file_limit()
         telemetry.log_through_triton()

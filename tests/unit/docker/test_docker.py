@@ -23,6 +23,7 @@ from qwen3_tts_engine.checkpoint.configs import SpeechTokenizerConfig
 from qwen3_tts_engine.codec.contract import MAX_BATCH, state_size
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, MAIN_MODEL, EngineConfig
 from scripts.benchmarks.common import settings_of_environment
+from scripts.embedded.mps import MPS_VARIABLE
 from scripts.embedded.protection import (
     ADMIN_KEY_VARIABLE,
     LIMITS,
@@ -210,7 +211,7 @@ def run_script(
     text = script.read_text().replace(str(SERVED), str(tmp_path / "served"))
     environment = {"PATH": f"{tools}:{os.environ['PATH']}", "QWEN3_TTS_CHECKPOINT": "/checkpoint"}
     environment |= {"TMPDIR": str(tmp_path), ADMIN_KEY_VARIABLE: KEY if key is None else key}
-    environment |= {PLUGIN_LIBRARY: PLUGIN} | ({} if form is None else {"CODEC_FORM": form})
+    environment |= {PLUGIN_LIBRARY: PLUGIN, MPS_VARIABLE: "off"} | ({} if form is None else {"CODEC_FORM": form})
     command = ["bash", "-c", text, script.name, *arguments]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     return done, record.read_text().splitlines() if record.exists() else []
@@ -346,7 +347,7 @@ def serve_script(tmp_path: Path, body: str) -> subprocess.Popen[str]:
     """docker/serve.sh with a stand-in tritonserver that runs the shell code `body`."""
     (tmp_path / "tritonserver").write_text(f"#!/bin/sh\necho started\n{body}\n")
     (tmp_path / "tritonserver").chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CODEC_FORM": "python"}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CODEC_FORM": "python", MPS_VARIABLE: "off"}
     return subprocess.Popen([SERVE], env=environment, stdout=subprocess.PIPE, text=True)
 
 
@@ -410,6 +411,7 @@ def test_environment_variables_name_existing_settings() -> None:
     assert {name for name in names if name.startswith(ENVIRONMENT_PREFIX)} <= settings | {
         PLUGIN_LIBRARY,
         ADMIN_KEY_VARIABLE,
+        MPS_VARIABLE,
     }
 
 

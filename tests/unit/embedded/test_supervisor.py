@@ -4,6 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -12,6 +15,7 @@ import pytest
 from scripts.embedded.supervisor import Patience, Supervisor
 
 HASTY = Patience(max_failed_starts=3, pause_seconds=0.001)
+inherited = partial(nullcontext, os.environ)
 
 
 def server(tmp_path: Path, *bodies: str) -> list[str]:
@@ -28,7 +32,7 @@ def starts(tmp_path: Path) -> int:
 
 
 def test_gives_up_on_a_server_that_never_becomes_ready(tmp_path: Path) -> None:
-    supervisor = Supervisor(server(tmp_path, *["exit 3"] * 9), os.environ, lambda: False, HASTY)
+    supervisor = Supervisor(server(tmp_path, *["exit 3"] * 9), inherited, lambda: False, HASTY)
     assert supervisor.run() == 3
     assert starts(tmp_path) == HASTY.max_failed_starts
 
@@ -45,14 +49,27 @@ def test_restarts_a_server_that_was_ready_without_limit(tmp_path: Path) -> None:
             return True
         return False
 
-    assert Supervisor(command, os.environ, is_ready, HASTY).run() == 0
+    assert Supervisor(command, inherited, is_ready, HASTY).run() == 0
     assert starts(tmp_path) == 7
 
 
 def test_gives_up_on_a_ready_server_that_exits_as_unable_to_serve(tmp_path: Path) -> None:
     command = server(tmp_path, *["sleep 1; kill -USR1 $$"] * 9)
-    assert Supervisor(command, os.environ, lambda: True, HASTY).run() == 128 + signal.SIGUSR1
+    assert Supervisor(command, inherited, lambda: True, HASTY).run() == 128 + signal.SIGUSR1
     assert starts(tmp_path) == HASTY.max_failed_starts
+
+
+def test_a_signal_before_the_start_is_the_end(tmp_path: Path) -> None:
+    command = server(tmp_path, "exit 3")
+
+    @contextmanager
+    def stopped() -> Iterator[Mapping[str, str]]:
+        supervisor.stop(signal.SIGTERM)
+        yield os.environ
+
+    supervisor = Supervisor(command, stopped, lambda: False, HASTY)
+    assert supervisor.run() == 0
+    assert starts(tmp_path) == 0
 
 
 def test_pauses_double() -> None:
@@ -63,8 +80,8 @@ def test_pauses_double() -> None:
 def test_forwards_signals_and_returns_the_servers_exit_code(number: signal.Signals) -> None:
     body = f"trap 'exit 7' {number.name[3:]}; echo ready; while :; do sleep 0.01; done"
     program = (
-        "import os, sys\nfrom scripts.embedded.supervisor import supervise\n"
-        f'sys.exit(supervise(["sh", "-c", {body!r}, "--http-port=1"], os.environ))'
+        "import os, sys\nfrom contextlib import nullcontext\nfrom scripts.embedded.supervisor import supervise\n"
+        f'sys.exit(supervise(["sh", "-c", {body!r}, "--http-port=1"], lambda: nullcontext(os.environ)))'
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -79,8 +96,9 @@ def test_kills_orphans_of_a_dead_server(tmp_path: Path) -> None:
     orphan = f"(trap '' TERM; exec sleep 1000) & echo $! >{tmp_path}/orphan; kill -9 $$"
     command = server(tmp_path, orphan, "exit 0")
     program = (
-        "import os, sys\nfrom scripts.embedded import supervisor\nsupervisor.ORPHAN_SECONDS = 0.1\n"
-        f"sys.exit(supervisor.supervise({command!r}, os.environ))"
+        "import os, sys\nfrom contextlib import nullcontext\nfrom scripts.embedded import supervisor\n"
+        "supervisor.ORPHAN_SECONDS = 0.1\n"
+        f"sys.exit(supervisor.supervise({command!r}, lambda: nullcontext(os.environ)))"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
     assert starts(tmp_path) == 2
