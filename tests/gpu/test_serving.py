@@ -72,7 +72,8 @@ def test_shared_and_copied_codec_states_give_the_same_speech(
 def test_cancelled_stream_frees_its_slot_within_200_ms(
     repository: Path, endless_checkpoint: Path, tmp_path: Path
 ) -> None:
-    with serving(repository, tmp_path, endless_checkpoint) as caller:
+    # Pages for all of them: a newcomer waits behind parked streams.
+    with serving(repository, tmp_path, endless_checkpoint, QWEN3_TTS_KV_CACHE_GIB="1") as caller:
         cancel_one_of_many(caller)
 
 
