@@ -108,7 +108,7 @@ class TritonPythonModel:
             return None
         device = codec.states.device
         startup.check_encoders(checkpoint, config, self._repository, device)
-        encoder = bls.BlsReferenceEncoder(config, codec.states)
+        encoder = bls.BlsReferenceEncoder(config, codec)
         return startup.open_voices(checkpoint, config, prompts, encoder, startup.on_thread(device))
 
     def execute(self, requests: list[Any]) -> None:

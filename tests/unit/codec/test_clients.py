@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES
-from qwen3_tts_engine.codec.states import CodecStates, invalid_codes, to_pcm
-from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.codec.states import NUM_EXTRA, CodecStates, invalid_codes, to_pcm
 from qwen3_tts_engine.core import Chunks, Status
 from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
@@ -98,8 +97,31 @@ def test_a_reference_is_decoded_in_verified_chunk_lengths(
         return [inputs["state"] + inputs["codes"].shape[1]]
 
     monkeypatch.setattr(bls, "_call", call)
-    config = EngineConfig(checkpoint="any", max_chunk_frames=longest)
-    encoder = bls.BlsReferenceEncoder(config, CodecStates(torch.zeros(2, 8), 71))
-    assert encoder._warm(torch.zeros(1, 90, 16, dtype=torch.int32)).tolist() == [90] * 8
+    codec = bls.BlsCodec(CodecStates(torch.zeros(2, 8), 71))
+    assert codec.state_after(torch.zeros(1, 90, 16, dtype=torch.int32), longest).tolist() == [90] * 8
     assert {length for length, _, _ in calls} <= {length for length in CHUNK_FRAMES if length <= longest}
     assert all(history == min(decoded, 71) for _, history, decoded in calls)
+
+
+def test_a_reference_is_decoded_in_the_spare_row_of_shared_states(
+    adapter: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bls = adapter("bls")
+    states = torch.zeros(2 + NUM_EXTRA, 8)
+    history = []
+
+    def call(model: str, inputs: dict[str, torch.Tensor], *_: object) -> list[torch.Tensor]:
+        """A state counts the decoded frames."""
+        before, after, decoded = inputs["places"][0].tolist()
+        history.append(decoded)
+        states[after] = states[before] + inputs["codes"].shape[1]
+        return [torch.zeros(1, inputs["codes"].shape[1] * 1920, dtype=torch.int16)]
+
+    monkeypatch.setattr(bls, "call_model", call)
+    codec = bls.SharedStatesCodec(CodecStates(states, 71, "address"))
+    first = codec.state_after(torch.zeros(1, 90, 16, dtype=torch.int32), 16)
+    second = codec.state_after(torch.zeros(1, 3, 16, dtype=torch.int32), 16)
+    assert (first.tolist(), second.tolist()) == ([90] * 8, [3] * 8)
+    assert not states[:2].any(), "a slot's state"
+    assert not states[-1].any(), "the state of new streams"
+    assert history == [0, 16, 32, 48, 64, 71, 71, 0, 2]

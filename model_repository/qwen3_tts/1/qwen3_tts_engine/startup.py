@@ -16,7 +16,7 @@ from qwen3_tts_engine.checkpoint.tensorrt_plan import check_plan
 from qwen3_tts_engine.codec import contract
 from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.codec.shared_memory import shared_zeros
-from qwen3_tts_engine.codec.states import CodecStates
+from qwen3_tts_engine.codec.states import NUM_EXTRA, CodecStates
 from qwen3_tts_engine.config import ConfigError, EngineConfig
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
@@ -151,7 +151,7 @@ def open_codec(
             raise CheckpointError(f"{folder / MANIFEST}: {wrong}: export this checkpoint's codec")
     chunk_frames = _chunk_frames(config, manifest, folder / MANIFEST)
     check_plan(folder, manifest, device, contract.served_shapes(chunk_frames, manifest.state_size))
-    shape, dtype = (config.max_streams + 1, manifest.state_size), STATE_DTYPES[manifest.state_dtype]
+    shape, dtype = (config.max_streams + NUM_EXTRA, manifest.state_size), STATE_DTYPES[manifest.state_dtype]
     history = contract.max_history(decoder)
     is_shared = _shares_states(config, manifest)
     log.info("codec states: %s", "shared memory mapped by code2wav" if is_shared else "sent with each call")

@@ -1,6 +1,7 @@
 """Calls the codec and the reference encoders through Triton (business logic scripting)."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,19 @@ class BlsCodec:
         # Copies the samples to the host, which also waits for the stored states.
         return to_pcm(waveform)
 
+    def state_after(self, codes: torch.Tensor, max_chunk_frames: int) -> torch.Tensor:
+        """The codec state [S] after codes int32 [1, frames, codebooks] of a reference; discards their waveform.
+
+        Called by one thread at a time.
+        """
+        state = torch.zeros(1, self.states.state_size, dtype=self.states.dtype)
+        for start, stop in contract.split_frames(codes.shape[1], max_chunk_frames):
+            history = torch.tensor([[min(start, self.states.max_history)]], dtype=torch.int32)
+            chunk = codes[:, start:stop].contiguous()
+            inputs = {contract.CODES: chunk, contract.STATE: state, contract.HISTORY: history}
+            [state] = _call(contract.MODEL_NAME, inputs, [contract.STATE_OUT])
+        return state[0].to(self.states.device, copy=True)
+
 
 class SharedStatesCodec(BlsCodec):
     """Shared states that code2wav maps, so that no tensor of a call is on a GPU.
@@ -61,46 +75,57 @@ class SharedStatesCodec(BlsCodec):
         inputs = {contract.CODES: self.states.codes(chunks), contract.PLACES: places}
         # The other process cannot wait on this CUDA stream, which may still copy a voice's state.
         self.states.wait()
-        parameters = {contract.STATES: self.states.address}
-        [pcm] = call_model(contract.MODEL_NAME, inputs, [contract.PCM], CPU, parameters)
-        samples = pcm.numpy()
+        samples = self._call(inputs)
         return samples, overflowed(samples)
+
+    def state_after(self, codes: torch.Tensor, max_chunk_frames: int) -> torch.Tensor:
+        before = self.states.zero_row
+        for start, stop in contract.split_frames(codes.shape[1], max_chunk_frames):
+            history = min(start, self.states.max_history)
+            places = torch.tensor([[before, self.states.spare_row, history]], dtype=torch.int32)
+            self._call({contract.CODES: codes[:, start:stop].contiguous(), contract.PLACES: places})
+            before = self.states.spare_row
+        return self.states.copy_spare()
+
+    def _call(self, inputs: dict[str, torch.Tensor]) -> np.ndarray:
+        """Samples int16 [chunks, samples]."""
+        [pcm] = call_model(contract.MODEL_NAME, inputs, [contract.PCM], CPU, {contract.STATES: self.states.address})
+        samples: np.ndarray = pcm.numpy()
+        return samples
 
 
 class BlsReferenceEncoder:
     """voices.service.ReferenceEncoder."""
 
-    def __init__(self, config: EngineConfig, states: CodecStates) -> None:
+    def __init__(self, config: EngineConfig, codec: BlsCodec) -> None:
         self._speaker_encoder, self._max_chunk_frames = config.speaker_encoder, config.max_chunk_frames
-        self._states = states
+        self._codec = codec
+        self._speakers = ThreadPoolExecutor(1, thread_name_prefix="x-vectors")
 
     def encode(self, audio: np.ndarray, mel: np.ndarray, num_samples: int, in_context: bool) -> Voice:
-        [vector] = _call(self._speaker_encoder, {encoders.MEL: torch.from_numpy(mel)[None]}, [encoders.X_VECTOR])
-        x_vector = vector[0].numpy().copy()
-        if not np.isfinite(x_vector).all():
-            raise RequestError(f"{self._speaker_encoder}: returned a vector that is not finite")
         if not in_context:
-            return Voice(x_vector)
+            return Voice(self._x_vector(mel))
+        # Two models on the same recording, at the same time.
+        x_vector = self._speakers.submit(self._x_vector, mel)
         count = torch.tensor([[num_samples]], dtype=torch.int32)
         inputs = {encoders.AUDIO: torch.from_numpy(audio)[None], encoders.NUM_SAMPLES: count}
         [codes] = _call(encoders.CODEC_ENCODER, inputs, [encoders.CODES])
-        return Voice(x_vector, codes[0].numpy().copy(), state=self._warm(codes))
+        state = self._codec.state_after(codes, self._max_chunk_frames)
+        return Voice(x_vector.result(), codes[0].numpy().copy(), state=state)
 
     def adopt(self, voice: Voice) -> Voice:
         if voice.state is None:
             return voice
-        state = voice.state.to(self._states.device, self._states.dtype)
-        return Voice(voice.x_vector, voice.codes, voice.text, state)
+        states = self._codec.states
+        return Voice(voice.x_vector, voice.codes, voice.text, voice.state.to(states.device, states.dtype))
 
-    def _warm(self, codes: torch.Tensor) -> torch.Tensor:
-        """The codec state after codes int32 [1, frames, codebooks]; discards their waveform."""
-        state = torch.zeros(1, self._states.state_size, dtype=self._states.dtype)
-        for start, stop in contract.split_frames(codes.shape[1], self._max_chunk_frames):
-            history = torch.tensor([[min(start, self._states.max_history)]], dtype=torch.int32)
-            chunk = codes[:, start:stop].contiguous()
-            inputs = {contract.CODES: chunk, contract.STATE: state, contract.HISTORY: history}
-            [state] = _call(contract.MODEL_NAME, inputs, [contract.STATE_OUT])
-        return state[0].to(self._states.device, copy=True)
+    def _x_vector(self, mel: np.ndarray) -> np.ndarray:
+        """float32 [talker hidden]"""
+        [vector] = _call(self._speaker_encoder, {encoders.MEL: torch.from_numpy(mel)[None]}, [encoders.X_VECTOR])
+        x_vector: np.ndarray = vector[0].numpy().copy()
+        if not np.isfinite(x_vector).all():
+            raise RequestError(f"{self._speaker_encoder}: returned a vector that is not finite")
+        return x_vector
 
 
 def _call(model: str, inputs: dict[str, torch.Tensor], outputs: Sequence[str]) -> list[torch.Tensor]:

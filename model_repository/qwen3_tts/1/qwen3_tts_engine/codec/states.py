@@ -12,16 +12,21 @@ from qwen3_tts_engine.core import Chunks
 from qwen3_tts_engine.pinned_memory import to_device
 from qwen3_tts_engine.request import RequestError
 
+# Rows of the states beside the slots'.
+NUM_EXTRA = 2
+
 
 class CodecStates:
     """Codec states on the codec's device; codes and history come with the chunks."""
 
     def __init__(self, states: Tensor, max_history: int, address: str | None = None) -> None:
-        """`states` [slots + 1, S] is zero; its last row stays zero and starts new streams.
+        """`states` [slots + NUM_EXTRA, S] is zero; its last row stays zero and starts new streams.
 
         `address` lets code2wav map the states (shared_memory.py); None sends them with each call.
         """
         self.address = address
+        self.zero_row, self.spare_row = len(states) - 1, len(states) - 2
+        """Rows that belong to no slot; the spare one is for references."""
         self._states = states
         self._max_history = max_history
         # A separate stream, so that copies do not queue behind the talker's next tick.
@@ -52,12 +57,19 @@ class CodecStates:
         if self._stream:
             self._stream.synchronize()
 
+    def copy_spare(self) -> Tensor:
+        """A copy of the spare row [S], which the codec's next call may overwrite."""
+        with self.on_stream():
+            state = self._states[self.spare_row].clone()
+        self.wait()
+        return state
+
     def rows(self, chunks: Chunks) -> np.ndarray:
         """Rows of the states before and after the chunks, int32 [chunks, 2].
 
         Copies a voice's state into the slot of a stream that starts from its reference.
         """
-        before = np.where(chunks.first, len(self._states) - 1, chunks.slots)
+        before = np.where(chunks.first, self.zero_row, chunks.slots)
         for row in np.flatnonzero(chunks.first):
             voice = chunks.streams[row].voice
             if voice is not None and voice.state is not None:
