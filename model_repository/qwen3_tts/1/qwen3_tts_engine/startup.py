@@ -99,7 +99,7 @@ def _time_slices(runner: Runner) -> bool:
     """Whether talker and codec would time-slice a GPU."""
     if not runner.lookahead:
         return False
-    is_shared = mps.is_active(torch.cuda.current_device())
+    is_shared = torch.cuda.is_available() and mps.is_active(torch.cuda.current_device())
     log.info("talker and codec share the GPU %s", "through MPS" if is_shared else "in turn, for want of MPS")
     return not is_shared
 
