@@ -1,0 +1,223 @@
+"""Simulates the engine under load in virtual time: the real scheduler and chunker, with the costs of one H200.
+
+    python -m scripts.benchmarks.simulation --burst 8,64,256 --concurrency 64,256,1000 --request-rate 20,180,350
+
+Compares scheduling policies without a GPU, in seconds. The costs of ticks, prefills and codec calls are those recorded
+in docs/benchmarks. ARRIVAL_SECONDS, CALL_SECONDS and TALKER_SHARE are assumptions. Python's own time is left out, so
+that a real server is slower.
+"""
+
+import heapq
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from qwen3_tts_engine.audio import FRAME_SECONDS
+from qwen3_tts_engine.core import Batch, Chunks, Frames, Prompt, Stream
+from qwen3_tts_engine.interfaces import SchedulerLimits
+from qwen3_tts_engine.request import Sampling
+from qwen3_tts_engine.scheduling.capacity import Capacity
+from qwen3_tts_engine.scheduling.chunker import Chunker
+from qwen3_tts_engine.scheduling.newcomers import MAX_PREFILL_SECONDS
+from qwen3_tts_engine.scheduling.scheduler import Scheduler
+from qwen3_tts_engine.scheduling.slot_table import SlotTable
+from scripts.benchmarks.common import show
+from scripts.benchmarks.talker import NullSink
+
+RECORDS = Path(__file__).parents[2] / "docs" / "benchmarks"
+# Rows of a prompt in the talker's record.
+RECORDED_ROWS = 60
+PROMPT_ROWS, FRAMES, CODEBOOKS = 59, 71, 16
+SLOTS, PAGE_SIZE, PAGES, LOAD_LIMIT, CHUNK_FRAMES = 1024, 32, 1 << 16, 0.9, 16
+# Between two requests of a burst; a codec call's way to code2wav or back; the talker's speed during a codec call.
+ARRIVAL_SECONDS, CALL_SECONDS, TALKER_SHARE = 0.0004, 0.001, 0.25
+# The engine's own measurements before the load, as after its warm-up.
+WARM_UP, WARM_UP_STREAMS = 50, (1, 4, 16, 64)
+GREEDY = Sampling(
+    temperature=0, top_k=0, top_p=1, repetition_penalty=1,
+    predictor_temperature=0, predictor_top_k=0, predictor_top_p=1, seed=0,
+)  # fmt: skip
+NO_CODES = np.zeros((PROMPT_ROWS, CODEBOOKS), np.int32)
+NAMES = {"burst": "burst", "closed": "c", "open": "rps"}
+# Rounding of virtual time.
+EPSILON = 1e-9
+console = Console(width=140)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds on the GPU; `ticks` and `prefills` are [sizes, seconds], `codec` is (fixed, per frame)."""
+
+    ticks: np.ndarray
+    prefills: np.ndarray
+    codec: tuple[float, float]
+
+    @classmethod
+    def read(cls, folder: Path = RECORDS) -> "Costs":
+        """From the records of talker and codec."""
+        talker, codec = (json.loads((folder / f"{name}-h200.json").read_text())["rows"] for name in ("talker", "codec"))
+        streams = [row["batch"] for row in talker]
+        ticks = [row["ms_per_frame"] / 1e3 for row in talker]
+        prefills = [row["prefill_to_first_frame_ms"] / 1e3 - tick for row, tick in zip(talker, ticks, strict=True)]
+        each, fixed = np.polyfit([row["batch"] * row["frames"] for row in codec], [row["ms"] / 1e3 for row in codec], 1)
+        rows = RECORDED_ROWS * np.array(streams)
+        return cls(np.array([streams, ticks]), np.array([rows, prefills]), (float(fixed), float(each)))
+
+    def tick(self, streams: int, prefill_rows: int = 0) -> float:
+        return _at(self.ticks, streams) + (_at(self.prefills, prefill_rows) if prefill_rows else 0.0)
+
+    def call(self, frames: int) -> float:
+        return self.codec[0] + self.codec[1] * frames
+
+
+def _at(measured: np.ndarray, size: int) -> float:
+    """Linear between the measured sizes and beyond the largest."""
+    sizes, seconds = measured
+    beyond = max(size - sizes[-1], 0) * (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+    return float(np.interp(size, sizes, seconds) + beyond)
+
+
+@dataclass
+class Listener:
+    """Times in virtual seconds."""
+
+    arrived: float
+    first_audio: float | None = None
+    underrun: float = 0.0
+    largest_stall: float = 0.0
+    frames: int = 0
+
+    def hear(self, now: float, frames: int) -> None:
+        if self.first_audio is None:
+            self.first_audio = self.underrun = now
+        self.largest_stall = max(self.largest_stall, now - self.underrun)
+        self.underrun = max(self.underrun, now) + frames * FRAME_SECONDS
+        self.frames += frames
+
+
+@dataclass
+class Simulation:
+    costs: Costs
+    mode: str
+    """burst, closed or open, as in `qwen3-tts bench`."""
+    value: float
+    seconds: float
+    seed: int = 0
+    now: float = 0.0
+    listeners: dict[str, Listener] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        table, capacity = SlotTable(SLOTS, FRAMES, CODEBOOKS), Capacity(LOAD_LIMIT, CHUNK_FRAMES, batching_is_free=True)
+        limits = SchedulerLimits(PAGE_SIZE, PAGES, SLOTS, SLOTS, MAX_PREFILL_SECONDS)
+        self._scheduler = Scheduler(table, limits, capacity)
+        self._chunker = Chunker(table, CHUNK_FRAMES, capacity.frame_seconds)
+        for streams in WARM_UP_STREAMS * WARM_UP:
+            capacity.add_tick(streams, self.costs.tick(streams))
+            capacity.add_tick(streams, self.costs.tick(streams, streams * PROMPT_ROWS), streams * PROMPT_ROWS)
+            capacity.add_codec_call(streams, self.costs.call(streams) + 2 * CALL_SECONDS)
+        self._arrivals = list(self._first_arrivals())
+        # Seconds that remain of the tick, and of each part of the codec call: to code2wav, on the GPU, and back.
+        self._tick: tuple[Batch, float, list[float]] | None = None
+        self._call: tuple[Chunks, float, list[float]] | None = None
+
+    def run(self) -> dict[str, Any]:
+        """A row of the table."""
+        while self._arrivals or self._scheduler.live:
+            if self.now >= self.seconds and self.mode != "burst":
+                break
+            self._submit()
+            self._begin()
+            self._elapse()
+            self._end()
+        return self._row()
+
+    def _first_arrivals(self) -> Iterator[float]:
+        if self.mode != "open":
+            yield from (ARRIVAL_SECONDS * i for i in range(int(self.value)))
+            return
+        random, time = np.random.default_rng(self.seed), 0.0
+        while (time := time + random.exponential(1 / self.value)) < self.seconds:
+            yield time
+
+    def _submit(self) -> None:
+        while self._arrivals and self._arrivals[0] <= self.now:
+            key, prompt = str(len(self.listeners)), Prompt(np.zeros(PROMPT_ROWS, np.int32), NO_CODES, [], PROMPT_ROWS)
+            arrived = heapq.heappop(self._arrivals)
+            self.listeners[key] = Listener(arrived)
+            self._scheduler.submit(Stream(key, prompt, GREEDY, FRAMES, NullSink(), arrived=arrived))
+
+    def _begin(self) -> None:
+        if self._tick is None and self._scheduler.has_work(self.now):
+            batch = self._scheduler.next_batch(self.now)
+            self._tick = (batch, self.now, [self.costs.tick(len(batch), batch.prefill_rows)])
+        if self._call is None and (chunks := self._chunker.next_chunks(self.now)):
+            gpu = self.costs.call(chunks.codes[..., 0].size)
+            self._call = (chunks, self.now, [CALL_SECONDS, gpu, CALL_SECONDS])
+
+    def _elapse(self) -> None:
+        """Advances to the next event."""
+        speed = TALKER_SHARE if self._call and len(self._call[2]) == 2 else 1.0
+        events = [self._arrivals[0] - self.now] if self._arrivals else []
+        events += [self._tick[2][0] / speed] if self._tick else []
+        events += [self._call[2][0]] if self._call else []
+        step = max(min(events, default=self.seconds), 0.0)
+        self.now += step
+        if self._tick:
+            self._tick[2][0] -= step * speed
+        if self._call:
+            self._call[2][0] -= step
+
+    def _end(self) -> None:
+        scheduler = self._scheduler
+        if self._tick and self._tick[2][0] <= EPSILON:
+            batch, begun, _ = self._tick
+            scheduler.capacity.add_tick(len(batch), self.now - begun, batch.prefill_rows)
+            frames = Frames(np.zeros((len(batch), CODEBOOKS), np.int64), np.zeros(len(batch), bool))
+            scheduler.collect(batch, frames, self.now)
+            self._tick = None
+        if self._call and self._call[2][0] <= EPSILON:
+            chunks, begun, parts = self._call
+            parts.pop(0)
+            if not parts:
+                scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, self.now - begun)
+                for stream, count in zip(chunks.streams, chunks.counts.tolist(), strict=True):
+                    self.listeners[stream.key].hear(self.now, count)
+                ended = scheduler.settle(self._chunker.done(chunks, self.now))
+                if self.mode == "closed":
+                    for _ in ended:
+                        heapq.heappush(self._arrivals, self.now + ARRIVAL_SECONDS)
+                self._call = None
+
+    def _row(self) -> dict[str, Any]:
+        heard = [listener for listener in self.listeners.values() if listener.first_audio is not None]
+        first = [1e3 * ((listener.first_audio or 0.0) - listener.arrived) for listener in heard]
+        return {
+            "load": f"{NAMES[self.mode]}={self.value:g}",
+            "requests": len(self.listeners),
+            "ttfa_p50_ms": round(float(np.percentile(first, 50)), 1),
+            "ttfa_p95_ms": round(float(np.percentile(first, 95)), 1),
+            "audio_s_per_s": round(sum(listener.frames for listener in heard) * FRAME_SECONDS / self.now, 1),
+            "stalled_over_50ms": sum(listener.largest_stall > 0.05 for listener in heard),
+        }
+
+
+def main(
+    burst: Annotated[str, typer.Option(help="requests at once to an idle server")] = "8,64,256",
+    concurrency: Annotated[str, typer.Option(help="closed loops")] = "4,64,256,1000",
+    request_rate: Annotated[str, typer.Option(help="open loops")] = "20,180,350",
+    seconds: Annotated[float, typer.Option(min=1, help="per load, in virtual time")] = 5.0,
+) -> None:
+    costs = Costs.read()
+    loads = {"burst": burst, "closed": concurrency, "open": request_rate}
+    values = ((mode, float(value)) for mode, text in loads.items() for value in filter(None, text.split(",")))
+    show([Simulation(costs, mode, value, seconds).run() for mode, value in values], console)
+
+
+if __name__ == "__main__":
+    typer.run(main)
