@@ -2,7 +2,7 @@
 
 import math
 
-from qwen3_tts_engine.scheduling.capacity import Capacity, urgent_lead
+from qwen3_tts_engine.scheduling.capacity import URGENT_LEAD, Capacity, urgent_lead
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 
 # The first newcomer of a group waits for the prefill of the last.
@@ -19,9 +19,13 @@ class NewcomerPolicy:
         self._next_alone = -math.inf
 
     def prefill_seconds(self, now: float) -> float:
-        """Time for prefills in the next tick: what the listeners' buffers allow, but at least as long as the tick."""
-        least = self._capacity.tick_seconds(self._table.in_use.num_active)
-        return min(max(self._slack(now), least), self._max_seconds)
+        """Time for prefills in the next tick, at least as long as the tick.
+
+        The first listener to underrun must still get audio in time, from that tick and a codec call after it.
+        """
+        streams = self._table.in_use.num_active
+        left = self._lead(now) - URGENT_LEAD - self._capacity.first_audio_seconds(streams, 0)
+        return min(max(left, self._capacity.tick_seconds(streams)), self._max_seconds)
 
     def go_alone(self, now: float, count: int, rows: int) -> bool:
         """Whether `count` newcomers with prompts of `rows` in all make their first frame alone.
@@ -29,14 +33,13 @@ class NewcomerPolicy:
         That saves them the others' part of the tick, and costs the others a tick: allowed while they have enough
         audio buffered, and seldom enough to cost little throughput.
         """
-        if now < self._next_alone or self._capacity.first_audio_seconds(count, rows) > self._slack(now):
+        spare = self._lead(now) - urgent_lead(self._capacity.frame_seconds(self._table.in_use.num_active))
+        if now < self._next_alone or self._capacity.first_audio_seconds(count, rows) > spare:
             return False
         self._next_alone = now + self._capacity.tick_seconds(count) / ALONE_SHARE
         return True
 
-    def _slack(self, now: float) -> float:
-        """Seconds until the first listener becomes urgent; infinite without listeners."""
+    def _lead(self, now: float) -> float:
+        """Seconds until the first listener underruns; infinite without listeners."""
         table = self._table.in_use
-        deadlines = table.deadline[table.runnable & (table.sent > 0)]
-        lead = urgent_lead(self._capacity.frame_seconds(table.num_active))
-        return float(deadlines.min(initial=math.inf)) - now - lead
+        return float(table.deadline[table.runnable & (table.sent > 0)].min(initial=math.inf)) - now
