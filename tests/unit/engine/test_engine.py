@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -88,18 +87,18 @@ def test_every_stream_gets_its_own_frames_in_order(harness: Harness) -> None:
 @pytest.mark.parametrize("harness", [(0, False)], indirect=True, ids=["read-at-once"])
 def test_the_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
     """The end is sampled while the codec's thread is about to enqueue the last frame."""
-    launch = harness.runner.launch
+    outbox, launch = harness.engine._delivery._outbox, harness.runner.launch
     enqueuing, ended = threading.Event(), threading.Event()
 
     class Outbox:
-        def __init__(self, outbox: Any) -> None:
-            self._outbox = outbox
+        get = staticmethod(outbox.get)
 
-        def put(self, job: Callable[[], None] | None) -> None:
+        @staticmethod
+        def put(job: Callable[[], None] | None) -> None:
             if threading.current_thread().name == "codec":
                 enqueuing.set()
                 ended.wait(0.3)
-            self._outbox.put(job)
+            outbox.put(job)
             if threading.current_thread().name == "talker":
                 ended.set()
 
@@ -108,8 +107,7 @@ def test_the_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
             enqueuing.wait()
         return launch(slots)
 
-    outboxes = harness.engine._delivery._outboxes
-    outboxes[:] = [Outbox(outbox) for outbox in outboxes]  # type: ignore[misc]
+    harness.engine._delivery._outbox = Outbox()  # type: ignore[assignment]
     harness.runner.launch = launch_end_after_last_chunk  # type: ignore[method-assign]
     harness.runner.lengths[7] = 1
     listener = harness.speak(seed=7)

@@ -9,7 +9,6 @@ import torch
 
 from qwen3_tts_engine.codec.proof import CodecProofError
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.delivery import SENDERS
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.lifecycle.opening import Opening
 from qwen3_tts_engine.startup import build_engine, on_thread
@@ -19,9 +18,6 @@ from qwen3_tts_engine.voices.store import VoiceStore
 from tests.fakes.scripted import NUM_CODEBOOKS, ScriptedCodec, ScriptedRunner
 
 WAIT = 10.0
-
-
-SENDER_NAMES = {f"sender {i}" for i in range(SENDERS)}
 
 
 class Started:
@@ -39,7 +35,7 @@ class Started:
 
 
 @pytest.mark.parametrize(
-    ("take_turns", "names"), [("off", {"talker", "codec", *SENDER_NAMES}), ("on", {"talker", *SENDER_NAMES})]
+    ("take_turns", "names"), [("off", {"talker", "codec", "sender"}), ("on", {"talker", "sender"})]
 )
 def test_engine_threads_set_the_device(take_turns: str, names: set[str]) -> None:
     started = Started(len(names))

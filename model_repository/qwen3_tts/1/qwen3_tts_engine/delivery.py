@@ -1,8 +1,7 @@
-"""Sends decoded audio on threads of its own, so that Triton never blocks talker or codec."""
+"""Sends decoded audio on a thread of its own, so that Triton never blocks talker or codec."""
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
@@ -16,26 +15,23 @@ from qwen3_tts_engine.request import Outcome, RequestError
 
 log = logging.getLogger(__name__)
 
-# A response waits for tritonserver, 0.27 ms on an H200's host with 1 000 listeners, and sending takes no processor time
-# of this process meanwhile.
-SENDERS = 4
-
 
 class Delivery:
-    """Outboxes and their sender loops; a stream's audio and its end go through one of them, in order."""
+    """An outbox and its sender loop."""
 
     def __init__(self, recorder: metrics.Recorder, fail: Callable[[Stream, RequestError], None]) -> None:
         """`fail` ends a stream after a codec or send error."""
         self._recorder = recorder
         self._fail = fail
-        self._outboxes = [SimpleQueue[Callable[[], None] | None]() for _ in range(SENDERS)]
-        self.loops = {f"sender {i}": partial(self._run, outbox) for i, outbox in enumerate(self._outboxes)}
-        """By thread name."""
+        self._outbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    def run(self) -> None:
+        while (job := self._outbox.get()) is not None:
+            job()
 
     def close(self) -> None:
-        """End the loops after the queued items."""
-        for outbox in self._outboxes:
-            outbox.put(None)
+        """End the loop after the queued items."""
+        self._outbox.put(None)
 
     def put(
         self, chunks: Chunks, pcm: np.ndarray, failed: dict[int, RequestError], ended: set[Stream], decoded: float
@@ -44,15 +40,11 @@ class Delivery:
 
         `decoded` is the end of the codec call, in perf_counter seconds.
         """
-        rows: dict[int, list[int]] = defaultdict(list)
-        for row, stream in enumerate(chunks.streams):
-            rows[self._sender(stream)].append(row)
-        for sender, own in rows.items():
-            self._outboxes[sender].put(partial(self._deliver, own, chunks, pcm, failed, ended, decoded))
+        self._outbox.put(partial(self._deliver, chunks, pcm, failed, ended, decoded))
 
     def end(self, stream: Stream) -> None:
         """Queue a stream's successful end."""
-        self._outboxes[self._sender(stream)].put(partial(self.finish, stream.sink, None))
+        self._outbox.put(partial(self.finish, stream.sink, None))
 
     def finish(self, sink: Sink, error: RequestError | None) -> None:
         """End a stream now. Called once, since the scheduler has removed the stream."""
@@ -62,26 +54,10 @@ class Delivery:
         except Exception:
             log.exception("sending the end of a stream failed")
 
-    @staticmethod
-    def _sender(stream: Stream) -> int:
-        return hash(stream.key) % SENDERS
-
-    @staticmethod
-    def _run(outbox: "SimpleQueue[Callable[[], None] | None]") -> None:
-        while (job := outbox.get()) is not None:
-            job()
-
     def _deliver(
-        self,
-        rows: list[int],
-        chunks: Chunks,
-        pcm: np.ndarray,
-        failed: dict[int, RequestError],
-        ended: set[Stream],
-        decoded: float,
+        self, chunks: Chunks, pcm: np.ndarray, failed: dict[int, RequestError], ended: set[Stream], decoded: float
     ) -> None:
-        for row in rows:
-            stream = chunks.streams[row]
+        for row, stream in enumerate(chunks.streams):
             samples = pcm[row, : chunks.counts[row] * SAMPLES_PER_FRAME]
             error = failed.get(row) or self._send(stream, samples, first=bool(chunks.first[row]))
             if stream in ended:

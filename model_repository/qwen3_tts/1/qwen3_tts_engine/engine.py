@@ -49,7 +49,8 @@ class Engine:
         self._last_collected = 0.0
         self._delivery = Delivery(self.recorder, self.fail)
         self._loops = {"talker": self._run_talker} | ({} if take_turns else {"codec": self._run_codec})
-        self._threads = LoopThreads(self._loops | self._delivery.loops, on_thread_start, self._die_of)
+        loops = self._loops | {"sender": self._delivery.run}
+        self._threads = LoopThreads(loops, on_thread_start, self._die_of)
 
     def start(self) -> None:
         self._threads.start()
@@ -102,8 +103,7 @@ class Engine:
             self._threads.join(name, timeout)
         # After their last output.
         self._delivery.close()
-        for name in self._delivery.loops:
-            self._threads.join(name, timeout)
+        self._threads.join("sender", timeout)
 
     def die(self, error: Exception) -> None:
         """End every stream with an error and refuse new ones with UNAVAILABLE."""
