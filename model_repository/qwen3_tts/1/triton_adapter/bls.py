@@ -1,6 +1,6 @@
 """Calls the codec and the reference encoders through Triton (business logic scripting)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -55,12 +55,16 @@ class BlsCodec:
         Called by one thread at a time.
         """
         state = torch.zeros(1, self.states.state_size, dtype=self.states.dtype)
-        for start, stop in contract.split_frames(codes.shape[1], max_chunk_frames):
-            history = torch.tensor([[min(start, self.states.max_history)]], dtype=torch.int32)
-            chunk = codes[:, start:stop].contiguous()
-            inputs = {contract.CODES: chunk, contract.STATE: state, contract.HISTORY: history}
+        for chunk, history in self._split(codes, max_chunk_frames):
+            past = torch.tensor([[history]], dtype=torch.int32)
+            inputs = {contract.CODES: chunk, contract.STATE: state, contract.HISTORY: past}
             [state] = _call(contract.MODEL_NAME, inputs, [contract.STATE_OUT])
         return state[0].to(self.states.device, copy=True)
+
+    def _split(self, codes: torch.Tensor, max_chunk_frames: int) -> Iterator[tuple[torch.Tensor, int]]:
+        """Chunks of codes [1, frames, codebooks], each with its history."""
+        for start, stop in contract.split_frames(codes.shape[1], max_chunk_frames):
+            yield codes[:, start:stop].contiguous(), min(start, self.states.max_history)
 
 
 class SharedStatesCodec(BlsCodec):
@@ -75,19 +79,18 @@ class SharedStatesCodec(BlsCodec):
         inputs = {contract.CODES: self.states.codes(chunks), contract.PLACES: places}
         # The other process cannot wait on this CUDA stream, which may still copy a voice's state.
         self.states.wait()
-        samples = self._call(inputs)
+        samples = self._advance(inputs)
         return samples, overflowed(samples)
 
     def state_after(self, codes: torch.Tensor, max_chunk_frames: int) -> torch.Tensor:
         before = self.states.zero_row
-        for start, stop in contract.split_frames(codes.shape[1], max_chunk_frames):
-            history = min(start, self.states.max_history)
+        for chunk, history in self._split(codes, max_chunk_frames):
             places = torch.tensor([[before, self.states.spare_row, history]], dtype=torch.int32)
-            self._call({contract.CODES: codes[:, start:stop].contiguous(), contract.PLACES: places})
+            self._advance({contract.CODES: chunk, contract.PLACES: places})
             before = self.states.spare_row
         return self.states.copy_spare()
 
-    def _call(self, inputs: dict[str, torch.Tensor]) -> np.ndarray:
+    def _advance(self, inputs: dict[str, torch.Tensor]) -> np.ndarray:
         """Samples int16 [chunks, samples]."""
         [pcm] = call_model(contract.MODEL_NAME, inputs, [contract.PCM], CPU, {contract.STATES: self.states.address})
         samples: np.ndarray = pcm.numpy()
