@@ -19,9 +19,9 @@ import typer
 from rich.console import Console
 
 from qwen3_tts_engine.audio import FRAME_SECONDS
+from qwen3_tts_engine.codec.calls import GREEDY
 from qwen3_tts_engine.core import Batch, Chunks, Frames, Prompt, Stream
 from qwen3_tts_engine.interfaces import SchedulerLimits
-from qwen3_tts_engine.request import Sampling
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.newcomers import MAX_PREFILL_SECONDS
@@ -39,10 +39,6 @@ SLOTS, PAGE_SIZE, PAGES, LOAD_LIMIT, CHUNK_FRAMES = 1024, 32, 1 << 16, 0.9, 16
 ARRIVAL_SECONDS, CALL_SECONDS, TALKER_SHARE = 0.0004, 0.001, 0.25
 # The engine's own measurements before the load, as after its warm-up.
 WARM_UP, WARM_UP_STREAMS = 50, (1, 4, 16, 64)
-GREEDY = Sampling(
-    temperature=0, top_k=0, top_p=1, repetition_penalty=1,
-    predictor_temperature=0, predictor_top_k=0, predictor_top_p=1, seed=0,
-)  # fmt: skip
 NO_CODES = np.zeros((PROMPT_ROWS, CODEBOOKS), np.int32)
 NAMES = {"burst": "burst", "closed": "c", "open": "rps"}
 # Rounding of virtual time.

@@ -189,7 +189,7 @@ class Batch:
     grown: np.ndarray
     slots: np.ndarray
     generations: np.ndarray
-    prefill_rows: int = 0
+    prefill_rows: int
 
     def __len__(self) -> int:
         return len(self.slots)

@@ -25,12 +25,12 @@ class _NoSink:
     def finish(self, error: RequestError | None) -> None: ...
 
 
-_SAMPLING = Sampling(
+GREEDY = Sampling(
     temperature=0, top_k=0, top_p=1, repetition_penalty=1,
     predictor_temperature=0, predictor_top_k=0, predictor_top_p=1, seed=0,
 )  # fmt: skip
 # A stream without a voice.
-_STREAM = Stream("codec proof", no_prompt(NUM_CODEBOOKS), _SAMPLING, 1, _NoSink())
+_STREAM = Stream("codec proof", no_prompt(NUM_CODEBOOKS), GREEDY, 1, _NoSink())
 
 
 @dataclass(frozen=True)

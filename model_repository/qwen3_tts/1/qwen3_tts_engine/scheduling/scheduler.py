@@ -133,11 +133,6 @@ class Scheduler:
         with_text = self._pending_text.values()
         assert all(s.status is Status.RUNNING for s in with_text), "text is pending for a stream that does not run"
 
-    @property
-    def num_active(self) -> int:
-        """Streams that currently cost work."""
-        return self.table.in_use.num_active
-
     def _enqueue(self, stream: Stream) -> None:
         self.admission.check(stream)
         self.table.move(stream, Status.WAITING)
