@@ -17,6 +17,7 @@ _HELP = {
 }
 _FLOATS = ("temperature", "top_p", "repetition_penalty")
 _INTEGERS = ("top_k", "max_frames", "seed")
+_TRIM = "trim_silence"
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +41,7 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
         group.add_argument(_flag(name), type=float, metavar="X")
     for name in _INTEGERS:
         group.add_argument(_flag(name), type=int, metavar="N")
+    group.add_argument(_flag(_TRIM), action=argparse.BooleanOptionalAction, help="leading silence is not sent")
 
 
 def add_reference_options(parser: argparse._ActionsContainer) -> None:
@@ -60,7 +62,7 @@ def timeouts(args: argparse.Namespace) -> Timeouts:
 
 def speech_request(args: argparse.Namespace, text: str) -> SpeechRequest:
     """Raises ClientError for an unreadable reference or a value that does not fit its tensor."""
-    fields: dict[str, Any] = {name: getattr(args, name) for name in (*_STRINGS, *_FLOATS, *_INTEGERS)}
+    fields: dict[str, Any] = {name: getattr(args, name) for name in (*_STRINGS, *_FLOATS, *_INTEGERS, _TRIM)}
     request = SpeechRequest(text, **fields, **reference_fields(args))
     try:
         encode(request)

@@ -31,8 +31,15 @@ INPUTS = {
     "repetition_penalty": "FP32",
     "max_frames": "INT32",
     "seed": "INT64",
+    "trim_silence": "BOOL",
 }
-OUTPUTS = {"waveform": "INT16", "sample_rate": "INT32", "voices": "BYTES"}
+OUTPUTS = {
+    "waveform": "INT16",
+    "sample_rate": "INT32",
+    "finish_reason": "BYTES",
+    "usage": "INT32",
+    "voices": "BYTES",
+}
 
 # Id of requests that append text to an utterance: their final responses do not end its audio.
 MORE_TEXT = "more-text"
@@ -60,6 +67,7 @@ class SpeechRequest:
     repetition_penalty: float | None = None
     max_frames: int | None = None
     seed: int | None = None
+    trim_silence: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -90,8 +98,20 @@ class Error:
 
 
 @dataclass(frozen=True)
+class Ending:
+    """How an utterance ended."""
+
+    finish_reason: str  # stop, length, silence or repetition
+    frames: int  # of 80 ms
+    text_tokens: int  # spoken
+    prompt_rows: int
+    withheld_samples: int  # leading silence that the server did not send
+
+
+@dataclass(frozen=True)
 class End:
     request_id: str = ""
+    ending: Ending | None = None  # of an utterance; servers before 0.2 send none
 
 
 Event = AudioChunk | VoiceList | Error | End
@@ -156,7 +176,14 @@ def decode(response: service_pb2.ModelStreamInferResponse) -> Iterator[Event]:
     if "voices" in tensors:
         yield VoiceList([json.loads(voice) for voice in _strings(tensors["voices"])])
     if "triton_final_response" in result.parameters and result.parameters["triton_final_response"].bool_param:
-        yield End(result.id)
+        yield End(result.id, _ending(tensors))
+
+
+def _ending(tensors: dict[str, bytes]) -> Ending | None:
+    if "finish_reason" not in tensors or "usage" not in tensors:
+        return None
+    (reason,) = _strings(tensors["finish_reason"])
+    return Ending(reason.decode(), *struct.unpack("<4i", tensors["usage"]))
 
 
 def _strings(raw: bytes) -> Iterator[bytes]:

@@ -83,7 +83,8 @@ def _speak(server: Server, args: argparse.Namespace, messages: Iterable[service_
         # Standard input may block before its first words: no timeout runs meanwhile.
         first = next(messages)
         stamped = _mark_first_sent(itertools.chain([first], messages), recorder)
-        stream = stack.enter_context(contextlib.closing(speak(server.stub, stamped, options.timeouts(args))))
+        utterance = speak(server.stub, stamped, options.timeouts(args), recorder.add_ending)
+        stream = stack.enter_context(contextlib.closing(utterance))
         sink = None
         try:
             for arrival_ns, chunk in stream:
@@ -110,11 +111,14 @@ def _mark_first_sent(
 
 def _figures(timeline: Timeline, prebuffer_ms: float) -> str:
     playback = metrics.played(timeline, round(prebuffer_ms * MS))
+    withheld_ns = metrics.withheld_ns(timeline)
     return (
         f"audio {metrics.audio_ns(timeline) / NS:.2f} s · TTFA {_ms(metrics.ttfa_ns(timeline))} · "
         f"audible TTFA {_ms(metrics.audible_ttfa_ns(timeline, playback))} · "
         f"RTF {metrics.rtf(timeline):.3f} · "
         f"underruns {playback.underruns} ({_ms(playback.stalled_ns)} total, largest {_ms(playback.largest_stall_ns)})"
+        + (f" · leading silence not sent {_ms(withheld_ns)}" if withheld_ns else "")
+        + (f" · ended by {timeline.finish_reason}" if timeline.finish_reason not in (None, "stop") else "")
     )
 
 

@@ -10,7 +10,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from qwen3_tts_client.errors import SpeechError, from_message, from_rpc
-from qwen3_tts_client.protocol import MORE_TEXT, AudioChunk, End, Error, decode
+from qwen3_tts_client.protocol import MORE_TEXT, AudioChunk, End, Ending, Error, decode
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -23,6 +23,13 @@ CHANNEL_OPTIONS = (
 CLOSING_SECONDS = 1.0
 
 
+OnEnd = Callable[[Ending], object]
+
+
+def ignore_end(ending: Ending) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Timeouts:
     stream_s: float = 300.0  # for the whole stream
@@ -32,8 +39,9 @@ class Timeouts:
 class Responses:
     """Decodes the responses of one stream and tracks whether its end was received."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: OnEnd) -> None:
         self._ended = False
+        self._on_end = on_end
 
     def chunks(self, response: service_pb2.ModelStreamInferResponse) -> Iterator[AudioChunk]:
         """Raises SpeechError for an error response; after the utterance's end it concerns late text and is ignored."""
@@ -43,8 +51,10 @@ class Responses:
                     yield event
                 case Error(message) if not self._ended:
                     raise from_message(message)
-                case End(request_id):
+                case End(request_id, ending):
                     self._ended |= request_id != MORE_TEXT
+                    if ending:
+                        self._on_end(ending)
 
     def close(self) -> None:
         """Called when the server has closed the stream. Raises SpeechError if no final response came."""
@@ -83,14 +93,15 @@ async def speak(
     stub: service_pb2_grpc.GRPCInferenceServiceStub,
     requests: Iterable[service_pb2.ModelInferRequest],
     timeouts: Timeouts,
+    on_end: OnEnd = ignore_end,
 ) -> AsyncGenerator[tuple[int, AudioChunk], None]:
-    """Yields (arrival, chunk), the arrival in perf_counter_ns. Raises SpeechError.
+    """Yields (arrival, chunk), the arrival in perf_counter_ns; then calls `on_end`. Raises SpeechError.
 
     Several requests are text pieces of one utterance. Closing the generator early cancels the stream.
     """
     call = stub.ModelStreamInfer(requests, timeout=timeouts.stream_s)
     watchdog = Watchdog(call.cancel, timeouts.chunk_s)
-    responses = Responses()
+    responses = Responses(on_end)
     try:
         async for response in call:
             arrival_ns = time.perf_counter_ns()

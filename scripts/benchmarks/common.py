@@ -1,14 +1,25 @@
-"""Shared by the benchmarks: tables of rows, and the settings of a run."""
+"""Shared by the benchmarks: tables of rows, the settings of a run, a sink."""
 
 import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
+from qwen3_tts_engine.core.streams import Summary
+from qwen3_tts_engine.request import RequestError
 from scripts.embedded.protection import ADMIN_KEY_VARIABLE
+
+
+class NullSink:
+    """A sink that discards audio."""
+
+    def send(self, pcm: np.ndarray) -> None: ...
+
+    def finish(self, error: RequestError | None, summary: Summary | None = None) -> None: ...
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:

@@ -18,17 +18,17 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from qwen3_tts_engine.audio import FRAME_SECONDS
+from qwen3_tts_engine.audio import FRAME_SECONDS, SAMPLES_PER_FRAME
 from qwen3_tts_engine.codec.calls import GREEDY
-from qwen3_tts_engine.core import Batch, Chunks, Frames, Prompt, Stream
+from qwen3_tts_engine.core.batches import Audio, Batch, Chunks, Frames
+from qwen3_tts_engine.core.streams import Prompt, Stream
 from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.newcomers import MAX_PREFILL_SECONDS
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
-from scripts.benchmarks.common import show
-from scripts.benchmarks.talker import NullSink
+from scripts.benchmarks.common import NullSink, show
 
 RECORDS = Path(__file__).parents[2] / "docs" / "benchmarks"
 # Rows of a prompt in the talker's record.
@@ -184,7 +184,7 @@ class Simulation:
                 scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, self.now - begun)
                 for stream, count in zip(chunks.streams, chunks.counts.tolist(), strict=True):
                     self.listeners[stream.key].hear(self.now, count)
-                ended = scheduler.settle(self._chunker.done(chunks, self.now))
+                ended = scheduler.settle(self._chunker.done(chunks, audible(chunks), self.now))
                 if self.mode == "closed":
                     for _ in ended:
                         heapq.heappush(self._arrivals, self.now + ARRIVAL_SECONDS)
@@ -201,6 +201,12 @@ class Simulation:
             "audio_s_per_s": round(sum(listener.frames for listener in heard) * FRAME_SECONDS / self.now, 1),
             "stalled_over_50ms": sum(listener.largest_stall > 0.05 for listener in heard),
         }
+
+
+def audible(chunks: Chunks) -> Audio:
+    """Speech of the chunks' length."""
+    pcm = [np.empty(count * SAMPLES_PER_FRAME, np.int16) for count in chunks.counts]
+    return Audio(pcm, np.zeros(len(chunks), np.int32))
 
 
 def main(

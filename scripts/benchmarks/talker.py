@@ -16,23 +16,16 @@ from rich.console import Console
 from qwen3_tts_client.records.environment import commit
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.core import Newcomer
+from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
-from qwen3_tts_engine.request import RequestError, SynthesisRequest
+from qwen3_tts_engine.request import SynthesisRequest
 from qwen3_tts_engine.startup import choose_device
 from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
 from qwen3_tts_engine.talker.loader import load_runner
-from scripts.benchmarks.common import settings_of_environment, show
+from scripts.benchmarks.common import NullSink, settings_of_environment, show
 
 console = Console()
 FRAMES = 70
-
-
-class NullSink:
-    """A sink that discards audio."""
-
-    def send(self, pcm: np.ndarray) -> None: ...
-    def finish(self, error: RequestError | None) -> None: ...
 
 
 def main(

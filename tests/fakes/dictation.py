@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from qwen3_tts_engine.core import Newcomer, TextFeed
+from qwen3_tts_engine.core.batches import Newcomer, TextFeed
 from qwen3_tts_engine.talker.runner import TalkerRunner
 
 

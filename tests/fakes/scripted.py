@@ -6,7 +6,8 @@ import time
 import numpy as np
 
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
-from qwen3_tts_engine.core import Chunks, Frames, Newcomer, Prompt, Sink, Status, Stream, TextFeed
+from qwen3_tts_engine.core.batches import Chunks, Frames, Newcomer, TextFeed
+from qwen3_tts_engine.core.streams import Prompt, Sink, Status, Stream, Summary
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.request import RequestError, Sampling
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
@@ -115,6 +116,7 @@ class Listener:
     def __init__(self) -> None:
         self.pcm: list[np.ndarray] = []
         self.error: RequestError | None = None
+        self.summary: Summary | None = None
         self.ends = 0
         self.late = 0
         self.ended = threading.Event()
@@ -129,7 +131,8 @@ class Listener:
         self.late += self.ends and self.error is None
         self.pcm.append(pcm)
 
-    def finish(self, error: RequestError | None) -> None:
+    def finish(self, error: RequestError | None, summary: Summary | None = None) -> None:
+        self.summary = summary
         self.ends += 1
         self.error = error
         self.ended.set()

@@ -11,7 +11,7 @@ from torch import Tensor
 from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint, load_tensors
 from qwen3_tts_engine.checkpoint.configs import TalkerConfig
 from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
-from qwen3_tts_engine.core import Newcomer
+from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, TorchRows

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from qwen3_tts_engine.core import Newcomer
+from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from tests.gpu.test_runner import forbid_device_sync, graphs, newcomer
 

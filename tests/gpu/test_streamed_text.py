@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from qwen3_tts_engine.core import Newcomer
+from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from tests.fakes.dictation import speak_in_pieces, speak_whole
 from tests.gpu.test_runner import FRAMES, forbid_device_sync, graphs, newcomer

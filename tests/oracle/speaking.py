@@ -11,7 +11,7 @@ import torch
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.frontend.sequences import Sequences
 from qwen3_tts_engine.request import RequestError, SynthesisRequest

@@ -18,7 +18,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.contract import max_history
 from qwen3_tts_engine.codec.states import CodecStates, to_pcm
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.frontend.sequences import Sequences

@@ -39,6 +39,11 @@ def first_chunk_ns(timeline: Timeline) -> int | None:
     return duration_ns(timeline.samples[0], timeline.sample_rate) if timeline.samples else None
 
 
+def withheld_ns(timeline: Timeline) -> int:
+    """Duration of the leading silence that the server did not send."""
+    return duration_ns(timeline.withheld_samples, timeline.sample_rate)
+
+
 def audio_ns(timeline: Timeline) -> int:
     return duration_ns(sum(timeline.samples), timeline.sample_rate)
 

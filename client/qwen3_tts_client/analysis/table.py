@@ -45,6 +45,7 @@ COLUMNS: dict[str, Callable[[_Row], str]] = {
     "failed": lambda row: str(row["requests"] - row["outcomes"].get("ok", 0)),
     "TTFA p50/p95 ms": _pair("ttfa_ms"),
     "audible p50/p95 ms": _pair("audible_ttfa_ms"),
+    "silence ms": _number(0, "withheld_silence_ms", "p50"),
     "chunk ms": _number(0, "first_chunk_ms", "p50"),
     "E2E p50 s": lambda row: "-" if row["e2el_ms"] is None else f"{row['e2el_ms']['p50'] / 1e3:.2f}",
     "RTF p50": _number(3, "rtf", "p50"),
@@ -65,7 +66,8 @@ def cells(row: _Row) -> list[str]:
 def text_table(rows: Sequence[_Row]) -> str:
     """RTF is wall / audio; stalls and C50 are for a player that rebuffers, `nr` for one that never does.
 
-    `late` is the dispatch lateness of an open loop; lag and cpu are those of this client.
+    `silence` is the leading silence that the server did not send; `late` is the dispatch lateness of an open loop; lag
+    and cpu are those of this client.
     """
     return aligned([list(COLUMNS), *map(cells, rows)])
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from qwen3_tts_client.errors import ClientError, ExitCode, SpeechError
 from qwen3_tts_client.protocol import SAMPLE_RATE, AudioChunk, SpeechRequest
-from qwen3_tts_client.stream import Timeouts
+from qwen3_tts_client.stream import OnEnd, Timeouts
 
 # Field of SpeechRequest to JSON field. The first four are OpenAI's; the rest are extensions of Qwen3-TTS servers.
 BODY_FIELDS = {
@@ -51,7 +51,9 @@ class OpenAITarget:
             raise ClientError(str(error), ExitCode.SERVER) from None
         writer.close()
 
-    async def prepare(self, request: SpeechRequest, request_id: str) -> AsyncGenerator[tuple[int, AudioChunk], None]:
+    async def prepare(
+        self, request: SpeechRequest, request_id: str, on_end: OnEnd
+    ) -> AsyncGenerator[tuple[int, AudioChunk], None]:
         body = json.dumps(speech_body(request, self._extra)).encode()
         head = (
             f"POST {self._endpoint} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\nContent-Type: application/json\r\n"

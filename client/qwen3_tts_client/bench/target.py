@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2_grpc
 from qwen3_tts_client.bench.openai_speech import OpenAITarget
 from qwen3_tts_client.errors import ClientError, ExitCode
 from qwen3_tts_client.protocol import MODEL_NAME, AudioChunk, SpeechRequest, encode
-from qwen3_tts_client.stream import CHANNEL_OPTIONS, Timeouts, speak
+from qwen3_tts_client.stream import CHANNEL_OPTIONS, OnEnd, Timeouts, speak
 
 # Enough that few streams share an HTTP/2 window, few enough that a worker process starts quickly.
 CONNECTIONS = 32
@@ -33,8 +33,13 @@ class Target(Protocol):
     async def open(self) -> None:
         """Connects. Raises ClientError."""
 
-    async def prepare(self, request: SpeechRequest, request_id: str) -> AsyncGenerator[tuple[int, AudioChunk], None]:
-        """Does everything up to writing the request, which the generator does at its first step."""
+    async def prepare(
+        self, request: SpeechRequest, request_id: str, on_end: OnEnd
+    ) -> AsyncGenerator[tuple[int, AudioChunk], None]:
+        """Does everything up to writing the request, which the generator does at its first step.
+
+        `on_end` is called after the last chunk, where the service says how an utterance ended.
+        """
 
     async def close(self) -> None: ...
 
@@ -60,8 +65,10 @@ class TritonTarget:
         except TimeoutError:
             raise ClientError(f"{self._url}: no connection within {CONNECT_TIMEOUT_S:g} s", ExitCode.SERVER) from None
 
-    async def prepare(self, request: SpeechRequest, request_id: str) -> AsyncGenerator[tuple[int, AudioChunk], None]:
-        return speak(next(self._stubs), [encode(request, self._model_name, request_id)], self._timeouts)
+    async def prepare(
+        self, request: SpeechRequest, request_id: str, on_end: OnEnd
+    ) -> AsyncGenerator[tuple[int, AudioChunk], None]:
+        return speak(next(self._stubs), [encode(request, self._model_name, request_id)], self._timeouts, on_end)
 
     async def close(self) -> None:
         for channel in self._channels:

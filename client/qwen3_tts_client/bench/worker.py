@@ -117,7 +117,7 @@ class Worker:
 
     async def _consume(self, request: SpeechRequest, request_id: str, recorder: TimelineRecorder) -> None:
         try:
-            stream = await self._target.prepare(request, request_id)
+            stream = await self._target.prepare(request, request_id, recorder.add_ending)
             recorder.mark_sent()
             async with contextlib.aclosing(stream):
                 async for arrival_ns, chunk in stream:

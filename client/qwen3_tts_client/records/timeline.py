@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from qwen3_tts_client.errors import SpeechError
-from qwen3_tts_client.protocol import SAMPLE_RATE, AudioChunk
+from qwen3_tts_client.protocol import SAMPLE_RATE, AudioChunk, Ending
 from qwen3_tts_client.records.audible import AudibleOnset
 
 
@@ -21,6 +21,8 @@ class Timeline:
     end_ns: int = 0
     outcome: str = "cancelled"  # one of errors.OUTCOMES; this one until the stream ends
     error: str | None = None
+    withheld_samples: int = 0  # leading silence that the server did not send
+    finish_reason: str | None = None  # None if the server told none
 
 
 class TimelineRecorder:
@@ -41,6 +43,10 @@ class TimelineRecorder:
         self.timeline.samples.append(len(chunk.pcm))
         self._onset.feed(chunk.pcm)
         self.timeline.onset_sample = self._onset.sample
+
+    def add_ending(self, ending: Ending) -> None:
+        self.timeline.withheld_samples = ending.withheld_samples
+        self.timeline.finish_reason = ending.finish_reason
 
     def finish(self, error: SpeechError | None = None) -> None:
         """Not called for a stream that its caller cancelled."""

@@ -10,10 +10,12 @@ import torch
 
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES
 from qwen3_tts_engine.codec.states import NUM_EXTRA, CodecStates, invalid_codes, to_pcm
-from qwen3_tts_engine.core import Chunks, Status
+from qwen3_tts_engine.core.batches import Chunks
+from qwen3_tts_engine.core.streams import Status
 from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from qwen3_tts_engine.voice import Voice
+from scripts.benchmarks.simulation import audible
 from tests.fakes.scripted import Listener, make_stream, start_in_slot
 
 FRAMES = 2
@@ -70,7 +72,7 @@ def test_a_clones_history_starts_with_its_reference_frames() -> None:
         assert chunks is not None
         assert dict(zip(chunks.slots.tolist(), chunks.history.tolist(), strict=True)) == {0: 80 + frame, 1: frame}
         assert chunks.first.tolist() == [frame == 0] * 2
-        chunker.done(chunks, now=1.0)
+        chunker.done(chunks, audible(chunks), now=1.0)
     table.move(clone, Status.ENDED)
     table.close(clone)
     start_in_slot(table, 0, make_stream("next", Listener()))

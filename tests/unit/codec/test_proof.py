@@ -19,7 +19,7 @@ from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, MAX_FRAMES,
 from qwen3_tts_engine.codec.golden import GOLDEN, Golden
 from qwen3_tts_engine.codec.proof import CodecProof, CodecProofError
 from qwen3_tts_engine.codec.states import CodecStates, overflowed
-from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.request import RequestError, Unavailable
 from qwen3_tts_engine.scheduling.chunker import MAX_CALL_FRAMES
 from scripts.benchmarks.tensorrt import proof_seconds

@@ -15,7 +15,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec import contract
 from qwen3_tts_engine.codec.states import CodecStates, to_pcm
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.core import Chunks, Frames, Newcomer, TextFeed
+from qwen3_tts_engine.core.batches import Chunks, Frames, Newcomer, TextFeed
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.interfaces import Tick

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from qwen3_tts_engine.core import Frames
+from qwen3_tts_engine.core.batches import Frames
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Outcome, RequestError, Unavailable
@@ -207,7 +207,7 @@ def test_the_end_of_a_text_is_sent_after_blocked_audio(harness: Harness) -> None
     stream.is_open = True
     harness.engine.submit(stream)
     harness.engine.update(stream, lambda: None)
-    eventually(lambda: bool(harness.engine.scheduler.table.sent[0] == 5))
+    eventually(lambda: bool(harness.engine.scheduler.table.decoded[0] == 5))
 
     def end() -> None:
         stream.is_open = False

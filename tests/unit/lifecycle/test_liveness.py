@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.lifecycle.liveness import CallWatch, CountedCodec
 from qwen3_tts_engine.request import RequestError, Unavailable
 from tests.fakes.scripted import ScriptedCodec

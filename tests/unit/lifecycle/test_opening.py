@@ -12,7 +12,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.codec.proof import CodecProofError
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.core import Sink, Stream
+from qwen3_tts_engine.core.streams import Sink, Stream
 from qwen3_tts_engine.lifecycle import opening
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.lifecycle.opening import Opening

@@ -10,6 +10,7 @@ from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH
 from qwen3_tts_engine.scheduling.capacity import urgent_lead
 from qwen3_tts_engine.scheduling.chunker import MAX_CALL_FRAMES, Chunker, Need
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
+from scripts.benchmarks.simulation import audible
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream, start_in_slot
 
 
@@ -18,8 +19,8 @@ def table_with(pending: list[int], sent: list[int] | None = None, done: bool = F
     for slot in range(len(pending)):
         start_in_slot(table, slot, make_stream(str(slot), Listener(), max_frames=64))
         table.codes[slot] = np.arange(64)[:, None] + 100 * slot
-    table.sent[:] = sent or [0] * len(pending)
-    table.written[:] = table.sent + pending
+    table.decoded[:] = sent or [0] * len(pending)
+    table.written[:] = table.decoded + pending
     table.written_at[:] = 0
     table.talking[:] = not done
     return table
@@ -41,7 +42,7 @@ def speak(frames: int, frame_seconds: float) -> tuple[list[int], float]:
         while chunks := chunker.next_chunks(now):
             stalls.append(now - table.deadline[0] if lengths else 0.0)
             lengths += chunks.counts.tolist()
-            chunker.done(chunks, now)
+            chunker.done(chunks, audible(chunks), now)
     assert sum(lengths) == frames
     return lengths, max(stalls)
 
@@ -80,7 +81,7 @@ def test_codec_calls_have_verified_lengths_only(
         assert chunks.codes.shape[1] in CHUNK_FRAMES
         assert chunks.codes.shape[1] <= longest
         assert len(chunks) <= MAX_BATCH
-        chunker.done(chunks, 0.0)
+        chunker.done(chunks, audible(chunks), 0.0)
 
 
 @given(st.integers(1, 60), st.floats(FRAME_SECONDS, 0.2))
@@ -125,7 +126,7 @@ def test_a_call_is_due_for_a_first_frame_or_for_half_of_the_streams() -> None:
     assert not is_due(table, Need.WORTHWHILE)
     assert chunker_of(table).will_be_due(0.0)
     table.launched[2] -= 7
-    table.sent[3], table.deadline[3] = 0, -1e9
+    table.decoded[3], table.deadline[3] = 0, -1e9
     assert [is_due(table, need) for need in Need] == [True, True, True]
     assert chunker_of(table).will_be_due(0.0)
 
@@ -198,8 +199,8 @@ def test_the_deadline_is_the_end_of_the_buffered_audio() -> None:
     table = table_with([1])
     chunker = chunker_of(table, FRAME_SECONDS)
     for now, pending, deadline in ((10.0, 1, 10.08), (10.05, 2, 10.24), (11.0, 4, 11.32)):
-        table.written[:] = table.sent + pending
+        table.written[:] = table.decoded + pending
         chunks = chunker.next_chunks(now)
         assert chunks is not None
-        chunker.done(chunks, now)
+        chunker.done(chunks, audible(chunks), now)
         assert table.deadline[0] == pytest.approx(deadline)

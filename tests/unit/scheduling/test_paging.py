@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen3_tts_engine.core import Batch, Frames, Prompt, Stream
+from qwen3_tts_engine.core.batches import Batch, Frames
+from qwen3_tts_engine.core.streams import Prompt, Stream
 from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.scheduling.admission import MAX_OVERTAKING
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
+from scripts.benchmarks.simulation import audible
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 from tests.unit.engine.test_engine import WAIT, Harness, eventually
 
@@ -91,7 +93,7 @@ class Machine:
             self.largest_stall = max(self.largest_stall, float(stalls.max()))
             for stream, codes, count in zip(chunks.streams, chunks.codes, chunks.counts, strict=True):
                 self.made.setdefault(stream.key, []).extend(codes[:count, 0].tolist())
-            self.scheduler.settle(self.chunker.done(chunks, self.now))
+            self.scheduler.settle(self.chunker.done(chunks, audible(chunks), self.now))
 
 
 @settings(max_examples=40)

@@ -6,13 +6,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from qwen3_tts_engine.core import Batch, Chunks, Frames, Stream
+from qwen3_tts_engine.core.batches import Batch, Chunks, Frames
+from qwen3_tts_engine.core.streams import Stream
 from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Unavailable
 from qwen3_tts_engine.scheduling.capacity import Capacity, urgent_lead
 from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
+from scripts.benchmarks.simulation import audible
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
 MAX_FRAMES = 24
@@ -78,7 +80,7 @@ class Traffic(RuleBasedStateMachine):
     @rule()
     def decoded(self) -> None:
         assert self.chunks is not None
-        self.ended += self.scheduler.settle(self.chunker.done(self.chunks, self.now))
+        self.ended += self.scheduler.settle(self.chunker.done(self.chunks, audible(self.chunks), self.now))
         self.chunks = None
 
     @precondition(lambda self: self.accepted)
@@ -245,5 +247,5 @@ def listen(scheduler: Scheduler, count: int, lead: float) -> None:
         scheduler.submit(make_stream(f"listening {i}", Listener()))
     batch = scheduler.next_batch(NOW)
     scheduler.collect(batch, frames_for(batch), NOW)
-    scheduler.table.sent[:count] = 1
+    scheduler.table.decoded[:count], scheduler.table.started[:count] = 1, True
     scheduler.table.deadline[:count] = NOW + lead

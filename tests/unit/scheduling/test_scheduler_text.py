@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from qwen3_tts_engine.core import Batch, Prompt, Status, Stream, TextFeed, no_prompt
+from qwen3_tts_engine.core.batches import Batch, TextFeed
+from qwen3_tts_engine.core.streams import Prompt, Status, Stream, no_prompt
 from qwen3_tts_engine.request import Unavailable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 from tests.unit.scheduling.test_scheduler import MAX_FRAMES, Traffic, make_scheduler

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qwen3_tts_engine.core import Status
+from qwen3_tts_engine.core.streams import Status
 from qwen3_tts_engine.scheduling.slot_table import Pool, SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream, start_in_slot
 

@@ -8,7 +8,7 @@ import torch
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.core import Newcomer
+from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import SynthesisRequest
 from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner

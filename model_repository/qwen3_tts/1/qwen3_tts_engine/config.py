@@ -93,6 +93,12 @@ class EngineConfig(BaseModel):
     in the same voice and without a seam. 0 never splits a text."""
     streamed_part_frames: int = Field(default=1024, ge=2)
     """Frame cap of a part of streamed text."""
+    trim_silence: bool = True
+    """Whether silence before the first speech is not sent, at most half a second of it; a request can choose."""
+    max_silence_seconds: float = Field(default=2.0, ge=0)
+    """Silence after speech that ends an utterance, or the current part of a long text; 0 disables that."""
+    max_repeated_seconds: float = Field(default=4.0, ge=0)
+    """Time over which the talker's codes repeat that ends an utterance or part, 3 s or more; 0 disables that."""
     sequence_idle_seconds: float = Field(default=30.0, gt=0)
     """Idle time after which an open sequence ends."""
     text_layout: Literal["auto", "full", "streaming"] = "auto"
@@ -119,6 +125,13 @@ class EngineConfig(BaseModel):
         if frames not in CHUNK_FRAMES:
             raise ValueError(f"must be one of {', '.join(map(str, CHUNK_FRAMES))}")
         return frames
+
+    @field_validator("max_repeated_seconds")
+    @classmethod
+    def _has_several_periods(cls, seconds: float) -> float:
+        if 0 < seconds < 3:
+            raise ValueError("must be 0, or at least 3")
+        return seconds
 
     @classmethod
     def from_parameters(

@@ -9,8 +9,10 @@ from queue import SimpleQueue
 import numpy as np
 
 from qwen3_tts_engine import metrics
-from qwen3_tts_engine.audio import FRAME_SECONDS, SAMPLES_PER_FRAME
-from qwen3_tts_engine.core import Chunks, Sink, Stream
+from qwen3_tts_engine.audio import SAMPLE_RATE
+from qwen3_tts_engine.codec.sound import fade_out
+from qwen3_tts_engine.core.batches import Audio
+from qwen3_tts_engine.core.streams import FinishReason, Sink, Stream, Summary
 from qwen3_tts_engine.request import Outcome, RequestError
 
 log = logging.getLogger(__name__)
@@ -34,46 +36,58 @@ class Delivery:
         self._outbox.put(None)
 
     def put(
-        self, chunks: Chunks, pcm: np.ndarray, failed: dict[int, RequestError], ended: set[Stream], decoded: float
+        self, streams: list[Stream], audio: Audio, failed: dict[int, RequestError], ended: set[Stream], decoded: float
     ) -> None:
-        """Queue decoded chunks, int16 [chunks, samples]; `ended` are the streams whose last chunk is among them.
+        """Queue the audio of a codec call's streams; `ended` are those whose last chunk is among it.
 
         `decoded` is the end of the codec call, in perf_counter seconds.
         """
-        self._outbox.put(partial(self._deliver, chunks, pcm, failed, ended, decoded))
+        self._outbox.put(partial(self._deliver, streams, audio, failed, ended, decoded))
 
     def end(self, stream: Stream) -> None:
         """Queue a stream's successful end."""
-        self._outbox.put(partial(self.finish, stream.sink, None))
+        self._outbox.put(partial(self._end, stream, None))
 
-    def finish(self, sink: Sink, error: RequestError | None) -> None:
+    def finish(self, sink: Sink, error: RequestError | None, summary: Summary | None = None) -> None:
         """End a stream now. Called once, since the scheduler has removed the stream."""
         self._recorder.count(metrics.REQUESTS, label=(error.outcome if error else Outcome.OK).value)
         try:
-            sink.finish(error)
+            sink.finish(error, summary)
         except Exception:
             log.exception("sending the end of a stream failed")
 
     def _deliver(
-        self, chunks: Chunks, pcm: np.ndarray, failed: dict[int, RequestError], ended: set[Stream], decoded: float
+        self, streams: list[Stream], audio: Audio, failed: dict[int, RequestError], ended: set[Stream], decoded: float
     ) -> None:
-        for row, stream in enumerate(chunks.streams):
-            samples = pcm[row, : chunks.counts[row] * SAMPLES_PER_FRAME]
-            error = failed.get(row) or self._send(stream, samples, first=bool(chunks.first[row]))
+        for row, (stream, samples) in enumerate(zip(streams, audio.pcm, strict=True)):
+            if stream in ended and stream.reason is FinishReason.REPETITION:
+                samples = fade_out(samples)
+            error = failed.get(row) or self._send(stream, samples)
             if stream in ended:
-                self.finish(stream.sink, error)
+                self._end(stream, error)
             elif error:
                 self._fail(stream, error)
         self._recorder.observe(metrics.SEND, time.perf_counter() - decoded)
 
-    def _send(self, stream: Stream, samples: np.ndarray, first: bool) -> RequestError | None:
+    def _end(self, stream: Stream, error: RequestError | None) -> None:
+        """End a stream after its last chunk. One that was silent throughout is sent now."""
+        if error is None and stream.is_withheld:
+            error = self._send(stream, stream.begin())
+        if error is None:
+            self._recorder.count(metrics.UTTERANCES, label=stream.reason.value)
+        self.finish(stream.sink, error, stream.summary)
+
+    def _send(self, stream: Stream, samples: np.ndarray) -> RequestError | None:
         """Returns the send error, if any."""
+        if not len(samples):
+            return None
         try:
             stream.sink.send(samples)
         except Exception as error:
             log.warning("sending to %s failed: %s", stream.key, error)
             return RequestError(f"sending the response failed: {error}")
-        self._recorder.count(metrics.AUDIO, len(samples) / SAMPLES_PER_FRAME * FRAME_SECONDS)
-        if first:
+        self._recorder.count(metrics.AUDIO, len(samples) / SAMPLE_RATE)
+        if not stream.has_audio:
+            stream.has_audio = True
             self._recorder.observe(metrics.TTFA, time.perf_counter() - stream.arrived)
         return None

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from qwen3_tts_engine.core import Chunks, Frames, Newcomer, TextFeed
+from qwen3_tts_engine.core.batches import Chunks, Frames, Newcomer, TextFeed
 from qwen3_tts_engine.request import RequestError
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,10 @@ class SchedulerLimits:
     """Time that one tick's prefills may take, as measured; one newcomer is always admitted."""
     refuse_overload: bool = False
     """Refuse a stream beyond the slots or the real-time capacity instead of queueing it."""
+    max_silent_frames: int = 0
+    """A part ends after this many silent frames that follow speech; 0 disables that."""
+    max_repeated_frames: int = 0
+    """A part ends when this many frames repeat; 0 disables that."""
 
 
 Tick = Any

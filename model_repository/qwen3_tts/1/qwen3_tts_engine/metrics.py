@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
+from qwen3_tts_engine.core.streams import FinishReason
 from qwen3_tts_engine.request import Outcome
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
@@ -46,8 +47,15 @@ REQUESTS = Metric(
     "Requests by outcome",
     labels=tuple({"outcome": outcome.value} for outcome in Outcome),
 )
+UTTERANCES = Metric(
+    "qwen3_tts_utterances_total",
+    "counter",
+    "Utterances by the reason of their end",
+    labels=tuple({"reason": reason.value} for reason in FinishReason),
+)
 METRICS = (
     TTFA, STEP, ADMISSION, PREFILL, CHUNK_WAIT, CODEC, SEND, RUNNING, WAITING, PAGES_USED, FRAMES, AUDIO, REQUESTS,
+    UTTERANCES,
 )  # fmt: skip
 
 

@@ -129,7 +129,8 @@ class VoiceReference(BaseModel):
 
 class SpeechOptions(SamplingOptions, VoiceReference):
     """All options of an utterance except its text. `max_frames` caps it (a frame is 80 ms); None derives the cap from
-    the text. `cloned` is the resolved voice (`voices.service.Voices`).
+    the text. `trim_silence` of None selects the server's setting. `cloned` is the resolved voice
+    (`voices.service.Voices`).
     """
 
     language: str = "auto"
@@ -137,6 +138,10 @@ class SpeechOptions(SamplingOptions, VoiceReference):
     instruct: str | None = None
     cloned: Voice | None = None
     max_frames: Annotated[int, Field(ge=1)] | None = None
+    trim_silence: bool | None = None
+
+    def trims(self, default: bool) -> bool:
+        return default if self.trim_silence is None else self.trim_silence
 
     def in_voice(self, voice: Voice) -> Self:
         """The same request with its resolved voice."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.manifest import MANIFEST, CodecManifest
@@ -86,13 +87,18 @@ def build_engine(
     table = SlotTable(config.max_streams, config.max_frames_limit, num_codebooks)
     pages = (runner.limits.page_size, runner.limits.num_pages)
     refuse = config.overload == "refuse"
-    limits = SchedulerLimits(*pages, config.max_streams, config.max_waiting, MAX_PREFILL_SECONDS, refuse)
+    endings = (_frames(config.max_silence_seconds), _frames(config.max_repeated_seconds))
+    limits = SchedulerLimits(*pages, config.max_streams, config.max_waiting, MAX_PREFILL_SECONDS, refuse, *endings)
     # A graph's tick costs nearly the same for one stream and for many; on a CPU the cost is per stream.
     capacity = Capacity(config.load_limit, config.max_chunk_frames, batching_is_free=runner.lookahead > 0)
     scheduler = Scheduler(table, limits, capacity)
     chunker = Chunker(table, config.max_chunk_frames, capacity.frame_seconds)
     take_turns = config.take_turns == "on" or (config.take_turns == "auto" and _time_slices(runner))
     return Engine(scheduler, chunker, runner, codec, take_turns=take_turns, on_thread_start=on_thread_start)
+
+
+def _frames(seconds: float) -> int:
+    return round(seconds / FRAME_SECONDS)
 
 
 def _time_slices(runner: Runner) -> bool:

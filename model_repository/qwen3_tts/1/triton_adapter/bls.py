@@ -12,7 +12,7 @@ from torch.utils.dlpack import from_dlpack
 from qwen3_tts_engine.codec import contract
 from qwen3_tts_engine.codec.states import CodecStates, invalid_codes, overflowed, to_pcm
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.lifecycle.liveness import CallWatch
 from qwen3_tts_engine.request import RequestError, ServerStarting, Unavailable
 from qwen3_tts_engine.voice import Voice

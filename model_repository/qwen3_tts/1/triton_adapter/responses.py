@@ -15,11 +15,13 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from qwen3_tts_engine import audio
+from qwen3_tts_engine.core.streams import Summary
 from qwen3_tts_engine.request import Cancelled, Outcome, RequestError
 
 log = logging.getLogger("qwen3_tts")
 
 WAVEFORM, SAMPLE_RATE, VOICES = "waveform", "sample_rate", "voices"
+FINISH_REASON, USAGE = "finish_reason", "usage"
 # Names, since pb_utils has no TritonError while Triton auto-completes the configuration.
 STATUS = {
     Outcome.INVALID: "INVALID_ARG",
@@ -76,7 +78,7 @@ class ResponseSink:
                 self._sender.send(pb_utils.InferenceResponse([pb_utils.Tensor(VOICES, encoded)]))
         self.finish(None)
 
-    def finish(self, error: RequestError | None) -> None:
+    def finish(self, error: RequestError | None, summary: Summary | None = None) -> None:
         with self._lock:
             # Drop the reference: Triton cannot unload the model while a response sender is alive.
             sender, self._sender = self._sender, None
@@ -85,9 +87,9 @@ class ResponseSink:
             self._completed = error is None
             self._watcher.forget(self)
             if isinstance(error, Cancelled) or (self._started and sender.is_cancelled()):
-                self._watcher.settle(partial(_send_final, sender, error))
+                self._watcher.settle(partial(_send_final, sender, error, summary))
             else:
-                _send_final(sender, error)
+                _send_final(sender, error, summary)
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone. Takes the lock, since a check after FINAL crashes Triton."""
@@ -168,12 +170,20 @@ class CancelWatcher:
                 log.exception("sending the end of a cancelled stream failed")
 
 
-def _send_final(sender: Any, error: RequestError | None) -> None:
+def _send_final(sender: Any, error: RequestError | None, summary: Summary | None) -> None:
     final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-    if error is None:
-        sender.send(flags=final)
-    else:
+    if error is not None:
         sender.send(pb_utils.InferenceResponse(error=_triton_error(error)), flags=final)
+    elif summary is not None:
+        sender.send(pb_utils.InferenceResponse(_outputs(summary)), flags=final)
+    else:
+        sender.send(flags=final)
+
+
+def _outputs(summary: Summary) -> list[Any]:
+    usage = (summary.frames, summary.text_tokens, summary.prompt_rows, summary.withheld_samples)
+    reason = np.array([summary.reason.value.encode()], np.object_)
+    return [pb_utils.Tensor(FINISH_REASON, reason), pb_utils.Tensor(USAGE, np.array(usage, np.int32))]
 
 
 def _triton_error(error: RequestError) -> Any:

@@ -9,7 +9,8 @@ import numpy as np
 from qwen3_tts_engine.audio import NUM_CODEBOOKS, SAMPLES_PER_FRAME
 from qwen3_tts_engine.codec.contract import MAX_BATCH, MAX_CALL_FRAMES
 from qwen3_tts_engine.codec.golden import Golden
-from qwen3_tts_engine.core import Chunks, Stream, no_prompt
+from qwen3_tts_engine.core.batches import Chunks
+from qwen3_tts_engine.core.streams import Stream, Summary, no_prompt
 from qwen3_tts_engine.request import RequestError, Sampling
 
 # Batch sizes, the most revealing first.
@@ -22,7 +23,7 @@ SEED = 0
 class _NoSink:
     def send(self, pcm: np.ndarray) -> None: ...
 
-    def finish(self, error: RequestError | None) -> None: ...
+    def finish(self, error: RequestError | None, summary: Summary | None = None) -> None: ...
 
 
 GREEDY = Sampling(

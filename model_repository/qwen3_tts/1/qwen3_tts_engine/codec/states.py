@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qwen3_tts_engine.audio import CODEBOOK_SIZE
 from qwen3_tts_engine.codec.contract import OVERFLOW, PCM_SCALE
-from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.pinned_memory import to_device
 from qwen3_tts_engine.request import RequestError
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig, max_positions
-from qwen3_tts_engine.core import NONE, Prompt, Sink, Stream, no_prompt
+from qwen3_tts_engine.core.streams import NONE, Prompt, Sink, Stream, no_prompt
 from qwen3_tts_engine.frontend.modes import check_mode, describe
 from qwen3_tts_engine.frontend.streamed_text import StreamedText
 from qwen3_tts_engine.frontend.text_pieces import PiecewiseText
@@ -50,6 +50,7 @@ class PromptBuilder:
                 part.max_frames = self._config.default_max_frames(part.num_spoken)
         max_frames = self._max_frames(request, prompt, *following)
         stream = Stream(key, prompt, sampling, max_frames, sink, request.cloned, following=deque(following))
+        stream.is_withheld = request.trims(self._config.trim_silence)
         if arrived is not None:
             stream.arrived = arrived
         self._check_positions(stream.num_positions)
@@ -71,6 +72,7 @@ class PromptBuilder:
             request.cloned,
             is_open=True,
             reserved_frames=request.max_frames or min(config.streamed_part_frames, config.max_frames_limit),
+            is_withheld=request.trims(self._config.trim_silence),
         )
         self._check_positions(len(any_part) + stream.reserved_frames)
         return StreamedText(builder, request, stream, PiecewiseText(self._tokenizer, config.part_text_tokens))

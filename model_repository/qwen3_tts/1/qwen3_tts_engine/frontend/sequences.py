@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from qwen3_tts_engine.core import Sink
+from qwen3_tts_engine.core.streams import Sink, Summary
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.frontend.streamed_text import StreamedText
@@ -52,8 +52,8 @@ class SequenceSink:
     def send(self, pcm: np.ndarray) -> None:
         self.sink.send(pcm)
 
-    def finish(self, error: RequestError | None) -> None:
-        self.end(partial(self.sink.finish, error))
+    def finish(self, error: RequestError | None, summary: Summary | None = None) -> None:
+        self.end(partial(self.sink.finish, error, summary))
 
 
 class Sequences:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
-from qwen3_tts_engine.core import Prompt, Stream
+from qwen3_tts_engine.core.streams import Prompt, Stream
 from qwen3_tts_engine.frontend.text_pieces import Piece, PiecewiseText
 from qwen3_tts_engine.request import SpeechOptions
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.interfaces import CodecClient
 from qwen3_tts_engine.request import RequestError, Unavailable
 

@@ -10,7 +10,7 @@ from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MODEL_NAME
 from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.codec.proof import CodecProof, CodecProofError
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.interfaces import CodecClient
 from qwen3_tts_engine.lifecycle.gate import Gate

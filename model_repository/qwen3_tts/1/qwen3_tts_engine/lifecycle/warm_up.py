@@ -9,7 +9,7 @@ import numpy as np
 
 from qwen3_tts_engine.checkpoint.configs import ModelConfig
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.core import Sink, Stream
+from qwen3_tts_engine.core.streams import Sink, Stream, Summary
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.request import InvalidRequest, RequestError, SynthesisRequest, Unavailable
 
@@ -35,7 +35,7 @@ class DiscardSink:
     def send(self, pcm: np.ndarray) -> None:
         pass
 
-    def finish(self, error: RequestError | None) -> None:
+    def finish(self, error: RequestError | None, summary: Summary | None = None) -> None:
         self.error = error
         self.ended.set()
 

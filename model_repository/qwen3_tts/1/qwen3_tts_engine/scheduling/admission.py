@@ -3,7 +3,7 @@
 from collections import deque
 from itertools import islice
 
-from qwen3_tts_engine.core import Stream
+from qwen3_tts_engine.core.streams import Stream
 from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Unavailable
 from qwen3_tts_engine.scheduling.capacity import Capacity

@@ -5,9 +5,10 @@ from enum import Enum
 
 import numpy as np
 
-from qwen3_tts_engine.audio import FRAME_SECONDS
+from qwen3_tts_engine.audio import SAMPLE_RATE
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, MAX_CALL_FRAMES
-from qwen3_tts_engine.core import Chunks, Stream
+from qwen3_tts_engine.core.batches import Audio, Chunks
+from qwen3_tts_engine.core.streams import Stream
 from qwen3_tts_engine.scheduling.capacity import urgent_lead
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 
@@ -91,14 +92,19 @@ class Chunker:
         enough = min(MAX_BATCH, self._table.in_use.num_active * WORTHWHILE_SHARE)
         return need is Need.WORTHWHILE and len(urgent) >= enough
 
-    def done(self, chunks: Chunks, now: float) -> list[Stream]:
-        """Mark `chunks` as decoded; returns the streams for which this was the last one."""
+    def done(self, chunks: Chunks, audio: Audio, now: float) -> list[Stream]:
+        """Mark `chunks` as decoded into `audio`; returns the streams for which this was the last one."""
         table, slots = self._table.in_use, chunks.slots
         table.decoding[slots] = False
-        first = table.sent[slots] == 0
-        start = np.where(first, now, np.maximum(table.deadline[slots], now))
-        table.deadline[slots] = start + chunks.counts * FRAME_SECONDS
-        table.sent[slots] += chunks.counts
+        table.decoded[slots] += chunks.counts
+        # The listener's clock starts with the first sample that is sent.
+        has_audio = audio.num_samples > 0
+        underrun_at = np.maximum(table.deadline[slots], now) + audio.num_samples / SAMPLE_RATE
+        table.deadline[slots] = np.where(has_audio, underrun_at, table.deadline[slots])
+        table.started[slots] |= has_audio
+        is_silent = audio.silent_frames == chunks.counts
+        table.audible[slots] |= ~is_silent
+        table.silent[slots] = np.where(is_silent, table.silent[slots], 0) + audio.silent_frames
         drained = ~table.talking[slots] & (table.pending[slots] <= 0)
         return [chunks.streams[i] for i in np.flatnonzero(drained)]
 
@@ -106,7 +112,7 @@ class Chunker:
         """Slots with a chunk to send, int [ready], and which of them are urgent, bool [ready]."""
         table = self._table.in_use
         frames = np.where(in_flight & table.talking, table.launched, table.written)
-        pending = frames - table.sent
+        pending = frames - table.decoded
         # Streams that ended or wait for text send what they have.
         flush = ~table.talking | ((table.launched >= table.text_limit) & (frames >= table.launched))
         lead, frame_seconds = table.deadline - now, self._frame_seconds(table.num_active)
@@ -128,14 +134,14 @@ class Chunker:
 
     def _gather(self, slots: np.ndarray, length: int) -> Chunks:
         table = self._table
-        sent = table.sent[slots]
+        decoded = table.decoded[slots]
         counts = np.minimum(table.in_use.pending[slots], length)
         # Padding repeats the last frame; any valid code will do.
         offsets = np.minimum(np.arange(length), counts[:, None] - 1)
-        codes = table.codes[slots[:, None], sent[:, None] + offsets].astype(np.int32)
+        codes = table.codes[slots[:, None], decoded[:, None] + offsets].astype(np.int32)
         streams = [stream for slot in slots if (stream := table.streams[slot])]
-        ready_at = table.written_at[slots, sent + counts - 1]
-        return Chunks(streams, slots, codes, table.reference_frames[slots] + sent, counts, ready_at, sent == 0)
+        ready_at = table.written_at[slots, decoded + counts - 1]
+        return Chunks(streams, slots, codes, table.reference_frames[slots] + decoded, counts, ready_at, decoded == 0)
 
 
 def _round_down(frames: np.ndarray) -> np.ndarray:

@@ -42,4 +42,4 @@ class NewcomerPolicy:
     def _lead(self, now: float) -> float:
         """Seconds until the first listener underruns; infinite without listeners."""
         table = self._table.in_use
-        return float(table.deadline[table.runnable & (table.sent > 0)].min(initial=math.inf)) - now
+        return float(table.deadline[table.runnable & table.started].min(initial=math.inf)) - now

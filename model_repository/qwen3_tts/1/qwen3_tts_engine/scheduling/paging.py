@@ -3,7 +3,7 @@
 import numpy as np
 
 from qwen3_tts_engine.audio import FRAME_SECONDS
-from qwen3_tts_engine.core import Status, Stream
+from qwen3_tts_engine.core.streams import Status, Stream
 from qwen3_tts_engine.scheduling.capacity import Capacity, SpeechLength
 from qwen3_tts_engine.scheduling.slot_table import FIRST_AUDIO_LEAD, Pool, SlotTable
 
@@ -189,7 +189,7 @@ class Paging:
     def _underrun_at(self) -> np.ndarray:
         """When each slot's listener underruns without further audio, perf_counter seconds."""
         table = self._table.in_use
-        underrun_at: np.ndarray = table.deadline + np.where(table.sent > 0, 0.0, FIRST_AUDIO_LEAD + FIRST_AUDIO_SECONDS)
+        underrun_at: np.ndarray = table.deadline + np.where(table.started, 0.0, FIRST_AUDIO_LEAD + FIRST_AUDIO_SECONDS)
         return underrun_at
 
     def _preemption_priority(self, now: float) -> np.ndarray:

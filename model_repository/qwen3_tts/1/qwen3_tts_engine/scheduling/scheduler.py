@@ -2,11 +2,13 @@
 
 import numpy as np
 
-from qwen3_tts_engine.core import Batch, Frames, Newcomer, Status, Stream, TextFeed
+from qwen3_tts_engine.core.batches import Batch, Chunks, Frames, Newcomer, TextFeed
+from qwen3_tts_engine.core.streams import FinishReason, Status, Stream
 from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Unavailable
 from qwen3_tts_engine.scheduling.admission import Admission
 from qwen3_tts_engine.scheduling.capacity import Capacity
+from qwen3_tts_engine.scheduling.endings import EndDetector
 from qwen3_tts_engine.scheduling.newcomers import NewcomerPolicy
 from qwen3_tts_engine.scheduling.paging import Paging
 from qwen3_tts_engine.scheduling.slot_table import Pool, SlotTable
@@ -21,6 +23,7 @@ class Scheduler:
         self.paging = Paging(table, limits.page_size, limits.num_pages, capacity)
         self.admission = Admission(table, self.slots, self.paging, capacity, limits)
         self._policy = NewcomerPolicy(table, capacity, limits.max_prefill_seconds)
+        self._detector = EndDetector(table, limits)
         self.live: dict[str, Stream] = {}
         # Running streams with text not yet fed to the runner.
         self._pending_text: dict[str, Stream] = {}
@@ -93,8 +96,16 @@ class Scheduler:
         table.codes[kept, table.written[kept]] = frames.codes[stored]
         table.written_at[kept, table.written[kept]] = now
         table.written[kept] += 1
-        done = slots[live & (frames.ended | (table.written[slots] >= table.frame_limit[slots]))]
-        return [stream for slot in done if (stream := self._end_part(int(slot)))]
+        capped = stored & (table.written[slots] >= table.frame_limit[slots])
+        done = dict.fromkeys(slots[live & frames.ended].tolist(), FinishReason.STOP)
+        done |= dict.fromkeys(slots[capped].tolist(), FinishReason.LENGTH)
+        done |= dict.fromkeys(self._detector.looping(slots[stored & ~capped]).tolist(), FinishReason.REPETITION)
+        return [stream for slot, reason in done.items() if (stream := self._end_part(slot, reason))]
+
+    def cut_silent(self, chunks: Chunks) -> set[Stream]:
+        """End the parts that have been silent for too long with decoded `chunks`; returns the streams that ended."""
+        silent = self._detector.silent(chunks.slots)
+        return {stream for slot in silent if (stream := self._cut_silent(self.table.streams[slot]))}
 
     def end(self, stream: Stream) -> bool:
         """End a stream in any status; False if it had ended already."""
@@ -104,8 +115,9 @@ class Scheduler:
             self.admission.queue.remove(stream)
         self.table.move(stream, Status.ENDED)
         if stream.slot >= 0:
+            stream.frames = int(self.table.decoded[stream.slot])
             self._free_pages(stream)
-            self.table.written[stream.slot] = self.table.sent[stream.slot]
+            self.table.written[stream.slot] = self.table.decoded[stream.slot]
             if not self.table.decoding[stream.slot]:
                 self._release(stream)
         return True
@@ -195,10 +207,19 @@ class Scheduler:
         made = slice(table.part_start[stream.slot], table.written[stream.slot])
         return Newcomer(stream, stream.slot, stream.pages.copy(), table.codes[stream.slot, made].copy())
 
-    def _end_part(self, slot: int) -> Stream | None:
+    def _cut_silent(self, stream: Stream | None) -> Stream | None:
+        """End a part after its decoded frames; returns the stream if that ends it."""
+        assert stream is not None
+        if stream.status is not Status.RUNNING or stream.prompt.is_open:
+            return None
+        self.table.written[stream.slot] = self.table.decoded[stream.slot]
+        return self._end_part(stream.slot, FinishReason.SILENCE)
+
+    def _end_part(self, slot: int, reason: FinishReason) -> Stream | None:
         """Called after a part's last frame; returns the stream if that ends it and all is decoded."""
         stream = self.table.streams[slot]
         assert stream is not None
+        stream.cut(reason)
         self.paging.learn(stream)
         has_next_part = stream.is_open or stream.following
         if not has_next_part or self.table.written[slot] >= stream.max_frames:

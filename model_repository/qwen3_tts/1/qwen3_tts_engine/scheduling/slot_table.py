@@ -4,7 +4,7 @@ import heapq
 
 import numpy as np
 
-from qwen3_tts_engine.core import TRANSITIONS, Status, Stream
+from qwen3_tts_engine.core.streams import TRANSITIONS, Status, Stream
 
 
 class Pool:
@@ -68,7 +68,13 @@ class Columns:
         """Frames of the earlier parts."""
         self.launched = np.zeros(num_slots, np.int32)
         self.written = np.zeros(num_slots, np.int32)
-        self.sent = np.zeros(num_slots, np.int32)
+        self.decoded = np.zeros(num_slots, np.int32)
+        self.started = np.zeros(num_slots, bool)
+        """Whether the listener has audio: not while leading silence is withheld."""
+        self.audible = np.zeros(num_slots, bool)
+        """Whether any decoded frame was."""
+        self.silent = np.zeros(num_slots, np.int32)
+        """Silent frames at the end of the decoded ones."""
         self.reference_frames = np.zeros(num_slots, np.int32)
         """Frames of a cloned voice's reference, which the codec state contains at the start."""
         self.deadline = np.zeros(num_slots)
@@ -92,19 +98,19 @@ class Columns:
 
     @property
     def paused(self) -> np.ndarray:
-        """Slots that wait for text and have sent all launched frames, bool [slots]."""
-        return self.waiting & (self.sent >= self.launched)
+        """Slots that wait for text and have no frame left to decode, bool [slots]."""
+        return self.waiting & (self.decoded >= self.launched)
 
     @property
     def num_active(self) -> int:
         """Streams that cost work: talking and not paused."""
-        active = (self.launched < self.text_limit) | (self.text_limit >= self.frame_limit) | (self.sent < self.launched)
-        return int(np.count_nonzero(self.talking & active))
+        may_launch = (self.launched < self.text_limit) | (self.text_limit >= self.frame_limit)
+        return int(np.count_nonzero(self.talking & (may_launch | (self.decoded < self.launched))))
 
     @property
     def pending(self) -> np.ndarray:
         """Frames not decoded yet, int32 [slots]."""
-        return self.written - self.sent
+        return self.written - self.decoded
 
 
 class SlotTable(Columns):
@@ -131,10 +137,11 @@ class SlotTable(Columns):
     def open(self, slot: int, stream: Stream) -> None:
         self.streams[slot] = stream
         stream.slot = slot
-        self.decoding[slot] = False
+        for flag in (self.decoding, self.started, self.audible):
+            flag[slot] = False
         self.reference_frames[slot] = stream.voice.num_frames if stream.voice else 0
         self.deadline[slot] = stream.arrived - FIRST_AUDIO_LEAD
-        for counter in (self.launched, self.written, self.sent, self.pages, self.page_limit):
+        for counter in (self.launched, self.written, self.decoded, self.silent, self.pages, self.page_limit):
             counter[slot] = 0
         self.begin_part(slot, stream)
         if slot >= len(self.in_use.generation):

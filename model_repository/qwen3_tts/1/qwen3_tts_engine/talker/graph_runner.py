@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen3_tts_engine.core import Frames, Newcomer
+from qwen3_tts_engine.core.batches import Frames, Newcomer
 from qwen3_tts_engine.pinned_memory import to_pinned
 from qwen3_tts_engine.talker.runner import TalkerRunner
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen3_tts_engine.core import Frames, Newcomer, TextFeed
+from qwen3_tts_engine.core.batches import Frames, Newcomer, TextFeed
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.talker.code_predictor import CodePredictor
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.configs import TalkerConfig
-from qwen3_tts_engine.core import Newcomer, Stream, TextFeed
+from qwen3_tts_engine.core.batches import Newcomer, TextFeed
+from qwen3_tts_engine.core.streams import Stream
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.pinned_memory import to_device
 

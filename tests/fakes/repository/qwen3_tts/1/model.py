@@ -12,7 +12,7 @@ from real_model import TritonPythonModel as RealModel
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.states import CodecStates
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.core import Frames, Newcomer
+from qwen3_tts_engine.core.batches import Frames, Newcomer
 from tests.fakes.scripted import ScriptedRunner
 from triton_adapter.bls import BlsCodec
 

@@ -1,8 +1,8 @@
-"""Data types that the engine's packages exchange: streams, batches, frames, chunks."""
+"""Utterances in flight: their prompts, their statuses, their ends."""
 
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -56,14 +56,37 @@ def no_prompt(num_codebooks: int) -> Prompt:
     return Prompt(np.zeros(0, np.int32), np.zeros((0, num_codebooks), np.int32), [], 0)
 
 
+class FinishReason(Enum):
+    """Why an utterance ended."""
+
+    STOP = "stop"
+    """The talker drew the end of speech."""
+    LENGTH = "length"
+    """A frame cap."""
+    SILENCE = "silence"
+    REPETITION = "repetition"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """An utterance that ended. Its parts add up; the reason is that of the first part cut short."""
+
+    reason: FinishReason
+    frames: int
+    text_tokens: int
+    prompt_rows: int
+    withheld_samples: int
+    """Leading silence that was not sent."""
+
+
 class Sink(Protocol):
     """Receives a stream's audio. Called from several threads; calls after `finish` are ignored."""
 
     def send(self, pcm: np.ndarray) -> None:
         """Deliver int16 [samples] of 24 kHz audio."""
 
-    def finish(self, error: RequestError | None) -> None:
-        """End the stream; None means success."""
+    def finish(self, error: RequestError | None, summary: Summary | None = None) -> None:
+        """End the stream; None means success, of an utterance with its summary."""
 
 
 class Status(Enum):
@@ -120,6 +143,20 @@ class Stream:
     """Index of the current part."""
     reserved_frames: int = 0
     """Frame cap of a part whose text has not arrived; no pages are reserved for it."""
+    is_withheld: bool = False
+    """Whether no audio is sent yet because all of it was silent."""
+    withheld: list[np.ndarray] = field(default_factory=list)
+    """Silent beginning, int16 [samples] each, while `is_withheld`."""
+    withheld_samples: int = 0
+    """Leading silence that was dropped."""
+    has_audio: bool = False
+    """Whether audio was sent."""
+    reason: FinishReason = FinishReason.STOP
+    frames: int = 0
+    """Frames decoded; set when the stream ends."""
+    ended_tokens: int = 0
+    ended_rows: int = 0
+    """Spoken tokens and prompt rows of the parts before the current one."""
 
     @property
     def num_positions(self) -> int:
@@ -136,102 +173,25 @@ class Stream:
         """Frame cap of a part."""
         return self.max_frames if prompt.max_frames is None else min(prompt.max_frames, self.max_frames)
 
+    @property
+    def summary(self) -> Summary:
+        tokens, rows = self.ended_tokens + self.prompt.num_spoken, self.ended_rows + len(self.prompt)
+        return Summary(self.reason, self.frames, tokens, rows, self.withheld_samples)
+
     def next_part(self) -> None:
+        self.ended_tokens += self.prompt.num_spoken
+        self.ended_rows += len(self.prompt)
         self.prompt = self.following.popleft()
         self.part += 1
 
+    def cut(self, reason: FinishReason) -> None:
+        """Record why a part ended; the first part that was cut short counts."""
+        if self.reason is FinishReason.STOP:
+            self.reason = reason
 
-@dataclass(frozen=True, eq=False)
-class Newcomer:
-    """A stream to prefill, with copies of its slot and pages, since a cancel may change the stream's own fields.
-
-    `frames`, int [frames, codebooks], were generated before the stream was parked; they are prefilled after the prompt.
-    """
-
-    stream: Stream
-    slot: int
-    pages: list[int]
-    frames: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int16))
-
-    def rows(self, pad_text_id: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows to prefill: text ids int [rows] and code ids int [rows, codebooks], as in a Prompt."""
-        prompt, count = self.stream.prompt, len(self.frames)
-        if not count:
-            return prompt.text_ids, prompt.code_ids
-        text = [*prompt.trailing[:count], *[pad_text_id] * (count - len(prompt.trailing))]
-        return np.concatenate([prompt.text_ids, text]), np.concatenate([prompt.code_ids, self.frames])
-
-
-@dataclass(frozen=True)
-class TextFeed:
-    """Streamed text for a running part: `ids` follow the first `start` ids of `trailing`.
-
-    `late` means that the frame that should be fed the first of them was launched without it.
-    """
-
-    slot: int
-    start: int
-    ids: list[int]
-    is_open: bool
-    late: bool
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One tick: streams to prefill, text to feed, and the slots (int64 [rows]) that generate a frame.
-
-    `prefill_rows` is the sum over the newcomers. `grown` int64 [pages, 3] are newly assigned pages: slot, index in the
-    slot's page table, page. `generations` int64 [rows] are the slots' generation counters at launch.
-    """
-
-    newcomers: list[Newcomer]
-    feeds: list[TextFeed]
-    grown: np.ndarray
-    slots: np.ndarray
-    generations: np.ndarray
-    prefill_rows: int
-
-    def __len__(self) -> int:
-        return len(self.slots)
-
-    def without(self, dropped: list[Newcomer]) -> "Batch":
-        """The batch without some newcomers, since a slot without a prefilled prompt must not run."""
-        if not dropped:
-            return self
-        rows = ~np.isin(self.slots, [newcomer.slot for newcomer in dropped])
-        return replace(
-            self,
-            newcomers=[n for n in self.newcomers if n not in dropped],
-            slots=self.slots[rows],
-            generations=self.generations[rows],
-        )
-
-
-@dataclass(frozen=True)
-class Frames:
-    """Results of a tick: codes int [rows, codebooks]; `ended` bool [rows] marks rows that sampled end of speech."""
-
-    codes: np.ndarray
-    ended: np.ndarray
-
-
-@dataclass(frozen=True)
-class Chunks:
-    """Chunks of one length, the most urgent first.
-
-    `codes` is int32 [chunks, frames, codebooks], `history` int32 [chunks]: frames of each stream that the codec has
-    decoded, its reference included; `counts` int [chunks]: frames that hold speech; `ready_at` float [chunks]: when the
-    last of them was generated; `first` bool [chunks]: whether the stream begins here. A stream's last chunk is padded
-    to the common length; since the codec is causal, padding does not affect earlier samples.
-    """
-
-    streams: list[Stream]
-    slots: np.ndarray
-    codes: np.ndarray
-    history: np.ndarray
-    counts: np.ndarray
-    ready_at: np.ndarray
-    first: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.streams)
+    def begin(self, start: int = 0) -> np.ndarray:
+        """Stop withholding audio; returns what was withheld, int16 [samples], from sample `start` on."""
+        held, self.withheld = np.concatenate([np.empty(0, np.int16), *self.withheld]), []
+        self.is_withheld, self.withheld_samples = False, start
+        rest: np.ndarray = held[start:]
+        return rest

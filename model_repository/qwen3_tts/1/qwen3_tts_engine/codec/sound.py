@@ -1,0 +1,82 @@
+"""Withholds leading silence, and measures trailing silence, of decoded audio."""
+
+import numpy as np
+
+from qwen3_tts_engine.audio import SAMPLE_RATE, SAMPLES_PER_FRAME
+from qwen3_tts_engine.core.batches import Audio, Chunks
+from qwen3_tts_engine.core.streams import Stream
+
+# The client's audible TTFA uses the same windows: 20 ms, every 10 ms, two in a row of at least -45 dBFS RMS.
+BLOCK = SAMPLE_RATE // 100
+BLOCK_ENERGY = BLOCK * 10 ** (-45 / 10) * 2**30
+# Samples kept before the first audible window, and the most that are withheld.
+KEPT, MAX_WITHHELD = SAMPLE_RATE // 50, SAMPLE_RATE // 2
+FADE = np.linspace(1, 0, SAMPLE_RATE // 200, dtype=np.float32)
+NOTHING = np.empty(0, np.int16)
+
+
+def listen(chunks: Chunks, pcm: np.ndarray) -> Audio:
+    """Takes the codec's int16 [chunks, samples], or no samples at all after a failed call."""
+    rows = [row[: count * SAMPLES_PER_FRAME] for row, count in zip(pcm, chunks.counts, strict=True)]
+    if not pcm.shape[1]:
+        return Audio(rows, np.zeros(len(rows), np.int32))
+    pairs = zip(chunks.streams, rows, strict=True)
+    sent = [_begin(stream, row) if stream.is_withheld else row for stream, row in pairs]
+    return Audio(sent, _trailing_silence(pcm, rows, chunks.counts))
+
+
+def fade_out(pcm: np.ndarray) -> np.ndarray:
+    """int16 [samples], the last 5 ms faded to zero."""
+    faded = pcm.copy()
+    tail = faded[-len(FADE) :]
+    tail[:] = tail * FADE[-len(tail) :] if len(tail) else tail
+    return faded
+
+
+def _begin(stream: Stream, pcm: np.ndarray) -> np.ndarray:
+    """The samples to send of a stream that has sent none."""
+    stream.withheld.append(pcm)
+    held = np.concatenate(stream.withheld)
+    onset = find_onset(held)
+    if onset is None and len(held) < MAX_WITHHELD:
+        return NOTHING
+    start = MAX_WITHHELD if onset is None else min(max(onset - KEPT, 0), MAX_WITHHELD)
+    return stream.begin(start)
+
+
+def find_onset(pcm: np.ndarray) -> int | None:
+    """The first sample of the first of two audible windows in a row; None without any."""
+    energies = _energies(pcm)
+    # A window is two blocks; two windows in a row are three.
+    loud = energies[:-1] + energies[1:] >= 2 * BLOCK_ENERGY
+    onsets = np.flatnonzero(loud[:-1] & loud[1:])
+    return int(onsets[0]) * BLOCK if len(onsets) else None
+
+
+def _trailing_silence(pcm: np.ndarray, rows: list[np.ndarray], counts: np.ndarray) -> np.ndarray:
+    """Number of frames without an audible block at the end of each row, int [chunks]."""
+    # Most chunks end in speech, so only the last frame of each is always measured.
+    last = pcm.reshape(len(pcm), -1, SAMPLES_PER_FRAME)[np.arange(len(pcm)), counts - 1]
+    silent = np.zeros(len(pcm), np.int32)
+    for row in np.flatnonzero(~_is_audible(last)):
+        silent[row] = _count_at_end(~_is_audible(rows[row].reshape(-1, SAMPLES_PER_FRAME)))
+    return silent
+
+
+def _is_audible(frames: np.ndarray) -> np.ndarray:
+    """Whether frames, int16 [frames, samples], have an audible block, bool [frames]."""
+    audible: np.ndarray = _energies(frames).reshape(len(frames), -1).max(axis=1) >= BLOCK_ENERGY
+    return audible
+
+
+def _count_at_end(flags: np.ndarray) -> int:
+    """Length of the run of True at the end."""
+    others = np.flatnonzero(~flags)
+    return len(flags) - 1 - int(others[-1]) if len(others) else len(flags)
+
+
+def _energies(pcm: np.ndarray) -> np.ndarray:
+    """Sum of squares of each block of int16 samples, whole frames, float32 [blocks]."""
+    blocks = pcm.reshape(-1, BLOCK).astype(np.float32)
+    energies: np.ndarray = np.einsum("ij,ij->i", blocks, blocks)
+    return energies

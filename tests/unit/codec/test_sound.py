@@ -1,0 +1,123 @@
+"""What is sent of an utterance, and where its silence begins and ends."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen3_tts_client.records.audible import AudibleOnset
+from qwen3_tts_engine.audio import SAMPLE_RATE, SAMPLES_PER_FRAME
+from qwen3_tts_engine.codec.sound import KEPT, MAX_WITHHELD, fade_out, find_onset, listen
+from qwen3_tts_engine.core.batches import Audio, Chunks
+from qwen3_tts_engine.core.streams import Stream
+from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
+
+BLOCK = SAMPLE_RATE // 100
+QUIET, LOUD = 20, 4000
+
+
+def noise(samples: int, amplitude: float, seed: int = 0) -> np.ndarray:
+    return (np.random.default_rng(seed).uniform(-1, 1, samples) * amplitude).astype(np.int16)
+
+
+def speech(*parts: tuple[int, float]) -> np.ndarray:
+    """Noise of (samples, amplitude) each."""
+    return np.concatenate([noise(samples, amplitude, seed) for seed, (samples, amplitude) in enumerate(parts)])
+
+
+def withheld_stream() -> Stream:
+    stream = make_stream("0", Listener())
+    stream.is_withheld = True
+    return stream
+
+
+def hear(stream: Stream, pcm: np.ndarray, padding: int = 0) -> Audio:
+    """The audio of a chunk of one stream, after which the codec has decoded `padding` more frames."""
+    count = len(pcm) // SAMPLES_PER_FRAME
+    codes = np.zeros((1, count + padding, NUM_CODEBOOKS), np.int32)
+    one = np.zeros(1)
+    chunks = Chunks([stream], one, codes, one, np.array([count]), one, one == 0)
+    return listen(chunks, np.concatenate([pcm, noise(padding * SAMPLES_PER_FRAME, LOUD)])[None])
+
+
+def send(stream: Stream, pcm: np.ndarray) -> list[np.ndarray]:
+    """Decodes a waveform frame by frame."""
+    return [hear(stream, frame).pcm[0] for frame in pcm.reshape(-1, SAMPLES_PER_FRAME)]
+
+
+@given(st.lists(st.sampled_from([0, QUIET, 180, 185, 300, LOUD]), min_size=8, max_size=64), st.integers(0, 99))
+def test_onset_is_that_of_the_clients_audible_ttfa(amplitudes: list[int], seed: int) -> None:
+    blocks = [noise(BLOCK, amplitude, seed + i) for i, amplitude in enumerate(amplitudes)]
+    pcm = np.concatenate(blocks)[: len(blocks) // 8 * SAMPLES_PER_FRAME]
+    onset = AudibleOnset(SAMPLE_RATE)
+    onset.feed(pcm)
+    assert find_onset(pcm) == onset.sample
+
+
+@pytest.mark.parametrize("silence", [0, 100, 3 * BLOCK, 1920, 2000, 3600, 5760, 9000, 11_000])
+def test_what_is_sent_is_the_waveform_from_20_ms_before_the_first_sound(silence: int) -> None:
+    pcm = speech((silence, QUIET), (5 * SAMPLES_PER_FRAME, LOUD))
+    pcm = pcm[: len(pcm) // SAMPLES_PER_FRAME * SAMPLES_PER_FRAME]
+    onset = find_onset(pcm)
+    assert onset is not None
+    stream = withheld_stream()
+    sent = np.concatenate(send(stream, pcm))
+    assert stream.withheld_samples == max(onset - KEPT, 0)
+    assert (sent == pcm[stream.withheld_samples :]).all()
+
+
+def test_silent_frames_are_sent_with_the_first_sound_only() -> None:
+    pcm = speech((2 * SAMPLES_PER_FRAME, QUIET), (2 * SAMPLES_PER_FRAME, LOUD))
+    # The first audible window overlaps the last silent block.
+    before = KEPT + BLOCK
+    assert [len(chunk) for chunk in send(withheld_stream(), pcm)] == [
+        0,
+        0,
+        SAMPLES_PER_FRAME + before,
+        SAMPLES_PER_FRAME,
+    ]
+
+
+def test_at_most_half_a_second_is_withheld() -> None:
+    pcm = noise(9 * SAMPLES_PER_FRAME, QUIET)
+    stream = withheld_stream()
+    sent = send(stream, pcm)
+    assert [len(chunk) > 0 for chunk in sent] == [False] * 6 + [True] * 3
+    assert (np.concatenate(sent) == pcm[MAX_WITHHELD:]).all()
+
+
+def test_a_stream_that_is_not_withheld_is_sent_whole() -> None:
+    pcm = noise(3 * SAMPLES_PER_FRAME, QUIET)
+    assert (np.concatenate(send(make_stream("0", Listener()), pcm)) == pcm).all()
+
+
+def test_a_failed_call_has_no_audio() -> None:
+    stream = withheld_stream()
+    one = np.zeros(1)
+    chunks = Chunks([stream], one, np.zeros((1, 1, NUM_CODEBOOKS)), one, np.ones(1, int), one, one == 0)
+    audio = listen(chunks, np.empty((1, 0), np.int16))
+    assert (audio.num_samples.tolist(), audio.silent_frames.tolist()) == ([0], [0])
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"), [("S", 0), ("q", 1), ("qS", 0), ("Sq", 1), ("SqSqqq", 3), ("qqqq", 4), ("qqSqqS", 0)]
+)
+@pytest.mark.parametrize("padding", [0, 2])
+def test_silent_frames_at_the_end_are_counted(frames: str, expected: int, padding: int) -> None:
+    pcm = speech(*((SAMPLES_PER_FRAME, LOUD if frame == "S" else QUIET) for frame in frames))
+    assert hear(make_stream("0", Listener()), pcm, padding).silent_frames.tolist() == [expected]
+
+
+def test_a_frame_with_one_audible_block_is_not_silent() -> None:
+    pcm = speech((SAMPLES_PER_FRAME - BLOCK, QUIET), (BLOCK, LOUD))
+    assert hear(make_stream("0", Listener()), pcm).silent_frames.tolist() == [0]
+
+
+@pytest.mark.parametrize("samples", [0, 1, 50, 120, 1920])
+def test_fades_the_last_5_ms_to_zero(samples: int) -> None:
+    pcm = np.full(samples, 10_000, np.int16)
+    faded = fade_out(pcm)
+    assert (pcm == 10_000).all()
+    assert (faded[:-120] == 10_000).all()
+    assert (np.diff(faded[-120:]) <= 0).all()
+    assert not len(faded) or faded[-1] == 0
