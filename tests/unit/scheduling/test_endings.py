@@ -53,7 +53,10 @@ class Talk:
 
     def speak(self, sounds: str) -> bool:
         """Makes and decodes a frame per letter: S audible, q silent. Returns whether the stream ended."""
-        return any([self.make(index) or self.decode(sound == "q") for index, sound in enumerate(sounds)])
+        ends = False
+        for index, sound in enumerate(sounds):
+            ends |= self.make(index) or self.decode(sound == "q")
+        return ends
 
 
 def talker(**fields: object) -> Stream:
