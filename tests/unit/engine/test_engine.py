@@ -30,12 +30,13 @@ class Harness:
         refuse: bool = False,
         take_turns: bool = False,
         pages: int = 1000,
+        max_silent_frames: int = 0,
     ) -> None:
         table = SlotTable(slots, 256, NUM_CODEBOOKS)
         self.runner = ScriptedRunner(slots, lookahead=lookahead, page_size=4)
         self.runner.checks_pages = True
         self.codec = ScriptedCodec()
-        limits = SchedulerLimits(4, pages, slots, max_waiting, 1000, refuse)
+        limits = SchedulerLimits(4, pages, slots, max_waiting, 1000, refuse, max_silent_frames)
         scheduler = Scheduler(table, limits, Capacity(load_limit, 8, batching_is_free=False))
         chunker = Chunker(table, 8, scheduler.capacity.frame_seconds)
         self.engine = Engine(scheduler, chunker, self.runner, self.codec, take_turns=take_turns)
