@@ -23,8 +23,9 @@ def scripted_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def scripted_environment(tiny_checkpoint: Path) -> dict[str, str]:
-    # The scripted codec has no golden cases to compare with.
-    off = {"QWEN3_TTS_CODEC_PROOF_SECONDS": "0"}
+    # The scripted codec has no golden cases to compare with, and is nearly silent; the scripted talker repeats itself.
+    names = ("CODEC_PROOF_SECONDS", "TRIM_SILENCE", "MAX_SILENCE_SECONDS", "MAX_REPEATED_SECONDS")
+    off = {f"QWEN3_TTS_{name}": "0" for name in names}
     return {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint), "SCRIPTED_TICK_SECONDS": "0.01", **off}
 
 

@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from qwen3_tts_client.errors import SpeechError
-from qwen3_tts_client.protocol import SpeechRequest, encode
+from qwen3_tts_client.protocol import Ending, SpeechRequest, encode
 from qwen3_tts_client.server import Server
-from qwen3_tts_client.stream import Timeouts
+from qwen3_tts_client.stream import OnEnd, Timeouts, ignore_end
 from qwen3_tts_client.sync_stream import speak
 from qwen3_tts_client.voices import operate
 from scripts.embedded.installation import backend_directory
@@ -86,10 +86,21 @@ class Received:
     pcm: list[np.ndarray] = field(default_factory=list)
     arrivals: list[int] = field(default_factory=list)
     error: str | None = None
+    ending: Ending | None = None
+
+    def end(self, ending: Ending) -> None:
+        self.ending = ending
 
     @property
     def samples(self) -> np.ndarray:
         return np.concatenate(self.pcm) if self.pcm else np.empty(0, np.int16)
+
+
+def pcm_of(response: Any) -> np.ndarray:
+    """The samples of a response, int16 [samples]; none without an INT16 tensor."""
+    result = response.infer_response
+    tensors = zip(result.outputs, result.raw_output_contents, strict=True)
+    return np.frombuffer(next((raw for output, raw in tensors if output.datatype == "INT16"), b""), np.int16)
 
 
 class Caller:
@@ -106,14 +117,16 @@ class Caller:
     def __exit__(self, *exception: object) -> None:
         self.channel.close()
 
-    def stream(self, text: str = "Hello.", speaker: str | None = "ryan", **fields: Any) -> Iterator[Any]:
+    def stream(
+        self, text: str = "Hello.", speaker: str | None = "ryan", on_end: OnEnd = ignore_end, **fields: Any
+    ) -> Iterator[Any]:
         """Yields (arrival, chunk) for one request; raises SpeechError."""
-        return speak(self.stub, [encode(SpeechRequest(text, speaker=speaker, **fields))], Timeouts(120, 60))
+        return speak(self.stub, [encode(SpeechRequest(text, speaker=speaker, **fields))], Timeouts(120, 60), on_end)
 
     def speak(self, text: str = "Hello.", **fields: Any) -> Received:
         received = Received()
         try:
-            for arrival, chunk in self.stream(text, **fields):
+            for arrival, chunk in self.stream(text, on_end=received.end, **fields):
                 received.pcm.append(chunk.pcm)
                 received.arrivals.append(arrival)
         except SpeechError as error:

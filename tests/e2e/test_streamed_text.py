@@ -14,7 +14,7 @@ import pytest
 
 from qwen3_tts_client.protocol import SpeechRequest, TextPiece, encode
 from scripts.embedded.server import TritonServer
-from tests.e2e.serving import Caller, eventually, serve
+from tests.e2e.serving import Caller, eventually, pcm_of, serve
 
 SAMPLES_PER_FRAME = 1920
 IDLE_SECONDS = 2.0
@@ -76,9 +76,9 @@ class SequenceStream:
             self.errors.append(response.error_message)
             return
         result = response.infer_response
-        if result.raw_output_contents and result.raw_output_contents[0]:
+        if len(pcm := pcm_of(response)):
             self.arrivals.append(time.perf_counter_ns())
-            self.pcm.append(np.frombuffer(result.raw_output_contents[0], np.int16))
+            self.pcm.append(pcm)
         if result.parameters["triton_final_response"].bool_param:
             self.ends.append(result.id)
 

@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from qwen3_tts_client.protocol import SpeechRequest, encode
 from scripts.embedded.server import TritonServer
-from tests.e2e.serving import Caller, Received, eventually, serve
+from tests.e2e.serving import Caller, Received, eventually, pcm_of, serve
 from tests.flood import __main__ as flood
 
 SAMPLES_PER_FRAME = 1920
@@ -44,6 +44,21 @@ def test_only_the_first_response_carries_the_sample_rate(caller: Caller) -> None
     assert rates == [24000] + [None] * (len(rates) - 1)
 
 
+def test_the_last_response_says_how_the_utterance_ended(caller: Caller) -> None:
+    ending = caller.speak("Hello.", seed=3, max_frames=9).ending
+    assert ending is not None
+    assert (ending.finish_reason, ending.frames, ending.withheld_samples) == ("length", 9, 0)
+    assert 0 < ending.text_tokens < ending.prompt_rows
+
+
+def test_a_request_can_have_its_leading_silence_withheld(caller: Caller) -> None:
+    """The scripted codec's audio is far below the threshold."""
+    received = caller.speak(seed=3, max_frames=20, trim_silence=True)
+    assert received.ending is not None
+    assert received.ending.withheld_samples == 12_000
+    assert len(received.samples) == 20 * SAMPLES_PER_FRAME - 12_000
+
+
 def test_64_concurrent_streams_receive_their_own_frames(caller: Caller) -> None:
     with ThreadPoolExecutor(STREAMS) as pool:
         received = list(pool.map(lambda seed: caller.speak(seed=seed, max_frames=20 + seed), range(STREAMS)))
@@ -59,8 +74,7 @@ def test_equal_request_ids_on_one_grpc_stream_are_not_mixed(caller: Caller) -> N
         result = response.infer_response
         assert result.id == "same"
         ends += result.parameters["triton_final_response"].bool_param
-        if result.raw_output_contents:
-            frames.append(np.frombuffer(result.raw_output_contents[0], np.int16).reshape(-1, SAMPLES_PER_FRAME)[:, :2])
+        frames.append(pcm_of(response).reshape(-1, SAMPLES_PER_FRAME)[:, :2])
         if ends == len(requests):
             break
     got = {tuple(frame) for frame in np.concatenate(frames).tolist()}
@@ -107,8 +121,7 @@ def test_slow_reader_uses_bounded_memory_and_does_not_delay_other_streams(caller
     stalled.join()
     # The utterance is 15 MB; the limit allows the server's processes a few copies.
     assert resident_bytes(caller.server.pid) - resident < 6 * frames * SAMPLES_PER_FRAME * 2
-    late = [r.infer_response.raw_output_contents for r in call]
-    received = Received(pcm=[np.frombuffer(raw[0], np.int16) for raw in late if raw])
+    received = Received(pcm=[pcm_of(response) for response in call])
     assert_own_frames(received, 9, frames)
     for one in during:
         assert_own_frames(one, 2, 200)
@@ -180,8 +193,8 @@ def measure(
         started, used = time.perf_counter(), cpu_seconds(caller.server.pid)
         streams = list(pool.map(lambda request: list(caller.stub.ModelStreamInfer(iter([request]))), requests))
         costs = time.perf_counter() - started, cpu_seconds(caller.server.pid) - used
-    raw = [[response.infer_response.raw_output_contents for response in responses] for responses in streams]
-    return [[np.frombuffer(outputs[0], np.int16) for outputs in stream if outputs] for stream in raw], costs
+    chunks = [[pcm_of(response) for response in responses] for responses in streams]
+    return [[pcm for pcm in stream if len(pcm)] for stream in chunks], costs
 
 
 def cpu_seconds(pid: int) -> float:
