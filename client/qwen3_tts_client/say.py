@@ -19,7 +19,7 @@ from qwen3_tts_client.errors import ClientError, ExitCode, SpeechError
 from qwen3_tts_client.protocol import MORE_TEXT, SAMPLE_RATE, SpeechRequest, TextPiece, encode
 from qwen3_tts_client.records.timeline import Timeline, TimelineRecorder
 from qwen3_tts_client.server import Server
-from qwen3_tts_client.sink import open_sink
+from qwen3_tts_client.sink import FadingSink, open_sink
 from qwen3_tts_client.sync_stream import speak
 
 _EXIT_CODES = {"timeout": ExitCode.TIMEOUT, "disconnected": ExitCode.SERVER}
@@ -90,10 +90,13 @@ def _speak(server: Server, args: argparse.Namespace, messages: Iterable[service_
             for arrival_ns, chunk in stream:
                 recorder.add(arrival_ns, chunk)
                 if sink is None:
-                    sink = open_sink(args.output, args.play, chunk.sample_rate or SAMPLE_RATE)
+                    rate = chunk.sample_rate or SAMPLE_RATE
+                    sink = FadingSink(open_sink(args.output, args.play, rate), rate)
                     stack.callback(sink.close)
                 sink.write(chunk.pcm)
             recorder.finish()
+            if sink:
+                sink.finish()
         except SpeechError as error:
             recorder.finish(error)
     return recorder.stop()

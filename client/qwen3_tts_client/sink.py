@@ -26,6 +26,32 @@ class Sink(Protocol):
         """Returns once all audio is played or written."""
 
 
+class FadingSink:
+    """Fades the last 5 ms of an utterance that is cancelled, so that it does not end in a click."""
+
+    def __init__(self, sink: Sink, sample_rate: int) -> None:
+        self._sink = sink
+        self._fade = np.linspace(1, 0, sample_rate // 200, dtype=np.float32)
+        self._held = np.empty(0, np.int16)
+
+    def write(self, pcm: NDArray[np.int16]) -> None:
+        """Passes on all but the last 5 ms."""
+        samples = np.concatenate([self._held, pcm])
+        kept = max(0, len(samples) - len(self._fade))
+        self._held = samples[kept:]
+        self._sink.write(samples[:kept])
+
+    def finish(self) -> None:
+        """The utterance is complete."""
+        self._sink.write(self._held)
+        self._held = self._held[:0]
+
+    def close(self) -> None:
+        if len(self._held):
+            self._sink.write((self._held * self._fade[-len(self._held) :]).astype(np.int16))
+        self._sink.close()
+
+
 def open_sink(output: str, play: bool, sample_rate: int) -> Sink:
     """`output` is a WAV path or "-" for raw PCM on standard output. Raises ClientError."""
     if play:

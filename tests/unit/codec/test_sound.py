@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from qwen3_tts_client.records.audible import AudibleOnset
 from qwen3_tts_engine.audio import SAMPLE_RATE, SAMPLES_PER_FRAME
-from qwen3_tts_engine.codec.sound import KEPT, MAX_WITHHELD, fade_out, find_onset, listen
+from qwen3_tts_engine.codec.sound import CUT, KEPT, MAX_WITHHELD, fade_out, find_onset, listen
 from qwen3_tts_engine.core.batches import Audio, Chunks
 from qwen3_tts_engine.core.streams import Stream
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
@@ -62,20 +62,24 @@ def test_what_is_sent_is_the_waveform_from_20_ms_before_the_first_sound(silence:
     assert onset is not None
     stream = withheld_stream()
     sent = np.concatenate(send(stream, pcm))
-    assert stream.withheld_samples == max(onset - KEPT, 0)
+    assert max(onset - KEPT - CUT, 0) <= stream.withheld_samples <= max(onset - KEPT, 0)
     assert (sent == pcm[stream.withheld_samples :]).all()
+
+
+def test_the_first_sample_is_quiet_so_that_it_does_not_click() -> None:
+    hum = (180 * np.sin(np.arange(3 * SAMPLES_PER_FRAME) * 2 * np.pi * 100 / SAMPLE_RATE)).astype(np.int16)
+    stream = withheld_stream()
+    sent = send(stream, np.concatenate([hum, noise(SAMPLES_PER_FRAME, LOUD)]))
+    assert stream.withheld_samples > 0
+    assert abs(int(sent[3][0])) < 10
 
 
 def test_silent_frames_are_sent_with_the_first_sound_only() -> None:
     pcm = speech((2 * SAMPLES_PER_FRAME, QUIET), (2 * SAMPLES_PER_FRAME, LOUD))
+    silent, still_silent, first, second = map(len, send(withheld_stream(), pcm))
+    assert (silent, still_silent, second) == (0, 0, SAMPLES_PER_FRAME)
     # The first audible window overlaps the last silent block.
-    before = KEPT + BLOCK
-    assert [len(chunk) for chunk in send(withheld_stream(), pcm)] == [
-        0,
-        0,
-        SAMPLES_PER_FRAME + before,
-        SAMPLES_PER_FRAME,
-    ]
+    assert KEPT + BLOCK <= first - SAMPLES_PER_FRAME <= KEPT + BLOCK + CUT
 
 
 def test_at_most_half_a_second_is_withheld() -> None:
@@ -83,7 +87,8 @@ def test_at_most_half_a_second_is_withheld() -> None:
     stream = withheld_stream()
     sent = send(stream, pcm)
     assert [len(chunk) > 0 for chunk in sent] == [False] * 6 + [True] * 3
-    assert (np.concatenate(sent) == pcm[MAX_WITHHELD:]).all()
+    assert MAX_WITHHELD - CUT <= stream.withheld_samples <= MAX_WITHHELD
+    assert (np.concatenate(sent) == pcm[stream.withheld_samples :]).all()
 
 
 def test_a_stream_that_is_not_withheld_is_sent_whole() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
+from qwen3_tts_engine.codec.sound import CUT, MAX_WITHHELD
 from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.core.streams import FinishReason
 from qwen3_tts_engine.metrics import TTFA, UTTERANCES
@@ -85,7 +86,8 @@ def test_leading_silence_is_sent_on_request(take_turns: bool) -> None:
 def test_half_a_second_of_an_utterance_without_sound_is_withheld(take_turns: bool) -> None:
     for listener in speak(take_turns, lambda frame: False):
         assert listener.summary is not None
-        assert (listener.summary.withheld_samples, listener.summary.frames) == (12_000, FRAMES)
+        assert 0 <= MAX_WITHHELD - listener.summary.withheld_samples <= CUT
+        assert listener.summary.frames == FRAMES
 
 
 def test_silence_after_speech_ends_an_utterance(take_turns: bool) -> None:

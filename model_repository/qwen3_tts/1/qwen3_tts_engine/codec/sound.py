@@ -11,6 +11,8 @@ BLOCK = SAMPLE_RATE // 100
 BLOCK_ENERGY = BLOCK * 10 ** (-45 / 10) * 2**30
 # Samples kept before the first audible window, and the most that are withheld.
 KEPT, MAX_WITHHELD = SAMPLE_RATE // 50, SAMPLE_RATE // 2
+# The first sample that is sent is the quietest one of the 5 ms before that, so that it does not click.
+CUT = SAMPLE_RATE // 200
 FADE = np.linspace(1, 0, SAMPLE_RATE // 200, dtype=np.float32)
 NOTHING = np.empty(0, np.int16)
 
@@ -40,8 +42,14 @@ def _begin(stream: Stream, pcm: np.ndarray) -> np.ndarray:
     onset = find_onset(held)
     if onset is None and len(held) < MAX_WITHHELD:
         return NOTHING
-    start = MAX_WITHHELD if onset is None else min(max(onset - KEPT, 0), MAX_WITHHELD)
-    return stream.begin(start)
+    latest = MAX_WITHHELD if onset is None else min(onset - KEPT, MAX_WITHHELD)
+    return stream.begin(_quietest(held, latest) if latest > 0 else 0)
+
+
+def _quietest(pcm: np.ndarray, latest: int) -> int:
+    """The quietest of the CUT samples up to `latest`."""
+    first = max(0, latest - CUT)
+    return first + int(np.abs(pcm[first : latest + 1].astype(np.int32)).argmin())
 
 
 def find_onset(pcm: np.ndarray) -> int | None:
