@@ -3,7 +3,7 @@
 import ctypes
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,18 @@ class CudaKernel:
     """One function of one source. Launches on the current stream, also during graph capture."""
 
     def __init__(
-        self, source: str, function: str, macros: Mapping[str, int], threads: int, shared_bytes: int = 0
+        self,
+        source: str | Path,
+        function: str,
+        macros: Mapping[str, int],
+        threads: int,
+        shared_bytes: int = 0,
+        cluster: int = 1,
     ) -> None:
+        """A relative `source` is of this folder. `cluster` consecutive blocks in x form a cluster, from Hopper on."""
         major, minor = torch.cuda.get_device_capability()
         architecture = f"sm_{major}{minor}{'a' if major == 9 else ''}"
-        self._module = _check(driver.cuModuleLoadData(_compiled(source, macros, architecture)))
+        self._module = _check(driver.cuModuleLoadData(compiled(source, macros, architecture)))
         self._function = _check(driver.cuModuleGetFunction(self._module, function.encode()))
         self._launch = driver.CUlaunchConfig()
         self._launch.blockDimX, self._launch.blockDimY, self._launch.blockDimZ = threads, 1, 1
@@ -37,11 +44,8 @@ class CudaKernel:
         if shared_bytes:
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(driver.cuFuncSetAttribute(self._function, limit, shared_bytes))
-        if major >= OVERLAP_CAPABILITY:
-            overlap = driver.CUlaunchAttribute()
-            overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            overlap.value.programmaticStreamSerializationAllowed = 1
-            self._launch.attrs, self._launch.numAttrs = [overlap], 1
+        self._launch.attrs = list(_attributes(major, cluster))
+        self._launch.numAttrs = len(self._launch.attrs)
 
     def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | float | None) -> None:
         """Passes tensors as pointers (None as null), int as 32-bit integers, float as 32-bit floats."""
@@ -51,30 +55,52 @@ class CudaKernel:
         _check(driver.cuLaunchKernelEx(self._launch, self._function, (values, types), 0))
 
 
+def _attributes(major: int, cluster: int) -> Iterator[driver.CUlaunchAttribute]:
+    if major >= OVERLAP_CAPABILITY:
+        overlap = driver.CUlaunchAttribute()
+        overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        overlap.value.programmaticStreamSerializationAllowed = 1
+        yield overlap
+    if cluster > 1:
+        blocks = driver.CUlaunchAttribute()
+        blocks.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = blocks.value.clusterDim
+        size.x, size.y, size.z = cluster, 1, 1
+        yield blocks
+
+
 def _argument(value: Tensor | int | float | None) -> tuple[int | float, type]:
     if value is None or isinstance(value, Tensor):
         return 0 if value is None else value.data_ptr(), ctypes.c_void_p
     return value, ctypes.c_int if isinstance(value, int) else ctypes.c_float
 
 
-def _compiled(name: str, macros: Mapping[str, int], architecture: str) -> bytes:
-    source = (FOLDER / name).read_bytes()
+def compiled(name: str | Path, macros: Mapping[str, int], architecture: str) -> bytes:
+    """The source as a cubin, from the cache on disk where it has one."""
+    path = FOLDER / name
+    source, headers = path.read_bytes(), _headers(path.parent)
     options = [f"--gpu-architecture={architecture}", "--std=c++17", "--use_fast_math"]
     options += [f"-D{macro}={value}" for macro, value in macros.items()]
-    digest = hashlib.sha256(source + (FOLDER / HEADER).read_bytes() + " ".join(options).encode()).hexdigest()
-    path = _cache_folder() / f"{Path(name).stem}-{digest[:24]}.cubin"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(source + b"".join(headers.values()) + " ".join(options).encode()).hexdigest()
+    cubin = _cache_folder() / f"{path.stem}-{digest[:24]}.cubin"
+    if not cubin.is_file():
+        cubin.parent.mkdir(parents=True, exist_ok=True)
         # Write and rename, since another process may be reading.
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_bytes(_compile(name, source, options))
-        part.replace(path)
-    return path.read_bytes()
+        part = cubin.with_suffix(f".{os.getpid()}")
+        part.write_bytes(_compile(path.name, source, headers, options))
+        part.replace(cubin)
+    return cubin.read_bytes()
 
 
-def _compile(name: str, source: bytes, options: Sequence[str]) -> bytes:
-    header = (FOLDER / HEADER).read_bytes()
-    program = _check(nvrtc.nvrtcCreateProgram(source, name.encode(), 1, [header], [HEADER.encode()]))
+def _headers(folder: Path) -> dict[str, bytes]:
+    """The common header and those beside the source, by name."""
+    paths = {FOLDER / HEADER, *folder.glob("*.cuh")}
+    return {path.name: path.read_bytes() for path in sorted(paths, key=lambda path: path.name)}
+
+
+def _compile(name: str, source: bytes, headers: Mapping[str, bytes], options: Sequence[str]) -> bytes:
+    names = [header.encode() for header in headers]
+    program = _check(nvrtc.nvrtcCreateProgram(source, name.encode(), len(names), list(headers.values()), names))
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))

@@ -1,0 +1,186 @@
+"""Time, error and determinism of one kernel for one product, on a CUDA device."""
+
+import math
+import statistics
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import torch
+from torch import Tensor
+
+from qwen3_tts_engine.talker.kernels.cuda_module import CudaKernel, KernelError, compiled
+from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
+from scripts.benchmarks.products.candidates import Item
+from scripts.benchmarks.products.cluster_linear import ARCHITECTURE, SOURCE, ClusterLinear
+from scripts.benchmarks.products.shapes import PRODUCTS, Product
+from scripts.benchmarks.products.table import Measurement
+from scripts.benchmarks.products.worker import Measure
+
+EPS = 1e-6
+DEVICE = torch.device("cuda")
+# More than the second-level cache of a GPU, so that weights come from memory, as in a tick.
+WEIGHT_BYTES = 140_000_000
+LAUNCHES, REPLAYS, REPEATS, WARM_UP = 48, 6, 5, 3
+# Computes the product with the i-th copy of the weights.
+Launch = Callable[[int], Tensor]
+
+
+class CublasOps(KernelOps):
+    """The products as of many rows: cuBLAS between kernels for norm and gate."""
+
+    def _is_skinny(self, x: Tensor, weight: Tensor) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Operands:
+    """`start` is what `out` holds before: the residual, or NaN, which exposes outputs that a kernel does not write."""
+
+    x: Tensor
+    norm: Tensor
+    weights: Tensor
+    bias: Tensor | None
+    start: Tensor
+    out: Tensor
+
+
+def build(form: ClusterLinear) -> None:
+    """Compiles to the cache on disk."""
+    with suppress(KernelError):  # reported by the measurement
+        compiled(SOURCE, form.macros, ARCHITECTURE)
+
+
+def start() -> Measure:
+    """In the process that measures."""
+    torch.manual_seed(0)
+    return Bench().measure
+
+
+class Bench:
+    def __init__(self) -> None:
+        self._ops = {"today": KernelOps(DEVICE), "cublas": CublasOps(DEVICE)}
+
+    def measure(self, item: Item) -> Measurement:
+        try:
+            return self._measured(item)
+        except KernelError as error:
+            torch.cuda.synchronize()  # ends this process if the context is lost
+            return Measurement(failure=str(error))
+
+    def _measured(self, item: Item) -> Measurement:
+        product = PRODUCTS[item.product]
+        operands = random_operands(product, item.rows)
+        launch = of_form(item.form, operands) if item.form else of_ops(self._ops[item.kernel], product, operands)
+        first, second = (run(launch, operands) for _ in range(2))
+        expected = reference(product, operands)
+        error = float(((first.double() - expected).norm(dim=1) / expected.norm(dim=1)).max())
+        return Measurement(
+            us=round(chain_us(launch, len(operands.weights)), 2),
+            relative_error=error if math.isfinite(error) else None,
+            same_bits=torch.equal(first, second),
+        )
+
+
+def random_operands(product: Product, rows: int) -> Operands:
+    dtype = torch.float32 if product.float_out else torch.bfloat16
+    empty = torch.full((rows, product.outputs), float("nan"), device=DEVICE, dtype=dtype)
+    start = normal(rows, product.outputs) if product.residual else empty
+    return Operands(
+        x=normal(rows, product.inputs),
+        norm=normal(product.inputs),
+        weights=random_weights(product),
+        bias=normal(product.outputs) if product.bias else None,
+        start=start,
+        out=start.clone(),
+    )
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).bfloat16()
+
+
+@lru_cache(maxsize=1)
+def random_weights(product: Product) -> Tensor:
+    """[copies, rows of weights, inputs]"""
+    copies = max(3, math.ceil(WEIGHT_BYTES / (product.height * product.inputs * 2)))
+    shape = (copies, product.height, product.inputs)
+    return torch.empty(shape, device=DEVICE, dtype=torch.bfloat16).normal_(0, 0.02)
+
+
+def of_ops(ops: KernelOps, product: Product, operands: Operands) -> Launch:
+    x, norm, weights, out = operands.x, operands.norm, operands.weights, operands.out
+
+    def add(i: int) -> Tensor:
+        ops.add_linear(out, x, weights[i])
+        return out
+
+    if product.residual:
+        return add
+    if product.gated:
+        return lambda i: ops.norm_gated(x, norm, weights[i], EPS)
+    if product.float_out:
+        return lambda i: ops.norm_logits(x, norm, weights[i], EPS)
+    return lambda i: ops.norm_linear(x, norm, weights[i], EPS, operands.bias)
+
+
+def of_form(form: ClusterLinear, operands: Operands) -> Launch:
+    x, weights, out = operands.x, operands.weights, operands.out
+    kernel, copies = kernel_of(form), len(weights)
+    ahead_bytes = weights[0].nbytes // form.blocks if form.AHEAD else 0
+    numbers = (ahead_bytes, len(x), x.stride(0), out.stride(0), EPS)
+
+    def launch(i: int) -> Tensor:
+        # The next kernel has copied most of its weights by now, so the one after it is prefetched.
+        ahead = weights[(i + 2) % copies] if form.AHEAD else None
+        kernel((form.blocks, 1), x, weights[i], operands.norm, operands.bias, out, ahead, *numbers)
+        return out
+
+    return launch
+
+
+@cache
+def kernel_of(form: ClusterLinear) -> CudaKernel:
+    return CudaKernel(SOURCE, "cluster_linear", form.macros, form.threads, form.shared_bytes, form.SPLIT)
+
+
+def run(launch: Launch, operands: Operands) -> Tensor:
+    operands.out.copy_(operands.start)
+    return launch(0).clone()
+
+
+def reference(product: Product, operands: Operands) -> Tensor:
+    """In float64, of the first copy of the weights."""
+    x = operands.x.double()
+    if product.norm:
+        x = x * torch.rsqrt(x.square().mean(1, keepdim=True) + EPS) * operands.norm.double()
+    y = x @ operands.weights[0].double().T
+    if operands.bias is not None:
+        y = y + operands.bias.double()
+    if product.gated:
+        gate, up = y.chunk(2, 1)
+        y = torch.nn.functional.silu(gate) * up
+    return operands.start.double() + y if product.residual else y
+
+
+def chain_us(launch: Launch, copies: int) -> float:
+    """Microseconds per product in a graph of launches that take turns with the copies of the weights."""
+    launches = math.ceil(LAUNCHES / copies) * copies
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(launches):
+            launch(i % copies)
+    for _ in range(WARM_UP):
+        graph.replay()
+    return statistics.median(replay_us(graph) for _ in range(REPEATS)) / launches
+
+
+def replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(REPLAYS):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1000 / REPLAYS
