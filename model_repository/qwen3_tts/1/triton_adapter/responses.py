@@ -5,7 +5,6 @@ import logging
 import math
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -38,6 +37,9 @@ CANCEL_INTERVAL = 0.02
 CANCEL_SETTLE = 0.25
 
 
+_numbers = itertools.count(1)
+
+
 class ResponseSink:
     """Sends one request's responses (dispatcher.Caller); sends FINAL exactly once.
 
@@ -46,7 +48,7 @@ class ResponseSink:
 
     def __init__(self, sender: Any, watcher: "CancelWatcher") -> None:
         # The client's request id may be empty or used twice; it never becomes a key.
-        self.key = uuid.uuid4().hex
+        self.key = f"request {next(_numbers)}"
         self.arrived = time.perf_counter()
         self._sender: Any | None = sender
         self._watcher = watcher
@@ -121,7 +123,9 @@ class CancelWatcher:
     def watch(self, sink: ResponseSink) -> None:
         with self._changed:
             self._due[sink] = time.monotonic() + CANCEL_INTERVAL
-            self._changed.notify()
+            # Otherwise the watcher is awake already.
+            if len(self._due) == 1:
+                self._changed.notify()
 
     def forget(self, sink: ResponseSink) -> None:
         with self._changed:
