@@ -24,7 +24,7 @@ from qwen3_tts_engine.core.batches import Audio, Batch, Chunks, Frames
 from qwen3_tts_engine.core.streams import Prompt, Stream
 from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.scheduling.capacity import Capacity
-from qwen3_tts_engine.scheduling.chunker import Chunker
+from qwen3_tts_engine.scheduling.chunker import Chunker, Need
 from qwen3_tts_engine.scheduling.newcomers import MAX_PREFILL_SECONDS
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
@@ -152,7 +152,8 @@ class Simulation:
         if self._tick is None and self._scheduler.has_work(self.now):
             batch = self._scheduler.next_batch(self.now)
             self._tick = (batch, self.now, [self.costs.tick(len(batch), batch.prefill_rows)])
-        if self._call is None and (chunks := self._chunker.next_chunks(self.now)):
+        need = Need.WORTHWHILE if self._tick else Need.ANY
+        if self._call is None and (chunks := self._chunker.next_chunks(self.now, need)):
             gpu = self.costs.call(chunks.codes[..., 0].size)
             self._call = (chunks, self.now, [CALL_SECONDS, gpu, CALL_SECONDS])
 

@@ -36,7 +36,7 @@ class Engine:
         each of the engine's threads.
         """
         self.scheduler = scheduler
-        self.recorder = metrics.Recorder()
+        self.recorder = metrics.Recorder(self._gauges)
         self.on_death: Callable[[BaseException], None] = lambda error: None
         self._chunker = chunker
         self._runner = runner
@@ -46,6 +46,9 @@ class Engine:
         self._talker_work = threading.Condition(self._lock)
         self._codec_work = threading.Condition(self._lock)
         self._take_turns = take_turns
+        self._is_idle = False
+        # On a CPU a call takes longer than a tick, and an urgent one would come late behind a tick and a call.
+        self._need_beside_ticks = Need.WORTHWHILE if runner.lookahead else Need.ANY
         self._closed: RequestError | None = None
         self._last_collected = 0.0
         self._delivery = Delivery(self.recorder, self.fail)
@@ -76,7 +79,6 @@ class Engine:
             with self._lock:
                 change()
                 ended = self.scheduler.update(stream)
-                self._update_gauges()
                 self._talker_work.notify()
                 self._codec_work.notify()
         except Unavailable as error:
@@ -152,7 +154,6 @@ class Engine:
             ended = self.scheduler.settle(self._chunker.done(chunks, audio, decoded))
             ended |= self.scheduler.cut_silent(chunks)
             self._talker_work.notify()
-            self._update_gauges()
             # Under the lock, so that a stream's end cannot overtake its audio.
             self._delivery.put(chunks.streams, audio, failed, ended, decoded)
 
@@ -169,11 +170,11 @@ class Engine:
                 if self._take_turns and idle and (chunks := self._chunker.next_chunks(now, need)):
                     return chunks
                 if has_work:
-                    batch = self.scheduler.next_batch(now)
-                    if batch.newcomers:
-                        self._update_gauges()
-                    return batch
+                    return self.scheduler.next_batch(now)
+                self._is_idle = True
+                self._codec_work.notify()
                 self._talker_work.wait()
+                self._is_idle = False
             return None
 
     def _codec_is_next(self) -> bool:
@@ -184,7 +185,8 @@ class Engine:
     def _next_chunks(self) -> Chunks | None:
         with self._lock:
             while not self._closed:
-                if chunks := self._chunker.next_chunks(time.perf_counter()):
+                need = Need.ANY if self._is_idle else self._need_beside_ticks
+                if chunks := self._chunker.next_chunks(time.perf_counter(), need):
                     return chunks
                 self._codec_work.wait()
             return None
@@ -217,8 +219,6 @@ class Engine:
             self.scheduler.capacity.add_tick(len(batch), seconds, batch.prefill_rows)
             drained = self.scheduler.collect(batch, frames, now)
             self._codec_work.notify()
-            if drained:
-                self._update_gauges()
         for stream in drained:
             self._delivery.end(stream)
 
@@ -227,15 +227,16 @@ class Engine:
         with self._lock:
             ended = self.scheduler.end(stream)
             self._talker_work.notify()
-            self._update_gauges()
         if ended:
             self._delivery.finish(stream.sink, error)
 
-    def _update_gauges(self) -> None:
+    def _gauges(self) -> dict[str, float]:
         scheduler = self.scheduler
-        self.recorder.set(metrics.RUNNING, scheduler.slots.num_used)
-        self.recorder.set(metrics.WAITING, len(scheduler.admission.queue))
-        self.recorder.set(metrics.PAGES_USED, scheduler.pages.num_used / scheduler.pages.size)
+        return {
+            metrics.RUNNING.name: scheduler.slots.num_used,
+            metrics.WAITING.name: len(scheduler.admission.queue),
+            metrics.PAGES_USED.name: scheduler.pages.num_used / scheduler.pages.size,
+        }
 
     def _shut_down(self, reason: RequestError) -> None:
         with self._lock:
@@ -243,7 +244,6 @@ class Engine:
                 # Requests after a crash get UNAVAILABLE, so that callers try another server.
                 self._closed = Unavailable(str(reason))
             ended = [stream for stream in list(self.scheduler.live.values()) if self.scheduler.end(stream)]
-            self._update_gauges()
             self._talker_work.notify_all()
             self._codec_work.notify_all()
         for stream in ended:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -61,7 +61,7 @@ METRICS = (
 
 @dataclass
 class Readings:
-    """Histogram observations, counter increments and gauge values since the last report."""
+    """Histogram observations and counter increments since the last report, and gauge values."""
 
     observed: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     counted: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
@@ -71,7 +71,9 @@ class Readings:
 class Recorder:
     """Collects readings from all threads; the adapter reports them, at a round trip per value."""
 
-    def __init__(self) -> None:
+    def __init__(self, gauges: Callable[[], dict[str, float]] = dict) -> None:
+        """`gauges` returns the current values by metric name; called from any thread."""
+        self._gauges = gauges
         self._lock = threading.Lock()
         self._readings = Readings()
         self._is_paused = False
@@ -86,13 +88,9 @@ class Recorder:
             if not self._is_paused:
                 self._readings.counted[metric.name, label] += amount
 
-    def set(self, metric: Metric, value: float) -> None:
-        with self._lock:
-            self._readings.gauges[metric.name] = value
-
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Suspends observations and counts; gauges are still set."""
+        """Suspends observations and counts."""
         self._is_paused = True
         try:
             yield
@@ -103,4 +101,5 @@ class Recorder:
         """Return and reset the readings."""
         with self._lock:
             taken, self._readings = self._readings, Readings()
-            return taken
+        taken.gauges = self._gauges()
+        return taken
