@@ -1,7 +1,7 @@
 """python -m scripts.demo_voice: train a small checkpoint that speaks, from flite's speech."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -35,7 +35,7 @@ def train_codec(
     seconds: Seconds = 1500.0,
     total: Total = 1500.0,
     freeze: Annotated[float, typer.Option(help="seconds of all runs after which the codes are fixed")] = 600.0,
-    batch: Annotated[int, typer.Option(help="crops of a step")] = 32,
+    batch: Annotated[int, typer.Option(help="crops of a step")] = 24,
     frames: Annotated[int, typer.Option(help="frames of a crop")] = 24,
     hours: Annotated[float, typer.Option(help="speech to learn from")] = 12.0,
     size: Size = "full",
@@ -85,7 +85,7 @@ def pack(
 def evaluate(
     checkpoint: Annotated[Path | None, typer.Option(help="packed checkpoint")] = None,
     count: Annotated[int, typer.Option(help="held-out sentences for each speaker")] = 100,
-    layout: Annotated[str, typer.Option(help="full or streaming")] = "full",
+    layout: Annotated[Literal["full", "streaming"], typer.Option(help="of the prompt rows")] = "full",
     output: Annotated[Path | None, typer.Option(help="folder for WAV files of the first sentences")] = None,
     folder: Annotated[Path | None, typer.Option(help="also evaluate copies by its codec")] = None,
     size: Size = "full",

@@ -12,7 +12,7 @@ from scripts.demo_voice.codec.training import SNAPSHOT, CodecModel
 from scripts.demo_voice.flite import FliteVoice
 from scripts.demo_voice.recognition import Ears, cepstra, nearest, word_errors
 from scripts.demo_voice.sizes import FRAME, RATE, VOICE_SPEAKERS, Sizes
-from scripts.demo_voice.speaking import PCM_SCALE, Speaker
+from scripts.demo_voice.speaking import PCM_SCALE, Layout, Speaker
 from scripts.demo_voice.synthesis import GAINS, prepare
 from scripts.demo_voice.texts import held_texts
 
@@ -20,10 +20,11 @@ NUM_FILES = 12
 # A part of a duration by which it may differ, and from which speech counts as running away.
 TOLERANCE, RUNAWAY = 0.2, 1.6
 Report = dict[str, float]
+Sounds = Sequence[np.ndarray]
 
 
 def evaluate(
-    checkpoint: Path | None, count: int, layout: str, output: Path | None, folder: Path | None, sizes: Sizes
+    checkpoint: Path | None, count: int, layout: Layout, output: Path | None, folder: Path | None, sizes: Sizes
 ) -> Iterator[tuple[str, Report]]:
     """Reports of the teacher, of copies by the codec in `folder`, and of the checkpoint, for each voice."""
     texts, ears = held_texts()[:count], Ears()
@@ -68,9 +69,7 @@ def copies(folder: Path, sizes: Sizes, sounds: Sequence[np.ndarray]) -> list[np.
     return found
 
 
-def report(
-    texts: Sequence[str], found: Sequence[np.ndarray], teacher: Sequence[np.ndarray], candidates: list[np.ndarray], ears: Ears
-) -> Report:
+def report(texts: Sequence[str], found: Sounds, teacher: Sounds, candidates: list[np.ndarray], ears: Ears) -> Report:
     errors, said = np.sum([word_errors(text, ears(sound)) for text, sound in zip(texts, found, strict=True)], axis=0)
     lengths = np.array([len(sound) / len(own) for sound, own in zip(found, teacher, strict=True)])
     right = [nearest(cepstra(sound), candidates) == i for i, sound in enumerate(found)]

@@ -15,9 +15,8 @@ VOICES = ("cmu_us_slt", "cmu_us_rms")
 # Environment variable: a folder with the shared libraries, where libflite1 is not installed.
 FOLDER = "QWEN3_TTS_FLITE"
 # The names of segments, in the order of their ids; the first is silence.
-PHONES = (
-    "pau aa ae ah ao aw ax ay b ch d dh eh er ey f g hh ih iy jh k l m n ng ow oy p r s sh t th uh uw v w y z zh"
-).split()
+_PHONES = "pau aa ae ah ao aw ax ay b ch d dh eh er ey f g hh ih iy jh k l m n ng ow oy p r s sh t th uh uw v w y z zh"
+PHONES = _PHONES.split()
 SIGNATURES = {
     "flite_init": (c_int, []),
     "flite_synth_text": (c_void_p, [c_char_p, c_void_p]),

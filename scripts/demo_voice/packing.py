@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qwen3_tts_engine.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG, SPEECH_TOKENIZER, WEIGHTS
+from qwen3_tts_engine.checkpoint.checkpoint import CONFIG, SPEECH_TOKENIZER, WEIGHTS
+from qwen3_tts_engine.checkpoint.checkpoint import GENERATION_CONFIG as GENERATION
 from qwen3_tts_engine.checkpoint.configs import ModelConfig, SpeechTokenizerConfig, read_config
 from qwen3_tts_engine.checkpoint.tensor_shapes import TensorShapes, codec_decoder_shapes, talker_shapes
 from scripts.demo_voice import snapshots
@@ -16,7 +17,7 @@ from scripts.demo_voice.codec.training import SNAPSHOT as CODEC
 from scripts.demo_voice.sizes import (
     ACTIVE,
     CODES,
-    GENERATION_CONFIG as GENERATION,
+    GENERATION_CONFIG,
     VOICE_SPEAKERS,
     Sizes,
     model_config,
@@ -37,7 +38,7 @@ def pack(folder: Path, checkpoint: Path, sizes: Sizes) -> int:
     codec.mkdir(parents=True, exist_ok=True)
     copy_files(checkpoint)
     _write(checkpoint / CONFIG, model_config(sizes))
-    _write(checkpoint / GENERATION_CONFIG, GENERATION)
+    _write(checkpoint / GENERATION, GENERATION_CONFIG)
     _write(checkpoint / "preprocessor_config.json", TEXT_PREPROCESSOR)
     _write(codec / CONFIG, speech_tokenizer_config(sizes))
     _write(codec / "configuration.json", AUDIO_CONFIGURATION)

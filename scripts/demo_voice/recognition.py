@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import soxr
+import soxr  # type: ignore[import-untyped]
 
 from scripts.demo_voice.sizes import RATE
 
@@ -88,4 +88,5 @@ def _bank() -> np.ndarray:
     bins = np.arange(WINDOW // 2 + 1)
     bands = zip(pairwise(edges), pairwise(edges[1:]), strict=False)
     rows = [np.minimum((bins - a) / (b - a), (d - bins) / (d - c)) for (a, b), (c, d) in bands]
-    return np.clip(np.stack(rows), 0, None)
+    bank: np.ndarray = np.clip(np.stack(rows), 0, None)
+    return bank

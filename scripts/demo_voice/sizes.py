@@ -81,7 +81,7 @@ GENERATION_CONFIG = GENERATION | {"max_new_tokens": 2048}
 
 
 def _talker(mini: bool) -> Json:
-    hidden, inner, layers = (64, 128, 2) if mini else (256, 768, 8)
+    hidden, inner, layers = (64, 128, 2) if mini else (256, 640, 8)
     heads: Json = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     predictor_layers = 1 if mini else 2
     predictor = PREDICTOR | heads | {"hidden_size": hidden, "intermediate_size": 128 if mini else 512}
@@ -109,7 +109,7 @@ def _ids() -> Json:
     languages = CODEC_IDS["codec_language_id"]
     ids["codec_language_id"] = {name: languages[name] + SHIFT for name in LANGUAGES}
     ids["spk_id"] = {name: value + SHIFT for name, value in SPEAKERS.items()}
-    return ids | {"spk_is_dialect": {name: False for name in SPEAKERS}}
+    return ids | {"spk_is_dialect": dict.fromkeys(SPEAKERS, False)}
 
 
 def _decoder(mini: bool) -> Json:
@@ -120,10 +120,10 @@ def _decoder(mini: bool) -> Json:
         "decoder_dim": width,
         "hidden_size": width,
         "intermediate_size": 2 * width,
-        "latent_dim": width,
+        "latent_dim": width if mini else 192,
         "layer_scale_initial_scale": 0.1,
         "num_attention_heads": width // 64,
-        "num_hidden_layers": 1 if mini else 3,
+        "num_hidden_layers": 1 if mini else 2,
         "num_key_value_heads": width // 64,
         "semantic_codebook_size": CODES,
         "sliding_window": 16,

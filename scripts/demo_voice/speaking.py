@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,10 +22,11 @@ from scripts.demo_voice.sizes import FRAME
 CPU = torch.device("cpu")
 PCM_SCALE = 32767
 STREAMS = 16
+Layout = Literal["full", "streaming"]
 
 
 class Speaker:
-    def __init__(self, folder: Path, text_layout: str = "full") -> None:
+    def __init__(self, folder: Path, text_layout: Layout = "full") -> None:
         self._checkpoint = Checkpoint.open(str(folder))
         self._config = EngineConfig(
             checkpoint=str(folder), max_streams=STREAMS, max_frames_limit=512, text_layout=text_layout

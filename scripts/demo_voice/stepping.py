@@ -99,7 +99,8 @@ class Averages:
         torch._foreach_copy_(self._parameters, self._last)
 
     def load(self, values: Sequence[Tensor]) -> None:
-        torch._foreach_copy_(self.values, [value.to(own.device) for value, own in zip(values, self.values, strict=True)])
+        for own, value in zip(self.values, values, strict=True):
+            own.copy_(value)
 
 
 class Step:

@@ -1,5 +1,6 @@
 """Discriminators over periods of the waveform and over complex spectra."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ class PeriodJudge(nn.Module):
         super().__init__()
         self.period = period
         widths = (1, *PERIOD_WIDTHS)
-        layers = [nn.Conv2d(i, o, (5, 1), (3, 1), (2, 0)) for i, o in zip(widths, widths[1:], strict=False)]
+        layers = [nn.Conv2d(i, o, (5, 1), (3, 1), (2, 0)) for i, o in pairwise(widths)]
         self.layers = nn.ModuleList([*layers, nn.Conv2d(widths[-1], widths[-1], (5, 1), 1, (2, 0))])
         self.last = nn.Conv2d(widths[-1], 1, (3, 1), 1, (1, 0))
 

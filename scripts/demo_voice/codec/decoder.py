@@ -28,7 +28,7 @@ class Decoder(nn.Module):
         self.pre_conv = Conv(config["codebook_dim"], latent, 3)
         self.pre_transformer = WindowTransformer(config)
         self.upsample = nn.ModuleList(
-            nn.ModuleList([Transposed(latent, latent, ratio, ratio), ConvNeXt(latent)])
+            nn.Sequential(Transposed(latent, latent, ratio, ratio), ConvNeXt(latent))
             for ratio in config["upsampling_ratios"]
         )
         layers: list[nn.Module] = [Conv(latent, width, 7)]
@@ -47,9 +47,7 @@ class Decoder(nn.Module):
         x = self.pre_conv(vectors.transpose(1, 2).unsqueeze(2))
         x = self.pre_transformer(x.squeeze(2).transpose(1, 2)).transpose(1, 2).unsqueeze(2)
         x = x.contiguous(memory_format=torch.channels_last)
-        for transposed, convnext in self.upsample:
-            x = convnext(transposed(x))
-        for layer in self.decoder[:-1]:
+        for layer in (*self.upsample, *self.decoder[:-1]):
             x = layer(x)
         with torch.autocast(x.device.type, enabled=False):
             wave: Tensor = self.decoder[-1](x.float())
@@ -131,7 +129,8 @@ class Attention(nn.Module):
         return z
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(2, (-1, self.head_dim))
+        return heads.transpose(1, 2)
 
 
 class LayerScale(nn.Module):

@@ -104,7 +104,8 @@ class ConvNeXt(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
         y = self.gamma * self.pwconv2(functional.gelu(self.pwconv1(y)))
-        return x + y.permute(0, 3, 1, 2)
+        summed: Tensor = x + y.permute(0, 3, 1, 2)
+        return summed
 
 
 class RmsNorm(nn.Module):
@@ -113,7 +114,8 @@ class RmsNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        y: Tensor = functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        return y
 
 
 class GatedMlp(nn.Module):

@@ -78,7 +78,7 @@ class ResidualQuantizer(nn.Module):
 
     @property
     def codebooks(self) -> "list[Codebook]":
-        return [layer._codebook for layer in self.vq.layers]  # type: ignore[union-attr, misc]
+        return [layer._codebook for layer in self.vq.layers]  # type: ignore[union-attr]
 
     def project(self, z: Tensor) -> Tensor:
         return functional.linear(z, self.input_proj.weight[:, :, 0])

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import _dynamo as dynamo
 from torch.nn import functional
 
 from scripts.demo_voice import snapshots
@@ -263,13 +264,16 @@ def _loop(
 def phase_at(spent: float, freeze: float) -> str:
     if spent >= freeze:
         return "frozen"
-    return "unquantized" if spent < UNQUANTIZED * freeze else "quantized" if spent < ADVERSARIAL * freeze else "adversarial"
+    if spent >= ADVERSARIAL * freeze:
+        return "adversarial"
+    return "quantized" if spent >= UNQUANTIZED * freeze else "unquantized"
 
 
 def compile_snake(device: torch.device) -> None:
     """Fuses the activation where a compiler is available: most of the time is spent moving its arrays."""
     if device.type != "cuda":
         return
+    dynamo.config.recompile_limit = 64
     forward, backward = layers.snake, layers.snake_gradients
     compiled: list[Any] = [torch.compile(function, dynamic=True) for function in (forward, backward)]
     try:

@@ -17,9 +17,7 @@ class Talker(nn.Module):
         super().__init__()
         self.config = config
         hidden, text = config["hidden_size"], config["text_hidden_size"]
-        self.model = Stack(config)
-        self.model.codec_embedding = nn.Embedding(config["vocab_size"], hidden)
-        self.model.text_embedding = nn.Embedding(config["text_vocab_size"], text)
+        self.model = TalkerStack(config)
         self.text_projection = TextProjection(text, hidden)
         self.codec_head = nn.Linear(hidden, CODES + 1, bias=False)
         self.code_predictor = CodePredictor(config["code_predictor_config"], hidden)
@@ -27,8 +25,8 @@ class Talker(nn.Module):
 
     def tables(self) -> Tensor:
         """Embeddings of the active codebooks [active, codes, hidden]."""
-        first = self.model.codec_embedding.weight[:CODES]
-        return torch.stack([first, *(table.weight for table in self.code_predictor.model.codec_embedding)])
+        others = self.code_predictor.model.codec_embedding.parameters()
+        return torch.stack([self.model.codec_embedding.weight[:CODES], *others])
 
     def embed(self, text: Tensor, control: Tensor, codes: Tensor, is_frame: Tensor) -> Tensor:
         """Rows [batch, length] of text ids, control ids (-1: none) and frames of codes [batch, length, active]."""
@@ -76,14 +74,13 @@ class CodePredictor(nn.Module):
         super().__init__()
         hidden, count = config["hidden_size"], ACTIVE - 1
         assert hidden == talker_hidden, "there is no projection between the two"
-        self.model = Stack(config)
-        self.model.codec_embedding = nn.ModuleList(nn.Embedding(CODES, hidden) for _ in range(count))
+        self.model = PredictorStack(config)
         self.lm_head = nn.ModuleList(nn.Linear(hidden, CODES, bias=False) for _ in range(count))
 
     def forward(self, rows: Tensor) -> Tensor:
         """[M, active, hidden] -> logits [M, active - 1, codes]; row 0 is the talker's state."""
         states = self.model(rows, None)[:, 1:]
-        heads = torch.stack([head.weight for head in self.lm_head]).to(states.dtype)
+        heads = torch.stack(list(self.lm_head.parameters())).to(states.dtype)
         return torch.einsum("mkh,kvh->mkv", states, heads)
 
 
@@ -101,6 +98,19 @@ class Stack(nn.Module):
             x = layer(x, turns, visible)
         y: Tensor = self.norm(x)
         return y
+
+
+class TalkerStack(Stack):
+    def __init__(self, config: Json) -> None:
+        super().__init__(config)
+        self.codec_embedding = nn.Embedding(config["vocab_size"], config["hidden_size"])
+        self.text_embedding = nn.Embedding(config["text_vocab_size"], config["text_hidden_size"])
+
+
+class PredictorStack(Stack):
+    def __init__(self, config: Json) -> None:
+        super().__init__(config)
+        self.codec_embedding = nn.ModuleList(nn.Embedding(CODES, config["hidden_size"]) for _ in range(ACTIVE - 1))
 
 
 class Layer(nn.Module):
@@ -139,4 +149,5 @@ class Attention(nn.Module):
         return z
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (-1, self.head_dim))
+        heads: Tensor = x.unflatten(2, (-1, self.head_dim))
+        return heads

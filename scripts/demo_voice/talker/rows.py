@@ -20,6 +20,10 @@ class Rows(NamedTuple):
     says: np.ndarray
 
 
+# Text ids and control ids of the prompt, and the text ids that are fed later.
+Prompt = tuple[list[int], list[int], list[int]]
+
+
 class RowBuilder:
     def __init__(self, config: Json, ids: SpokenIds) -> None:
         self._config, self._role = config, ids.role
@@ -37,8 +41,7 @@ class RowBuilder:
             np.array([NONE] * (len(ids) - 1) + [*numbers, END], np.int32),
         )
 
-    def _prompt(self, text: list[int], voice: int, english: bool, streaming: bool) -> tuple[list[int], list[int], list[int]]:
-        """Text ids and control ids of the prompt, and the text ids that are fed later."""
+    def _prompt(self, text: list[int], voice: int, english: bool, streaming: bool) -> Prompt:
         config, spoken = self._config, [*text, self._end]
         prefix = self._prefix(voice, english)
         ids = [*self._role, *[self._pad] * len(prefix), self._begin]
