@@ -17,6 +17,20 @@ CARRIED = ("codec.pt", "codec_frozen.pt", "codes.npz", "talker.pt")
 
 
 @app.command()
+def texts(
+    packages: Annotated[Path, typer.Option(help="folder with the unpacked Debian packages of data/LICENSES.md")],
+    verses: Annotated[Path, typer.Option(help="output of `bible -f gen1:1-rev22:21`")],
+) -> None:
+    """Choose the sentences anew, and learn the tokenizer from them."""
+    from scripts.demo_voice import corpus, tokenizer
+    from scripts.demo_voice.texts import DATA, training_texts, write_texts
+
+    sources = corpus.Sources(packages, verses)
+    write_texts(corpus.choose(sources, DATA / "fillers.json", DATA / "templates.txt"))
+    tokenizer.write(tokenizer.learn(list(training_texts())))
+
+
+@app.command()
 def synthesize(
     folder: Folder,
     seconds: Seconds = 3600.0,
@@ -41,7 +55,7 @@ def train_codec(
     size: Size = "full",
 ) -> None:
     """Train the codec on the shards, also on those that arrive meanwhile."""
-    from scripts.demo_voice.codec.training import train
+    from scripts.demo_voice.codec.runs import train
 
     budgets = {"seconds": seconds, "total": total, "freeze": freeze}
     train(folder, sizes(size), **budgets, batch=batch, frames=frames, hours=hours)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from scripts.demo_voice.codec.quantizer import Quantizer
-from scripts.demo_voice.codec.training import CodecTraining, phase_at
+from scripts.demo_voice.codec.runs import phase_at
+from scripts.demo_voice.codec.training import CodecTraining
 from scripts.demo_voice.sizes import ACTIVE, CODES, FRAME, sizes
 
 

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from code2wav_step.kernel_ops import MIN_DIMENSION
+from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig, ModelConfig
 from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes, talker_shapes
 from qwen3_tts_engine.codec.contract import state_layout
@@ -128,11 +129,8 @@ def test_reports_the_teacher_as_itself() -> None:
 
 
 def _packed_talker(miniature: Miniature) -> Talker:
-    checkpoint = Checkpoint.open(str(miniature.checkpoint))
-    tensors = {
-        name.removeprefix("talker."): t.float() for name, t in load_file(checkpoint.path("model.safetensors")).items()
-    }
-    tensors = {name: tensor for name, tensor in tensors.items() if not is_inactive(f"talker.{name}")}
+    packed = load_file(miniature.checkpoint / WEIGHTS)
+    tensors = {name.removeprefix("talker."): t.float() for name, t in packed.items() if not is_inactive(name)}
     eos = miniature.sizes.talker["codec_eos_token_id"]
     head = tensors["codec_head.weight"]
     tensors["codec_head.weight"] = torch.cat([head[:CODES], head[eos : eos + 1]])
