@@ -10,12 +10,12 @@ from scripts.demo_voice.codec.layers import (
     GatedMlp,
     Json,
     RmsNorm,
-    SnakeBeta,
     Transposed,
     rotate,
     rotation,
 )
 from scripts.demo_voice.codec.quantizer import Quantizer
+from scripts.demo_voice.codec.snake import SnakeBeta
 
 DILATIONS = (1, 3, 9)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-SNAKE_EPS, LAYER_NORM_EPS = 1e-9, 1e-6
+LAYER_NORM_EPS = 1e-6
 Json = dict[str, Any]
 
 
@@ -54,43 +54,6 @@ class Transposed(nn.Module):
         weight = self.conv.weight.unsqueeze(2)
         y = functional.conv_transpose2d(x, weight, self.conv.bias, (1, self.stride))
         return y[..., : x.shape[3] * self.stride]
-
-
-class SnakeFunction(torch.autograd.Function):
-    """Keeps only its input for the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-        ctx.save_for_backward(x, alpha, beta)
-        return snake(x, alpha, beta)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return snake_gradients(gradient, *ctx.saved_tensors)
-
-
-def snake(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    sine = torch.sin(x.float() * alpha.exp())
-    return (x.float() + sine * sine / (beta.exp() + SNAKE_EPS)).to(x.dtype)
-
-
-def snake_gradients(gradient: Tensor, x: Tensor, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    g, exact, a, b = gradient.float(), x.float(), alpha.exp(), beta.exp() + SNAKE_EPS
-    sine, cosine = torch.sin(exact * a), torch.cos(exact * a)
-    slope = 2 * sine * cosine * a / b
-    by_alpha = (g * slope * exact).sum((0, 2, 3), keepdim=True)
-    by_beta = (-g * sine * sine).sum((0, 2, 3), keepdim=True) * beta.exp() / (b * b)
-    return (g * (1 + slope)).to(x.dtype), by_alpha, by_beta
-
-
-class SnakeBeta(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.alpha, self.beta = nn.Parameter(torch.zeros(channels)), nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = SnakeFunction.apply(x, self.alpha.view(1, -1, 1, 1), self.beta.view(1, -1, 1, 1))
-        return y
 
 
 class ConvNeXt(nn.Module):

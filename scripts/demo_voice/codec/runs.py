@@ -2,15 +2,12 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch import _dynamo as dynamo
 
 from scripts.demo_voice import snapshots
 from scripts.demo_voice.audio_buffer import Arrivals, AudioBuffer
-from scripts.demo_voice.codec import layers
 from scripts.demo_voice.codec.training import FROZEN, SNAPSHOT, CodecTraining
 from scripts.demo_voice.sizes import FRAME, RATE, Sizes
 from scripts.demo_voice.stepping import Budget, Log, Timer, best_device, cosine, readable
@@ -27,7 +24,6 @@ def train(
     device, path = best_device(), folder / SNAPSHOT
     torch.manual_seed(1)
     buffer = AudioBuffer(int(hours * 3600) * RATE // FRAME * FRAME, frames, device)
-    compile_snake(device)
     training = CodecTraining(sizes, buffer, device)
     state = snapshots.load(path) if path.is_file() else None
     budget = Budget(state["spent"] if state else 0.0, seconds, total)
@@ -83,22 +79,6 @@ def phase_at(spent: float, freeze: float) -> str:
     if spent >= ADVERSARIAL * freeze:
         return "adversarial"
     return "quantized" if spent >= UNQUANTIZED * freeze else "unquantized"
-
-
-def compile_snake(device: torch.device) -> None:
-    """Fuses the activation where a compiler is available: most of the time is spent moving its arrays."""
-    if device.type != "cuda":
-        return
-    dynamo.config.recompile_limit = 64
-    forward, backward = layers.snake, layers.snake_gradients
-    compiled: list[Any] = [torch.compile(function, dynamic=True) for function in (forward, backward)]
-    try:
-        x = torch.randn(2, 32, 1, 64, device=device, dtype=torch.bfloat16)
-        scale = torch.zeros(1, 32, 1, 1, device=device)
-        compiled[1](compiled[0](x, scale, scale), x, scale, scale)
-        layers.snake, layers.snake_gradients = compiled
-    except Exception as error:  # compilers fail in many ways, and none of them matters here
-        print(f"the activation is not compiled: {error!r:.300}", flush=True)
 
 
 def _wait_for_sound(folder: Path, buffer: AudioBuffer, frames: int, log: Log, budget: Budget) -> Arrivals:
