@@ -73,7 +73,7 @@ def text_tokenizer(size: Size) -> TextTokenizer:
     entries, assistant = (2000, 1999) if size == "tiny" else (151643, 77091)
     alphabet = byte_alphabet()
     merges = _merges((*ROLES, *WORDS, *(f"{alphabet[ord(' ')]}{word}" for word in WORDS)))
-    tokens = [alphabet[byte] for byte in _printable_first()]
+    tokens = byte_order()
     tokens += [token for token in dict.fromkeys(map("".join, merges)) if token != ASSISTANT]
     tokens += [f"<unused{i}>" for i in range(entries - 1 - len(tokens))]
     tokens.insert(assistant, ASSISTANT)
@@ -91,10 +91,10 @@ def _printable() -> list[int]:
     return [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 
 
-def _printable_first() -> list[int]:
-    """The order of the first 256 ids, in which a newline is 198 in every size."""
-    printable = _printable()
-    return printable + [byte for byte in range(256) if byte not in printable]
+def byte_order() -> list[str]:
+    """The first 256 tokens, in which a newline has the id 198 in every size."""
+    alphabet, printable = byte_alphabet(), _printable()
+    return [alphabet[byte] for byte in (*printable, *(byte for byte in range(256) if byte not in printable))]
 
 
 def _merges(words: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -104,12 +104,12 @@ def _merges(words: tuple[str, ...]) -> list[tuple[str, str]]:
     """
     ranks: dict[tuple[str, str], int] = {}
     for word in words:
-        while len(pieces := _encode(list(word), ranks)) > 1:
+        while len(pieces := encode(list(word), ranks)) > 1:
             ranks[pieces[0], pieces[1]] = len(ranks)
     return list(ranks)
 
 
-def _encode(pieces: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:
+def encode(pieces: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:
     """Byte-pair encoding: joins the pair with the lowest-ranked merge until none is left."""
     while known := [(ranks[pair], at) for at, pair in enumerate(pairwise(pieces)) if pair in ranks]:
         _, at = min(known)
