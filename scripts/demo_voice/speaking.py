@@ -1,6 +1,5 @@
 """Speaks with a checkpoint through the server's engine and codec, in this process."""
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +11,9 @@ from export.modules.codec import CodecStep
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.contract import split_frames
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.core import Chunks
+from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.lifecycle.warm_up import DiscardSink
 from qwen3_tts_engine.request import RequestError, SynthesisRequest
 from qwen3_tts_engine.startup import build_engine
 from qwen3_tts_engine.talker.loader import load_runner
@@ -35,7 +35,7 @@ class Speaker:
 
     def codes(self, requests: Sequence[dict[str, Any]]) -> list[np.ndarray]:
         """Codes [frames, 16] of each request, sampled as the server does."""
-        recorder, listeners = _Recorder(), [_Listener() for _ in requests]
+        recorder, listeners = _Recorder(), [DiscardSink() for _ in requests]
         prompts = PromptBuilder(self._checkpoint, self._config)
         runner = load_runner(self._checkpoint, self._config, CPU)
         engine = build_engine(self._config, prompts.num_codebooks, runner, recorder)
@@ -60,21 +60,6 @@ class Speaker:
         samples = np.concatenate(waves)
         assert len(samples) == FRAME * len(codes)
         return samples
-
-
-class _Listener:
-    """Waits for the end of a stream."""
-
-    def __init__(self) -> None:
-        self.ended = threading.Event()
-        self.error: RequestError | None = None
-
-    def send(self, pcm: np.ndarray) -> None:
-        pass
-
-    def finish(self, error: RequestError | None) -> None:
-        self.error = error
-        self.ended.set()
 
 
 class _Recorder:
