@@ -71,7 +71,7 @@ class _Recorder:
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         for stream, codes, count in zip(chunks.streams, chunks.codes, chunks.counts, strict=True):
             self._codes.setdefault(stream.key, []).append(codes[:count].copy())
-        return np.zeros((*chunks.codes.shape[:2], FRAME), np.int16), {}
+        return np.zeros((len(chunks), chunks.codes.shape[1] * FRAME), np.int16), {}
 
     def of(self, key: str) -> np.ndarray:
         return np.concatenate(self._codes.get(key, [np.empty((0, 16), np.int32)]))
