@@ -112,8 +112,29 @@ def test_shared_and_copied_codec_states_give_the_same_speech(
     assert np.abs(received.samples.astype(int) - again.samples).max() < 200, "chunk boundaries may differ"
 
 
-def test_killed_codec_ends_every_stream_and_the_server(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with serving(repository, tmp_path, tiny_checkpoint) as caller:
+def test_calls_by_a_direct_line_give_the_same_speech(
+    caller: Caller, repository: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    def speak(seed: int) -> np.ndarray:
+        return direct.speak("Hello there.", seed=seed, max_frames=20).samples
+
+    with serving(repository, tmp_path, tiny_checkpoint, QWEN3_TTS_CODEC_CALLS="direct") as direct:
+        with ThreadPoolExecutor(8) as pool:
+            spoken = list(pool.map(speak, range(8)))
+        calls = direct.metric("nv_inference_exec_count_total", model="code2wav")
+    log = (tmp_path / "server.log").read_text()
+    assert "codec calls: by a direct line to code2wav" in log
+    assert calls < 5, "only those before the line was open"
+    for seed, samples in enumerate(spoken):
+        expected = caller.speak("Hello there.", seed=seed, max_frames=20).samples
+        assert np.abs(samples.astype(int) - expected).max() < 200, "chunk boundaries may differ"
+
+
+@pytest.mark.parametrize("calls", ["triton", "direct"])
+def test_killed_codec_ends_every_stream_and_the_server(
+    repository: Path, tiny_checkpoint: Path, tmp_path: Path, calls: str
+) -> None:
+    with serving(repository, tmp_path, tiny_checkpoint, QWEN3_TTS_CODEC_CALLS=calls) as caller:
         assert caller.speak("Hello there.", max_frames=4).error is None
         with ThreadPoolExecutor(1) as pool:
             in_flight = pool.submit(caller.speak, "Hello there.", temperature=0.0, max_frames=4000)

@@ -16,7 +16,7 @@ from code2wav_step.shared_states import SharedStates
 from qwen3_tts_engine.codec.contract import terms
 
 device = torch.device(sys.argv[2])
-states = SharedStates(device, 1000, Contract(**terms())).find(sys.argv[1])
+states = SharedStates(device, 1000, Contract(**terms()), lambda place, states: None).find(sys.argv[1])
 assert states.shape == (3, 1000)
 assert states[0].eq(5).all()
 states[2] = 7.0

@@ -4,13 +4,16 @@ import gc
 import json
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
 
 from code2wav_step import guard, startup
+from code2wav_step.line import Line
 from code2wav_step.requests import InvalidInputError, RequestReader
 from code2wav_step.shared_states import SharedStates
 
@@ -28,7 +31,10 @@ class TritonPythonModel:
         weights = startup.load_weights(folder / startup.MODEL_FILE, device)
         self._contract = weights.config.contract
         self._reader = RequestReader(weights.config)
-        self._shared = SharedStates(device, weights.config.state_size, self._contract)
+        self._sizes = (weights.config.num_quantizers, weights.config.samples_per_frame)
+        self._shared = SharedStates(device, weights.config.state_size, self._contract, self._open_line)
+        # Requests and the calls of a direct line use the runner in turn.
+        self._lock = threading.Lock()
         # A stream of its own, so that synchronising waits for nothing else.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.cuda.stream(self._stream):
@@ -45,7 +51,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         # Sequentially: a caller with several streams sends them as one request.
-        with torch.cuda.stream(self._stream):
+        with self._lock, torch.cuda.stream(self._stream):
             responses = [self._respond(request, is_only=len(requests) == 1) for request in requests]
             if self._stream:
                 # The caller may be another process, which cannot wait on this stream.
@@ -91,6 +97,17 @@ class TritonPythonModel:
                 self._stream.synchronize()
             pcm = pcm.clone()
         return {names.pcm: pcm}
+
+    def _open_line(self, place: dict[str, Any], states: torch.Tensor) -> Line:
+        def run(codes: np.ndarray, places: np.ndarray, pcm: np.ndarray) -> None:
+            tensors = {self._contract.codes: torch.from_numpy(codes), self._contract.places: torch.from_numpy(places)}
+            with self._lock, torch.cuda.stream(self._stream):
+                samples = self._runner.advance(*self._reader.read_shared(tensors, states))
+                if self._stream:
+                    self._stream.synchronize()
+                pcm[:] = samples.numpy()
+
+        return Line(place, self._sizes, run)
 
     def _tensors(self, request: Any) -> dict[str, torch.Tensor]:
         names = (self._contract.codes, self._contract.state, self._contract.history, self._contract.places)

@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ from code2wav_step.requests import STATE_DTYPE, InvalidInputError
 class SharedStates:
     """The mapped states of every calling talker."""
 
-    def __init__(self, device: torch.device, state_size: int, contract: Contract) -> None:
+    def __init__(
+        self, device: torch.device, state_size: int, contract: Contract, open_line: Callable[[Any, Tensor], object]
+    ) -> None:
+        """`open_line` takes the place of a talker's direct line, and its states."""
+        self._open_line = open_line
         self._device = device
         self._contract = contract
         self._state_size = state_size
@@ -58,6 +63,8 @@ class SharedStates:
             else _from_file(_memory(found["file"], self._contract.states_memory), rows, size)
         )
         self._mapped[found["owner"]] = address, states
+        if "line" in found:
+            self._open_line(found["line"], states)
         return states
 
 

@@ -16,6 +16,7 @@ from qwen3_tts_engine.checkpoint.manifest import MANIFEST, CodecManifest
 from qwen3_tts_engine.checkpoint.tensorrt_plan import check_plan
 from qwen3_tts_engine.codec import contract
 from qwen3_tts_engine.codec.golden import Golden
+from qwen3_tts_engine.codec.line import Line
 from qwen3_tts_engine.codec.shared_memory import shared_zeros
 from qwen3_tts_engine.codec.states import NUM_EXTRA, CodecStates
 from qwen3_tts_engine.config import ConfigError, EngineConfig
@@ -163,8 +164,9 @@ def open_codec(
     log.info("codec states: %s", "shared memory mapped by code2wav" if is_shared else "sent with each call")
     if not is_shared:
         return CodecStates(torch.zeros(shape, dtype=dtype, device=device), history)
-    states, address = shared_zeros(owner, shape, dtype, device)
-    return CodecStates(states, history, address)
+    line = Line() if config.codec_calls == "direct" else None
+    states, address = shared_zeros(owner, shape, dtype, device, line)
+    return CodecStates(states, history, address, line)
 
 
 def _chunk_frames(config: EngineConfig, manifest: CodecManifest, path: Path) -> list[int]:

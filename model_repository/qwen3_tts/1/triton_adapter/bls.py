@@ -92,6 +92,9 @@ class SharedStatesCodec(BlsCodec):
 
     def _advance(self, inputs: dict[str, torch.Tensor]) -> np.ndarray:
         """Samples int16 [chunks, samples]."""
+        if self.states.line and self.states.line.is_open():
+            with CALLS.call(contract.MODEL_NAME):
+                return self.states.line.call(inputs[contract.CODES].numpy(), inputs[contract.PLACES].numpy())
         [pcm] = call_model(contract.MODEL_NAME, inputs, [contract.PCM], CPU, {contract.STATES: self.states.address})
         samples: np.ndarray = pcm.numpy()
         return samples

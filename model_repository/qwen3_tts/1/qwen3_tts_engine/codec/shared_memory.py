@@ -9,15 +9,22 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.codec.contract import NOTE_MEMORY, STATES_MEMORY
+from qwen3_tts_engine.codec.line import Line
 
 
-def shared_zeros(owner: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, str]:
+def shared_zeros(
+    owner: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device, line: Line | None = None
+) -> tuple[Tensor, str]:
     """A tensor, and a JSON address for other processes of this user, valid while this process lives.
+
+    A process that maps the tensor takes the other end of `line`.
 
     Any caller of code2wav can send an address, so it names a note that locates the tensor and carries the note's
     secret. Each `owner` has one tensor; mapping a new one releases the previous one.
     """
     note: dict[str, Any] = {"owner": owner, "shape": shape, "dtype": str(dtype).removeprefix("torch.")}
+    if line is not None:
+        note["line"] = line.place
     if device.type == "cuda":
         tensor = torch.zeros(shape, dtype=dtype, device=device)
         handle = tensor.untyped_storage()._share_cuda_()

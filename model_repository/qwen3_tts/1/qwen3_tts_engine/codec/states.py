@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qwen3_tts_engine.audio import CODEBOOK_SIZE
 from qwen3_tts_engine.codec.contract import OVERFLOW, PCM_SCALE
+from qwen3_tts_engine.codec.line import Line
 from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.pinned_memory import to_device
 from qwen3_tts_engine.request import RequestError
@@ -19,12 +20,14 @@ NUM_EXTRA = 2
 class CodecStates:
     """Codec states on the codec's device; codes and history come with the chunks."""
 
-    def __init__(self, states: Tensor, max_history: int, address: str | None = None) -> None:
+    def __init__(self, states: Tensor, max_history: int, address: str | None = None, line: Line | None = None) -> None:
         """`states` [slots + NUM_EXTRA, S] is zero; its last row stays zero and starts new streams.
 
-        `address` lets code2wav map the states (shared_memory.py); None sends them with each call.
+        `address` lets code2wav map the states (shared_memory.py); None sends them with each call. `line` then takes
+        the calls, as soon as code2wav has.
         """
         self.address = address
+        self.line = line
         self.zero_row, self.spare_row = len(states) - 1, len(states) - 2
         """Rows that belong to no slot; the spare one is for references."""
         self._states = states

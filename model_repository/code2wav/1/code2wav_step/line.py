@@ -1,0 +1,70 @@
+"""A talker's direct line: its calls without Triton (qwen3_tts_engine/codec/line.py is the other end)."""
+
+import logging
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+log = logging.getLogger(__name__)
+
+OPEN, OK, FAILED = b"\1", b"\0", b"\2"
+# Codes int32 [rows, frames * codebooks], places int32 [rows, 3] and the samples to fill, int16 [rows, samples].
+Run = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+
+
+class Line:
+    """code2wav's end: answers calls on a thread until the talker's process ends."""
+
+    def __init__(self, place: dict[str, Any], sizes: tuple[int, int], run: Run) -> None:
+        """`place` is the talker's; `sizes` are codebooks and samples of a frame."""
+        process, files = int(place["process"]), place["files"]
+        self._codebooks, self._samples = sizes
+        self._offsets, self._sizes = place["offsets"], place["sizes"]
+        self._requests = _open_pipe(process, files["requests"], os.O_RDONLY)
+        self._answers = _open_pipe(process, files["answers"], os.O_WRONLY)
+        memory = os.open(f"/proc/{process}/fd/{int(files['memory'])}", os.O_RDWR)
+        self._memory = mmap.mmap(memory, 0)
+        os.close(memory)
+        self._run = run
+        threading.Thread(target=self._serve, name="line", daemon=True).start()
+
+    def _serve(self) -> None:
+        try:
+            os.write(self._answers, OPEN)
+            while os.read(self._requests, 1):
+                os.write(self._answers, self._answer())
+        except BrokenPipeError:
+            pass  # the talker ended before it read the answer
+        finally:
+            os.close(self._requests)
+            os.close(self._answers)
+
+    def _answer(self) -> bytes:
+        try:
+            rows, frames = map(int, self._part("shape", np.int32, 2))
+            codes = self._part("codes", np.int32, rows * frames * self._codebooks).reshape(rows, frames, -1)
+            places = self._part("places", np.int32, rows * 3).reshape(rows, 3)
+            pcm = self._part("pcm", np.int16, rows * frames * self._samples).reshape(rows, -1)
+            self._run(codes, places, pcm)
+        except Exception as error:
+            log.warning("a call of the direct line failed: %s", error)
+            reason = str(error).encode()[: self._sizes["error"] - 1] + b"\0"
+            self._part("error", np.uint8, len(reason))[:] = np.frombuffer(reason, np.uint8)
+            return FAILED
+        return OK
+
+    def _part(self, name: str, dtype: type[np.generic], count: int) -> np.ndarray:
+        if count * np.dtype(dtype).itemsize > self._sizes[name]:
+            raise ValueError(f"{name}: too large for the line")
+        return np.frombuffer(self._memory, dtype, count, self._offsets[name])
+
+
+def _open_pipe(process: int, file: int, flags: int) -> int:
+    path = f"/proc/{process}/fd/{int(file)}"
+    if not os.readlink(path).startswith("pipe:["):
+        raise ValueError(f"{path} is no pipe")
+    return os.open(path, flags)

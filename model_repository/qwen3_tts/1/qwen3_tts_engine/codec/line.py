@@ -1,0 +1,79 @@
+"""A direct line to code2wav: calls between the two processes, without Triton (code2wav_step/line.py is the other end).
+
+Codes and samples are in memory that both map; a byte in a pipe announces each call and each answer.
+"""
+
+import logging
+import mmap
+import os
+import select
+import threading
+from typing import Any
+
+import numpy as np
+
+from qwen3_tts_engine.audio import NUM_CODEBOOKS, SAMPLES_PER_FRAME
+from qwen3_tts_engine.codec.contract import MAX_BATCH, MAX_CALL_FRAMES, MODEL_NAME, STATES_MEMORY
+from qwen3_tts_engine.request import RequestError
+
+log = logging.getLogger(__name__)
+
+# Parts of the memory in bytes: rows and frames of the call, places, codes, text of an error, samples.
+SIZES = {
+    "shape": 8,
+    "places": MAX_BATCH * 3 * 4,
+    "codes": MAX_CALL_FRAMES * NUM_CODEBOOKS * 4,
+    "error": 4096,
+    "pcm": MAX_CALL_FRAMES * SAMPLES_PER_FRAME * 2,
+}
+OFFSETS = dict(zip(SIZES, np.cumsum([0, *SIZES.values()]).tolist(), strict=False))
+CALL, OK = b"\1", b"\0"
+
+
+class Line:
+    """The talker's end. code2wav takes the other one when it maps the states whose note has `place`."""
+
+    def __init__(self) -> None:
+        requests, self._requests = os.pipe()
+        self._answers, self._answers_end = os.pipe()
+        memory = os.memfd_create(STATES_MEMORY)
+        os.truncate(memory, sum(SIZES.values()))
+        self._memory = mmap.mmap(memory, sum(SIZES.values()))
+        # The other process opens the files of this one.
+        files = {"requests": requests, "answers": self._answers_end, "memory": memory}
+        self.place: dict[str, Any] = {"process": os.getpid(), "files": files, "offsets": OFFSETS, "sizes": SIZES}
+        self._is_open = False
+        self._lock = threading.Lock()
+
+    def is_open(self) -> bool:
+        """Whether code2wav has taken its end."""
+        if not self._is_open and select.select([self._answers], [], [], 0)[0]:
+            os.read(self._answers, 1)
+            # The only writer is now code2wav, whose death ends the pipe.
+            os.close(self._answers_end)
+            self._is_open = True
+            log.info("codec calls: by a direct line to %s", MODEL_NAME)
+        return self._is_open
+
+    def call(self, codes: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Samples int16 [rows, samples] of codes int32 [rows, frames, codebooks] and places int32 [rows, 3].
+
+        Raises RequestError.
+        """
+        with self._lock:
+            for name, values in (("shape", codes.shape[:2]), ("places", places), ("codes", codes)):
+                part = np.asarray(values, np.int32)
+                self._part(name, np.int32, part.size)[:] = part.ravel()
+            os.write(self._requests, CALL)
+            answer = os.read(self._answers, 1)
+            if answer == OK:
+                rows, frames = codes.shape[:2]
+                samples = self._part("pcm", np.int16, rows * frames * SAMPLES_PER_FRAME)
+                return samples.reshape(rows, -1).copy()
+            reason = bytes(self._part("error", np.uint8, SIZES["error"])).partition(b"\0")[0].decode()
+            raise RequestError(f"{MODEL_NAME}: {reason if answer else 'its process ended'}")
+
+    def _part(self, name: str, dtype: type[np.generic], count: int) -> np.ndarray:
+        if count * np.dtype(dtype).itemsize > SIZES[name]:
+            raise ValueError(f"{name}: too large for the line")
+        return np.frombuffer(self._memory, dtype, count, OFFSETS[name])
