@@ -44,6 +44,7 @@ OUTPUTS = {
 # Id of requests that append text to an utterance: their final responses do not end its audio.
 MORE_TEXT = "more-text"
 
+_COUNTS = struct.Struct("<4i")  # of the tensor usage
 _SCALAR_FORMATS = {"BOOL": "<?", "FP32": "<f", "INT32": "<i", "INT64": "<q"}
 
 
@@ -98,10 +99,7 @@ class Error:
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How an utterance ended."""
-
-    finish_reason: str  # stop, length, silence or repetition
+class Usage:
     frames: int  # of 80 ms
     text_tokens: int  # spoken
     prompt_rows: int
@@ -111,7 +109,8 @@ class Ending:
 @dataclass(frozen=True)
 class End:
     request_id: str = ""
-    ending: Ending | None = None  # of an utterance; servers before 0.2 send none
+    finish_reason: str | None = None  # stop, length, silence or repetition; None from servers that do not say
+    usage: Usage | None = None
 
 
 Event = AudioChunk | VoiceList | Error | End
@@ -176,14 +175,17 @@ def decode(response: service_pb2.ModelStreamInferResponse) -> Iterator[Event]:
     if "voices" in tensors:
         yield VoiceList([json.loads(voice) for voice in _strings(tensors["voices"])])
     if "triton_final_response" in result.parameters and result.parameters["triton_final_response"].bool_param:
-        yield End(result.id, _ending(tensors))
+        yield _end(result.id, tensors)
 
 
-def _ending(tensors: dict[str, bytes]) -> Ending | None:
-    if "finish_reason" not in tensors or "usage" not in tensors:
-        return None
-    (reason,) = _strings(tensors["finish_reason"])
-    return Ending(reason.decode(), *struct.unpack("<4i", tensors["usage"]))
+def _end(request_id: str, tensors: dict[str, bytes]) -> End:
+    reason = next(_strings(tensors.get("finish_reason", b"")), None)
+    counts = tensors.get("usage")
+    return End(
+        request_id,
+        reason.decode() if reason is not None else None,
+        Usage(*_COUNTS.unpack(counts)) if counts and len(counts) == _COUNTS.size else None,
+    )
 
 
 def _strings(raw: bytes) -> Iterator[bytes]:

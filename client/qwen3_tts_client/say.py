@@ -20,6 +20,7 @@ from qwen3_tts_client.protocol import MORE_TEXT, SAMPLE_RATE, SpeechRequest, Tex
 from qwen3_tts_client.records.timeline import Timeline, TimelineRecorder
 from qwen3_tts_client.server import Server
 from qwen3_tts_client.sink import FadingSink, open_sink
+from qwen3_tts_client.stream import Responses
 from qwen3_tts_client.sync_stream import speak
 
 _EXIT_CODES = {"timeout": ExitCode.TIMEOUT, "disconnected": ExitCode.SERVER}
@@ -83,7 +84,8 @@ def _speak(server: Server, args: argparse.Namespace, messages: Iterable[service_
         # Standard input may block before its first words: no timeout runs meanwhile.
         first = next(messages)
         stamped = _mark_first_sent(itertools.chain([first], messages), recorder)
-        utterance = speak(server.stub, stamped, options.timeouts(args), recorder.add_ending)
+        responses = Responses()
+        utterance = speak(server.stub, stamped, options.timeouts(args), responses)
         stream = stack.enter_context(contextlib.closing(utterance))
         sink = None
         try:
@@ -94,7 +96,7 @@ def _speak(server: Server, args: argparse.Namespace, messages: Iterable[service_
                     sink = FadingSink(open_sink(args.output, args.play, rate), rate)
                     stack.callback(sink.close)
                 sink.write(chunk.pcm)
-            recorder.finish()
+            recorder.finish(end=responses.end)
             if sink:
                 sink.finish()
         except SpeechError as error:

@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from qwen3_tts_client.errors import SpeechError, from_message, from_rpc
-from qwen3_tts_client.protocol import MORE_TEXT, AudioChunk, End, Ending, Error, decode
+from qwen3_tts_client.protocol import MORE_TEXT, AudioChunk, End, Error, decode
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -23,13 +23,6 @@ CHANNEL_OPTIONS = (
 CLOSING_SECONDS = 1.0
 
 
-OnEnd = Callable[[Ending], object]
-
-
-def ignore_end(ending: Ending) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Timeouts:
     stream_s: float = 300.0  # for the whole stream
@@ -39,9 +32,8 @@ class Timeouts:
 class Responses:
     """Decodes the responses of one stream and tracks whether its end was received."""
 
-    def __init__(self, on_end: OnEnd) -> None:
-        self._ended = False
-        self._on_end = on_end
+    def __init__(self) -> None:
+        self.end: End | None = None  # of the utterance
 
     def chunks(self, response: service_pb2.ModelStreamInferResponse) -> Iterator[AudioChunk]:
         """Raises SpeechError for an error response; after the utterance's end it concerns late text and is ignored."""
@@ -49,16 +41,14 @@ class Responses:
             match event:
                 case AudioChunk():
                     yield event
-                case Error(message) if not self._ended:
+                case Error(message) if self.end is None:
                     raise from_message(message)
-                case End(request_id, ending):
-                    self._ended |= request_id != MORE_TEXT
-                    if ending:
-                        self._on_end(ending)
+                case End(request_id) if request_id != MORE_TEXT:
+                    self.end = event
 
     def close(self) -> None:
         """Called when the server has closed the stream. Raises SpeechError if no final response came."""
-        if not self._ended:
+        if self.end is None:
             raise SpeechError("error", "the server closed the stream without a final response")
 
 
@@ -91,17 +81,19 @@ class Watchdog:
 
 async def speak(
     stub: service_pb2_grpc.GRPCInferenceServiceStub,
-    requests: Iterable[service_pb2.ModelInferRequest],
+    requests: Iterable[service_pb2.ModelInferRequest] | AsyncIterable[service_pb2.ModelInferRequest],
     timeouts: Timeouts,
-    on_end: OnEnd = ignore_end,
+    responses: Responses | None = None,
+    metadata: Sequence[tuple[str, str]] = (),
 ) -> AsyncGenerator[tuple[int, AudioChunk], None]:
-    """Yields (arrival, chunk), the arrival in perf_counter_ns; then calls `on_end`. Raises SpeechError.
+    """Yields (arrival, chunk), the arrival in perf_counter_ns. Raises SpeechError.
 
-    Several requests are text pieces of one utterance. Closing the generator early cancels the stream.
+    Several requests are text pieces of one utterance. Closing the generator early cancels the stream. A caller that
+    passes `responses` finds the end there.
     """
-    call = stub.ModelStreamInfer(requests, timeout=timeouts.stream_s)
+    call = stub.ModelStreamInfer(requests, timeout=timeouts.stream_s, metadata=metadata)
     watchdog = Watchdog(call.cancel, timeouts.chunk_s)
-    responses = Responses(on_end)
+    responses = responses or Responses()
     try:
         async for response in call:
             arrival_ns = time.perf_counter_ns()

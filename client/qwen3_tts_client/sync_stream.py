@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from qwen3_tts_client.errors import SpeechError, from_rpc
 from qwen3_tts_client.protocol import AudioChunk
-from qwen3_tts_client.stream import CLOSING_SECONDS, OnEnd, Responses, Timeouts, ignore_end
+from qwen3_tts_client.stream import CLOSING_SECONDS, Responses, Timeouts
 
 _Arrival = tuple[int, service_pb2.ModelStreamInferResponse]
 _Inbox: TypeAlias = "queue.SimpleQueue[_Arrival | grpc.RpcError | None]"
@@ -22,18 +22,18 @@ def speak(
     stub: service_pb2_grpc.GRPCInferenceServiceStub,
     requests: Iterable[service_pb2.ModelInferRequest],
     timeouts: Timeouts,
-    on_end: OnEnd = ignore_end,
+    responses: Responses | None = None,
 ) -> Generator[tuple[int, AudioChunk], None, None]:
-    """Yields (arrival, chunk), the arrival in perf_counter_ns; then calls `on_end`. Raises SpeechError.
+    """Yields (arrival, chunk), the arrival in perf_counter_ns. Raises SpeechError.
 
     Several requests are text pieces of one utterance; `requests` may block until the next piece is available.
-    Closing the generator early cancels the stream.
+    Closing the generator early cancels the stream. A caller that passes `responses` finds the end there.
     """
     call = stub.ModelStreamInfer(iter(requests), timeout=timeouts.stream_s)
     inbox: _Inbox = queue.SimpleQueue()
     # This thread timestamps arrivals, so that a caller busy playing a chunk does not delay the next one.
     threading.Thread(target=_receive, args=(call, inbox), daemon=True).start()
-    responses = Responses(on_end)
+    responses = responses or Responses()
     try:
         while (item := _next(inbox, timeouts.chunk_s)) is not None:
             arrival_ns, response = item

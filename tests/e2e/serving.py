@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from qwen3_tts_client.errors import SpeechError
-from qwen3_tts_client.protocol import Ending, SpeechRequest, encode
+from qwen3_tts_client.protocol import End, SpeechRequest, encode
 from qwen3_tts_client.server import Server
-from qwen3_tts_client.stream import OnEnd, Timeouts, ignore_end
+from qwen3_tts_client.stream import Responses, Timeouts
 from qwen3_tts_client.sync_stream import speak
 from qwen3_tts_client.voices import operate
 from scripts.embedded.installation import backend_directory
@@ -86,10 +86,7 @@ class Received:
     pcm: list[np.ndarray] = field(default_factory=list)
     arrivals: list[int] = field(default_factory=list)
     error: str | None = None
-    ending: Ending | None = None
-
-    def end(self, ending: Ending) -> None:
-        self.ending = ending
+    end: End = field(default_factory=End)
 
     @property
     def samples(self) -> np.ndarray:
@@ -118,17 +115,22 @@ class Caller:
         self.channel.close()
 
     def stream(
-        self, text: str = "Hello.", speaker: str | None = "ryan", on_end: OnEnd = ignore_end, **fields: Any
+        self,
+        text: str = "Hello.",
+        speaker: str | None = "ryan",
+        responses: Responses | None = None,
+        **fields: Any,
     ) -> Iterator[Any]:
         """Yields (arrival, chunk) for one request; raises SpeechError."""
-        return speak(self.stub, [encode(SpeechRequest(text, speaker=speaker, **fields))], Timeouts(120, 60), on_end)
+        return speak(self.stub, [encode(SpeechRequest(text, speaker=speaker, **fields))], Timeouts(120, 60), responses)
 
     def speak(self, text: str = "Hello.", **fields: Any) -> Received:
-        received = Received()
+        received, responses = Received(), Responses()
         try:
-            for arrival, chunk in self.stream(text, on_end=received.end, **fields):
+            for arrival, chunk in self.stream(text, responses=responses, **fields):
                 received.pcm.append(chunk.pcm)
                 received.arrivals.append(arrival)
+            received.end = responses.end or received.end
         except SpeechError as error:
             received.error = str(error)
         return received

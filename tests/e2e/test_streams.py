@@ -45,18 +45,19 @@ def test_only_the_first_response_carries_the_sample_rate(caller: Caller) -> None
 
 
 def test_the_last_response_says_how_the_utterance_ended(caller: Caller) -> None:
-    ending = caller.speak("Hello.", seed=3, max_frames=9).ending
-    assert ending is not None
-    assert (ending.finish_reason, ending.frames, ending.withheld_samples) == ("length", 9, 0)
-    assert 0 < ending.text_tokens < ending.prompt_rows
+    end = caller.speak("Hello.", seed=3, max_frames=9).end
+    assert end.usage is not None
+    assert (end.finish_reason, end.usage.frames, end.usage.withheld_samples) == ("length", 9, 0)
+    assert 0 < end.usage.text_tokens < end.usage.prompt_rows
 
 
 def test_a_request_can_have_its_leading_silence_withheld(caller: Caller) -> None:
     """The scripted codec's audio is far below the threshold."""
     received = caller.speak(seed=3, max_frames=20, trim_silence=True)
-    assert received.ending is not None
-    assert 12_000 - 120 <= received.ending.withheld_samples <= 12_000
-    assert len(received.samples) == 20 * SAMPLES_PER_FRAME - received.ending.withheld_samples
+    assert received.end.usage is not None
+    withheld = received.end.usage.withheld_samples
+    assert 12_000 - 120 <= withheld <= 12_000
+    assert len(received.samples) == 20 * SAMPLES_PER_FRAME - withheld
 
 
 def test_64_concurrent_streams_receive_their_own_frames(caller: Caller) -> None:

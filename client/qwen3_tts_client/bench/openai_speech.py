@@ -11,7 +11,7 @@ import numpy as np
 
 from qwen3_tts_client.errors import ClientError, ExitCode, SpeechError
 from qwen3_tts_client.protocol import SAMPLE_RATE, AudioChunk, SpeechRequest
-from qwen3_tts_client.stream import OnEnd, Timeouts
+from qwen3_tts_client.stream import Responses, Timeouts
 
 # Field of SpeechRequest to JSON field. The first four are OpenAI's; the rest are extensions of Qwen3-TTS servers.
 BODY_FIELDS = {
@@ -52,7 +52,7 @@ class OpenAITarget:
         writer.close()
 
     async def prepare(
-        self, request: SpeechRequest, request_id: str, on_end: OnEnd
+        self, request: SpeechRequest, request_id: str, responses: Responses
     ) -> AsyncGenerator[tuple[int, AudioChunk], None]:
         body = json.dumps(speech_body(request, self._extra)).encode()
         head = (

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2_grpc
 from qwen3_tts_client.bench.openai_speech import OpenAITarget
 from qwen3_tts_client.errors import ClientError, ExitCode
 from qwen3_tts_client.protocol import MODEL_NAME, AudioChunk, SpeechRequest, encode
-from qwen3_tts_client.stream import CHANNEL_OPTIONS, OnEnd, Timeouts, speak
+from qwen3_tts_client.stream import CHANNEL_OPTIONS, Responses, Timeouts, speak
 
 # Enough that few streams share an HTTP/2 window, few enough that a worker process starts quickly.
 CONNECTIONS = 32
@@ -34,11 +34,11 @@ class Target(Protocol):
         """Connects. Raises ClientError."""
 
     async def prepare(
-        self, request: SpeechRequest, request_id: str, on_end: OnEnd
+        self, request: SpeechRequest, request_id: str, responses: Responses
     ) -> AsyncGenerator[tuple[int, AudioChunk], None]:
         """Does everything up to writing the request, which the generator does at its first step.
 
-        `on_end` is called after the last chunk, where the service says how an utterance ended.
+        `responses` has the end after the last chunk, where the service says how an utterance ended.
         """
 
     async def close(self) -> None: ...
@@ -66,9 +66,9 @@ class TritonTarget:
             raise ClientError(f"{self._url}: no connection within {CONNECT_TIMEOUT_S:g} s", ExitCode.SERVER) from None
 
     async def prepare(
-        self, request: SpeechRequest, request_id: str, on_end: OnEnd
+        self, request: SpeechRequest, request_id: str, responses: Responses
     ) -> AsyncGenerator[tuple[int, AudioChunk], None]:
-        return speak(next(self._stubs), [encode(request, self._model_name, request_id)], self._timeouts, on_end)
+        return speak(next(self._stubs), [encode(request, self._model_name, request_id)], self._timeouts, responses)
 
     async def close(self) -> None:
         for channel in self._channels:

@@ -19,6 +19,7 @@ from qwen3_tts_client.errors import ClientError, SpeechError
 from qwen3_tts_client.protocol import SpeechRequest
 from qwen3_tts_client.records.record import ClientRecord, RecordWriter, RequestRecord
 from qwen3_tts_client.records.timeline import TimelineRecorder
+from qwen3_tts_client.stream import Responses
 
 LAG_PERIOD_S = 0.005
 
@@ -117,12 +118,13 @@ class Worker:
 
     async def _consume(self, request: SpeechRequest, request_id: str, recorder: TimelineRecorder) -> None:
         try:
-            stream = await self._target.prepare(request, request_id, recorder.add_ending)
+            responses = Responses()
+            stream = await self._target.prepare(request, request_id, responses)
             recorder.mark_sent()
             async with contextlib.aclosing(stream):
                 async for arrival_ns, chunk in stream:
                     recorder.add(arrival_ns, chunk)
-            recorder.finish()
+            recorder.finish(end=responses.end)
         except SpeechError as error:
             recorder.finish(error)
 

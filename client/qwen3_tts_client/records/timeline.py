@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from qwen3_tts_client.errors import SpeechError
-from qwen3_tts_client.protocol import SAMPLE_RATE, AudioChunk, Ending
+from qwen3_tts_client.protocol import SAMPLE_RATE, AudioChunk, End
 from qwen3_tts_client.records.audible import AudibleOnset
 
 
@@ -44,12 +44,11 @@ class TimelineRecorder:
         self._onset.feed(chunk.pcm)
         self.timeline.onset_sample = self._onset.sample
 
-    def add_ending(self, ending: Ending) -> None:
-        self.timeline.withheld_samples = ending.withheld_samples
-        self.timeline.finish_reason = ending.finish_reason
-
-    def finish(self, error: SpeechError | None = None) -> None:
+    def finish(self, error: SpeechError | None = None, end: End | None = None) -> None:
         """Not called for a stream that its caller cancelled."""
+        if end and end.usage:
+            self.timeline.withheld_samples = end.usage.withheld_samples
+        self.timeline.finish_reason = end.finish_reason if end else None
         if error is None and not self.timeline.samples:
             error = SpeechError("error", "the stream ended without audio")
         self.timeline.outcome = error.outcome if error else "ok"

@@ -6,7 +6,7 @@ import pytest
 from qwen3_tts_client.bench.openai_speech import OpenAITarget, speech_body
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.protocol import SpeechRequest
-from qwen3_tts_client.stream import Timeouts, ignore_end
+from qwen3_tts_client.stream import Responses, Timeouts
 
 PCM = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm; rate=24000\r\n"
 SHORT = Timeouts(stream_s=2, chunk_s=0.3)
@@ -30,7 +30,7 @@ def speak(*answer: bytes, hang: bool = False, timeouts: Timeouts = SHORT) -> lis
             port = server.sockets[0].getsockname()[1]
             target = OpenAITarget(f"localhost:{port}", "/v1/audio/speech", "m", {}, timeouts)
             return [
-                chunk.pcm.tolist() async for _, chunk in await target.prepare(SpeechRequest("hello"), "id", ignore_end)
+                chunk.pcm.tolist() async for _, chunk in await target.prepare(SpeechRequest("hello"), "id", Responses())
             ]
 
     return asyncio.run(run())
