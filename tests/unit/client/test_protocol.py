@@ -8,7 +8,18 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from qwen3_tts_client.protocol import INPUTS, OUTPUTS, AudioChunk, End, Error, SpeechRequest, TextPiece, decode, encode
+from qwen3_tts_client.protocol import (
+    INPUTS,
+    OUTPUTS,
+    AudioChunk,
+    End,
+    Error,
+    SpeechRequest,
+    TextPiece,
+    Usage,
+    decode,
+    encode,
+)
 
 CONFIG = Path(__file__).parents[3] / "model_repository/qwen3_tts/config.pbtxt"
 
@@ -96,6 +107,17 @@ def test_decodes_audio_with_the_sample_rate_on_the_first_response() -> None:
 def test_decodes_the_end_with_or_without_audio() -> None:
     assert list(decode(response(final=True))) == [End()]
     assert [type(event) for event in decode(response(b"\1\0", final=True))] == [AudioChunk, End]
+
+
+def test_decodes_how_an_utterance_ended() -> None:
+    message = response(final=True)
+    outputs = message.infer_response.outputs
+    outputs.add(name="finish_reason", datatype="BYTES", shape=[1])
+    outputs.add(name="usage", datatype="INT32", shape=[4])
+    message.infer_response.raw_output_contents.extend(
+        [struct.pack("<I4s", 4, b"stop"), struct.pack("<4i", 9, 5, 20, 240)]
+    )
+    assert list(decode(message)) == [End("", "stop", Usage(9, 5, 20, 240))]
 
 
 def test_an_empty_response_decodes_to_no_events() -> None:
