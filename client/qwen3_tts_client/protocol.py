@@ -32,7 +32,13 @@ INPUTS = {
     "max_frames": "INT32",
     "seed": "INT64",
 }
-OUTPUTS = {"waveform": "INT16", "sample_rate": "INT32", "voices": "BYTES"}
+OUTPUTS = {
+    "waveform": "INT16",
+    "sample_rate": "INT32",
+    "voices": "BYTES",
+    "finish_reason": "BYTES",
+    "usage": "INT32",
+}
 
 # Id of requests that append text to an utterance: their final responses do not end its audio.
 MORE_TEXT = "more-text"
@@ -90,8 +96,17 @@ class Error:
 
 
 @dataclass(frozen=True)
+class Usage:
+    frames: int
+    text_tokens: int
+    prompt_rows: int
+
+
+@dataclass(frozen=True)
 class End:
     request_id: str = ""
+    finish_reason: str | None = None  # stop, length, silence or repetition; None from servers that do not say
+    usage: Usage | None = None
 
 
 Event = AudioChunk | VoiceList | Error | End
@@ -156,7 +171,17 @@ def decode(response: service_pb2.ModelStreamInferResponse) -> Iterator[Event]:
     if "voices" in tensors:
         yield VoiceList([json.loads(voice) for voice in _strings(tensors["voices"])])
     if "triton_final_response" in result.parameters and result.parameters["triton_final_response"].bool_param:
-        yield End(result.id)
+        yield _end(result.id, tensors)
+
+
+def _end(request_id: str, tensors: dict[str, bytes]) -> End:
+    reason = next(_strings(tensors.get("finish_reason", b"")), None)
+    counts = tensors.get("usage")
+    return End(
+        request_id,
+        reason.decode() if reason is not None else None,
+        Usage(*struct.unpack("<3i", counts)) if counts else None,
+    )
 
 
 def _strings(raw: bytes) -> Iterator[bytes]:

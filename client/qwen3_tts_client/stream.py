@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc.aio
@@ -33,7 +33,7 @@ class Responses:
     """Decodes the responses of one stream and tracks whether its end was received."""
 
     def __init__(self) -> None:
-        self._ended = False
+        self.end: End | None = None  # of the utterance
 
     def chunks(self, response: service_pb2.ModelStreamInferResponse) -> Iterator[AudioChunk]:
         """Raises SpeechError for an error response; after the utterance's end it concerns late text and is ignored."""
@@ -41,14 +41,14 @@ class Responses:
             match event:
                 case AudioChunk():
                     yield event
-                case Error(message) if not self._ended:
+                case Error(message) if self.end is None:
                     raise from_message(message)
-                case End(request_id):
-                    self._ended |= request_id != MORE_TEXT
+                case End(request_id) if request_id != MORE_TEXT:
+                    self.end = event
 
     def close(self) -> None:
         """Called when the server has closed the stream. Raises SpeechError if no final response came."""
-        if not self._ended:
+        if self.end is None:
             raise SpeechError("error", "the server closed the stream without a final response")
 
 
@@ -81,16 +81,19 @@ class Watchdog:
 
 async def speak(
     stub: service_pb2_grpc.GRPCInferenceServiceStub,
-    requests: Iterable[service_pb2.ModelInferRequest],
+    requests: Iterable[service_pb2.ModelInferRequest] | AsyncIterable[service_pb2.ModelInferRequest],
     timeouts: Timeouts,
+    responses: Responses | None = None,
+    metadata: Sequence[tuple[str, str]] = (),
 ) -> AsyncGenerator[tuple[int, AudioChunk], None]:
     """Yields (arrival, chunk), the arrival in perf_counter_ns. Raises SpeechError.
 
-    Several requests are text pieces of one utterance. Closing the generator early cancels the stream.
+    Several requests are text pieces of one utterance. Closing the generator early cancels the stream. A caller that
+    passes `responses` finds the end there.
     """
-    call = stub.ModelStreamInfer(requests, timeout=timeouts.stream_s)
+    call = stub.ModelStreamInfer(requests, timeout=timeouts.stream_s, metadata=metadata)
     watchdog = Watchdog(call.cancel, timeouts.chunk_s)
-    responses = Responses()
+    responses = responses or Responses()
     try:
         async for response in call:
             arrival_ns = time.perf_counter_ns()

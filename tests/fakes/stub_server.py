@@ -55,8 +55,9 @@ class Script:
 
 
 class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
-    def __init__(self, frames: int, ready: bool, models: tuple[str, ...]) -> None:
+    def __init__(self, frames: int, ready: bool, models: tuple[str, ...], voices: dict[str, Any] | None) -> None:
         self.frames = frames
+        self.voices = voices
         self.ready = ready
         self.models = models
         self.received: list[service_pb2.ModelInferRequest] = []
@@ -86,6 +87,10 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
             async for request in requests:
                 arrived_s = time.perf_counter()
                 self.received.append(request)
+                if operation := input_text(request, "operation"):
+                    yield voice_response(self.voices, operation, input_text(request, "voice"))
+                    yield final_response()
+                    continue
                 script, audio = audio_of(text_of(request), self.frames)
                 async for response in self._responses(script, audio, arrived_s):
                     yield response
@@ -103,9 +108,7 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         if script.error:
             yield service_pb2.ModelStreamInferResponse(error_message=script.error)
         elif not script.close:
-            final = service_pb2.ModelStreamInferResponse()
-            final.infer_response.parameters["triton_final_response"].bool_param = True
-            yield final
+            yield final_response()
 
 
 @functools.lru_cache(maxsize=64)
@@ -116,8 +119,37 @@ def audio_of(text: str, frames: int) -> tuple[Script, list[Any]]:
 
 
 def text_of(request: Any) -> str:
-    raw = request.raw_input_contents[[tensor.name for tensor in request.inputs].index("text")]
-    return bytes(raw[4:]).decode()
+    return input_text(request, "text")
+
+
+def input_text(request: Any, name: str) -> str:
+    """The value of a BYTES tensor, empty if the request does not have it."""
+    names = [tensor.name for tensor in request.inputs]
+    return bytes(request.raw_input_contents[names.index(name)][4:]).decode() if name in names else ""
+
+
+def final_response() -> Any:
+    final = service_pb2.ModelStreamInferResponse()
+    final.infer_response.parameters["triton_final_response"].bool_param = True
+    return final
+
+
+def voice_response(voices: dict[str, Any] | None, operation: str, name: str) -> Any:
+    """The answer to a voice operation; None as voices is a CustomVoice checkpoint, which has none."""
+    if voices is None:
+        refused = "this checkpoint is for CustomVoice and takes speaker, and instruct for its style"
+        return service_pb2.ModelStreamInferResponse(error_message=f"INVALID_ARG: operation: {operation!r}: {refused}")
+    if operation == "delete_voice" and name not in voices:
+        reason = f"voice: {name!r}: no voice is registered under this name"
+        return service_pb2.ModelStreamInferResponse(error_message=f"INVALID_ARG: {reason}")
+    if operation == "register_voice":
+        voices[name] = {"name": name, "ref_text": None, "created": "2026-11-23T00:00:00+00:00", "x_vector_only": True}
+    found = [voices.pop(name)] if operation == "delete_voice" else [voices[name]] if name else list(voices.values())
+    raw = b"".join(struct.pack("<I", len(text)) + text for text in (json.dumps(voice).encode() for voice in found))
+    response = service_pb2.ModelStreamInferResponse()
+    response.infer_response.outputs.add(name="voices", datatype="BYTES", shape=[len(found)])
+    response.infer_response.raw_output_contents.append(raw)
+    return response
 
 
 def audio_response(pcm: NDArray[np.int16], first: bool) -> Any:
@@ -167,8 +199,10 @@ class StubServer:
         models: tuple[str, ...] = ("qwen3_tts",),
         grpc_port: int = 0,
         http_port: int = 0,
+        voices: dict[str, Any] | None = None,
     ) -> None:
-        self.servicer = StubServicer(frames, ready, models)
+        """`voices` makes it a Base checkpoint."""
+        self.servicer = StubServicer(frames, ready, models, voices)
         self._ports = (grpc_port, http_port)
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
