@@ -8,21 +8,28 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 
 from qwen3_tts_client.gateway.errors import APIError, error_response, http_error_response
 from qwen3_tts_client.gateway.log import AccessLog
 from qwen3_tts_client.gateway.origins import SameOrigin
 from qwen3_tts_client.gateway.services import Services
 from qwen3_tts_client.gateway.speech import SpeechEndpoint
+from qwen3_tts_client.gateway.voices import VoiceEndpoints
+from qwen3_tts_client.gateway.websocket import SpeechSocket
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def make_app(services: Services) -> Starlette:
+    voices = VoiceEndpoints(services)
     return Starlette(
         routes=[
             Route("/v1/audio/speech", SpeechEndpoint(services), methods=["POST"]),
+            WebSocketRoute("/v1/audio/speech/stream", SpeechSocket(services)),
+            Route("/v1/audio/voices", voices.list_all),
+            Route("/v1/audio/voices", voices.create, methods=["POST"]),
+            Route("/v1/audio/voices/{voice}", voices.delete, methods=["DELETE"]),
             Route("/v1/models", functools.partial(list_models, services)),
             Route("/v1/models/{model:path}", functools.partial(get_model, services)),
             Route("/healthz", functools.partial(health, services)),

@@ -17,6 +17,7 @@ from qwen3_tts_client.gateway.metrics import Metrics
 from qwen3_tts_client.protocol import MORE_TEXT
 
 REQUEST_ID = "x-request-id"
+QUIET_PATHS = ("/healthz", "/livez", "/metrics")
 TRACE_HEADERS = ("traceparent", "tracestate")
 _ID = re.compile(r"[\w.:-]{1,128}")
 _access = logging.getLogger("qwen3_tts_gateway.access")
@@ -75,17 +76,23 @@ class AccessLog:
             exchange.outcome = exchange.outcome or "crashed"
             raise
         finally:
-            self._end(exchange)
+            record(exchange, self._metrics)
 
-    def _end(self, exchange: Exchange) -> None:
-        exchange.duration_ms = exchange.elapsed_ms()
-        exchange.outcome = exchange.outcome or ("ok" if exchange.status < 400 else "refused")
-        first_byte_ms = exchange.first_byte_ms if exchange.audio_s else None
-        self._metrics.count_request(exchange.path, exchange.outcome, exchange.format or "", first_byte_ms)
-        values = {name: value for name, value in asdict(exchange).items() if value not in (None, (), "")}
-        del values["started_s"]
-        values.pop("trace", None)
-        _access.info("request", extra={"fields": values | dict(exchange.trace[:1])})
+
+def record(exchange: Exchange, metrics: Metrics) -> None:
+    """Counts and logs a request that has ended."""
+    exchange.duration_ms = exchange.elapsed_ms()
+    exchange.outcome = exchange.outcome or ("ok" if exchange.status < 400 else "refused")
+    first_byte_ms = exchange.first_byte_ms if exchange.audio_s else None
+    metrics.count_request(exchange.path, exchange.outcome, exchange.format or "", first_byte_ms)
+    level = logging.DEBUG if exchange.path in QUIET_PATHS else logging.INFO
+    _access.log(level, "request", extra={"fields": _fields(exchange)})
+
+
+def _fields(exchange: Exchange) -> dict[str, Any]:
+    values = asdict(exchange) | dict(exchange.trace)
+    hidden = ("trace", "started_s")
+    return {name: value for name, value in values.items() if name not in hidden and value not in (None, "")}
 
 
 def _begin(scope: Scope) -> Exchange:

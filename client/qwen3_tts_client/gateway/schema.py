@@ -50,6 +50,13 @@ class SpeechOptions(BaseModel):
         return rate
 
 
+class SessionOptions(SpeechOptions):
+    """session.config of the WebSocket, with vllm-omni's defaults."""
+
+    response_format: FormatName = "wav"
+    stream_audio: bool = False
+
+
 class SpeechBody(SpeechOptions):
     input: str = Field(min_length=1)
     stream: bool = False

@@ -7,7 +7,7 @@ from qwen3_tts_client.gateway.backend import Backend
 from qwen3_tts_client.gateway.config import Settings
 from qwen3_tts_client.gateway.metrics import Metrics
 from qwen3_tts_client.gateway.models import Models
-from qwen3_tts_client.gateway.utterance import Utterances
+from qwen3_tts_client.gateway.tensors import RequestBuilder
 from qwen3_tts_client.stream import Timeouts
 
 
@@ -22,7 +22,7 @@ class Services:
         timeouts = Timeouts(settings.request_seconds, settings.chunk_seconds)
         self.backend = Backend(settings.servers, settings.connections, timeouts)
         self.models = Models(settings, self.backend)
-        self.utterances = Utterances(settings, self.models, self.executor)
+        self.builder = RequestBuilder(settings, self.models, self.executor)
         metrics.streams.set_function(lambda: self.backend.streams)
 
     async def close(self) -> None:

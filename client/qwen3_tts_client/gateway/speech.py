@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.gateway.audio.formats import FORMATS
@@ -16,6 +16,7 @@ from qwen3_tts_client.gateway.errors import APIError, from_speech
 from qwen3_tts_client.gateway.log import Exchange, exchange_of
 from qwen3_tts_client.gateway.schema import SpeechBody, parse
 from qwen3_tts_client.gateway.services import Services
+from qwen3_tts_client.gateway.tensors import check_length
 from qwen3_tts_client.protocol import encode
 
 
@@ -43,14 +44,14 @@ class SpeechEndpoint:
         exchange.format, exchange.characters = body.response_format, len(body.input)
         if self._services.settings.log_text:
             exchange.text, exchange.voice = body.input, body.voice
-        check_length(body.input, self._services.settings.max_input_characters)
+        check_length(len(body.input), self._services.settings.max_input_characters)
         exchange.model = self._services.models.resolve(body.model)
         return exchange.model
 
     async def _speak(self, body: SpeechBody, model: str, exchange: Exchange, send: Send) -> None:
         services = self._services
         try:
-            request = await services.utterances.request(body, body.input, model)
+            request = await services.builder.build(body, body.input, model)
             message = encode(request, model, exchange.request_id)
             pipeline = Pipeline(body.response_format, body.sample_rate, body.speed, services.executor)
             speech = await services.backend.start(lambda: [message], exchange.trace)
@@ -66,22 +67,28 @@ class SpeechEndpoint:
             services.metrics.count_audio(body.response_format, exchange.audio_s, pipeline.busy_s)
 
 
-def check_length(text: str, limit: int) -> None:
-    if len(text) > limit:
-        raise APIError(400, f"input: {len(text)} characters, at most {limit} are allowed", "input", "string_too_long")
-
-
 async def read_json(request: Request, max_bytes: int) -> Any:
     """Raises APIError 413 or 400."""
-    content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > max_bytes:
-            raise APIError(413, f"the body exceeds {max_bytes} bytes", code="body_too_large")
+    content = await limited(request, max_bytes).body()
     try:
         return json.loads(content)
     except (ValueError, RecursionError):
         raise APIError(400, "the body is not JSON", code="invalid_json") from None
+
+
+def limited(request: Request, max_bytes: int) -> Request:
+    """The request, whose body raises APIError 413 once it exceeds `max_bytes`."""
+    received = 0
+
+    async def receive() -> Message:
+        nonlocal received
+        message = await request.receive()
+        received += len(message.get("body", b""))
+        if received > max_bytes:
+            raise APIError(413, f"the body exceeds {max_bytes} bytes", code="body_too_large")
+        return message
+
+    return Request(request.scope, receive)
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:

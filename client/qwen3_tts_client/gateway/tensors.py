@@ -1,4 +1,4 @@
-"""From the fields of a request to the tensors of an utterance."""
+"""From the fields of a request to the tensors of the model."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -14,13 +14,13 @@ from qwen3_tts_client.protocol import SpeechRequest, encode
 _SAME_NAME = ("language", "ref_text", "seed", "temperature", "top_p", "top_k", "repetition_penalty")
 
 
-class Utterances:
+class RequestBuilder:
     def __init__(self, settings: Settings, models: Models, executor: Executor) -> None:
         self._settings = settings
         self._models = models
         self._executor = executor
 
-    async def request(self, options: SpeechOptions, text: str, model: str) -> SpeechRequest:
+    async def build(self, options: SpeechOptions, text: str, model: str) -> SpeechRequest:
         """Raises APIError for a field that is wrong or not allowed here, SpeechError if no server answers."""
         mode = await self._models.mode(model)
         if options.task_type not in (None, mode):
@@ -64,3 +64,9 @@ def _check(encoded: Callable[[], object]) -> None:
         encoded()
     except ValueError as error:
         raise APIError(400, str(error), code="invalid_value") from None
+
+
+def check_length(characters: int, limit: int) -> None:
+    """Raises APIError 400."""
+    if characters > limit:
+        raise APIError(400, f"input: {characters} characters, at most {limit} are allowed", "input", "string_too_long")
