@@ -63,6 +63,7 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.received: list[service_pb2.ModelInferRequest] = []
         self.sent_ns: list[int] = []  # when each chunk was actually sent
         self.cancelled = 0
+        self.metadata: dict[str, Any] = {}  # of the last stream
 
     async def ServerReady(self, request: Any, context: Any) -> Any:
         return service_pb2.ServerReadyResponse(ready=self.ready)
@@ -83,10 +84,14 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         return index
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        self.metadata = dict(context.invocation_metadata())
         try:
             async for request in requests:
                 arrived_s = time.perf_counter()
                 self.received.append(request)
+                if is_more_text(request):
+                    yield final_response(request.id)
+                    continue
                 if operation := input_text(request, "operation"):
                     yield voice_response(self.voices, operation, input_text(request, "voice"))
                     yield final_response()
@@ -128,8 +133,15 @@ def input_text(request: Any, name: str) -> str:
     return bytes(request.raw_input_contents[names.index(name)][4:]).decode() if name in names else ""
 
 
-def final_response() -> Any:
+def is_more_text(request: Any) -> bool:
+    """Whether it appends to the utterance that an earlier request of its sequence began."""
+    parameters = request.parameters
+    return "sequence_start" in parameters and not parameters["sequence_start"].bool_param
+
+
+def final_response(request_id: str = "") -> Any:
     final = service_pb2.ModelStreamInferResponse()
+    final.infer_response.id = request_id
     final.infer_response.parameters["triton_final_response"].bool_param = True
     return final
 

@@ -3,9 +3,9 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -23,6 +23,7 @@ RECONNECT_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reco
 ELSEWHERE = ("disconnected", "unavailable")
 RPC_SECONDS = 5.0
 AVOID_SECONDS = 1.0
+T = TypeVar("T")
 
 
 class TritonServer:
@@ -91,37 +92,30 @@ class Backend:
 
     async def start(self, messages: Messages, metadata: Metadata = ()) -> Speech:
         """Returns once the first audio is there. Raises SpeechError."""
-        server = self._choose()
-        try:
-            return await self._begin(server, messages, metadata)
-        except SpeechError as error:
-            other = self._choose(server)
-            if error.outcome not in ELSEWHERE or other is server:
-                raise
-            server.avoid_until_s = time.monotonic() + AVOID_SECONDS
-            return await self._begin(other, messages, metadata)
+        return await self._try(lambda server: self._begin(server, messages, metadata))
 
     async def operate(self, request: SpeechRequest, model: str) -> list[dict[str, Any]]:
         """Returns the voices of a voice operation. Raises SpeechError."""
-        call = self._choose().stub.ModelStreamInfer([encode(request, model)], timeout=self._timeouts.chunk_s)
-        voices: list[dict[str, Any]] = []
-        try:
-            async for response in call:
-                for event in decode(response):
-                    match event:
-                        case VoiceList(found):
-                            voices += found
-                        case Error(message):
-                            raise from_message(message)
-        except grpc.RpcError as error:
-            raise from_rpc(error) from None
-        return voices
+        message = encode(request, model)
+        return await self._try(lambda server: _operate(server, message, self._timeouts.chunk_s))
 
     async def is_ready(self, model: str) -> bool:
         return any(await asyncio.gather(*(server.is_ready(model) for server in self.servers)))
 
     async def close(self) -> None:
         await asyncio.gather(*(server.close() for server in self.servers))
+
+    async def _try(self, attempt: Callable[[TritonServer], Awaitable[T]]) -> T:
+        """Tries another server once if the first is down or refuses."""
+        server = self._choose()
+        try:
+            return await attempt(server)
+        except SpeechError as error:
+            other = self._choose(server)
+            if error.outcome not in ELSEWHERE or other is server:
+                raise
+            server.avoid_until_s = time.monotonic() + AVOID_SECONDS
+            return await attempt(other)
 
     def _choose(self, failed: TritonServer | None = None) -> TritonServer:
         """The server with the fewest streams of this gateway; in turn among equals."""
@@ -153,3 +147,18 @@ class Backend:
                     yield chunk
         finally:
             server.streams -= 1
+
+
+async def _operate(server: TritonServer, message: Message, timeout_s: float) -> list[dict[str, Any]]:
+    voices: list[dict[str, Any]] = []
+    try:
+        async for response in server.stub.ModelStreamInfer([message], timeout=timeout_s):
+            for event in decode(response):
+                match event:
+                    case VoiceList(found):
+                        voices += found
+                    case Error(text):
+                        raise from_message(text)
+    except grpc.RpcError as error:
+        raise from_rpc(error) from None
+    return voices

@@ -62,7 +62,7 @@ class Speaker:
         await self._websocket.close()
 
     async def send_error(self, error: APIError, **fields: Any) -> None:
-        await self._websocket.send_json({"type": "error", **error.body, **fields})
+        await self._websocket.send_json(error.body | {"type": "error"} | fields)
 
     async def _report_done(self, turn: Turn) -> None:
         cancelled = {"cancelled": True} if turn.is_cancelled else {}

@@ -27,7 +27,8 @@ def test_tensor_names_and_types_match_the_model_config() -> None:
         names = {part.name: model_config_pb2.DataType.Name(part.data_type) for part in parts}
         return {name: kind.removeprefix("TYPE_").replace("STRING", "BYTES") for name, kind in names.items()}
 
-    assert declared(config.output) == OUTPUTS
+    # finish_reason and usage are read from models that have them.
+    assert declared(config.output).items() <= OUTPUTS.items()
     assert declared(config.input) == INPUTS
     # The text is optional too: voice operations have none.
     assert all(part.optional for part in config.input)

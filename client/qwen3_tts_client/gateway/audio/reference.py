@@ -35,7 +35,7 @@ async def decode_file(content: bytes, field: str, executor: Executor) -> Referen
     try:
         return await asyncio.get_running_loop().run_in_executor(executor, _decode, content)
     except (av.FFmpegError, ValueError, IndexError) as error:
-        raise _refused(field, f"not a recording that can be decoded: {error}") from None
+        raise _refused(field, f"not a recording that can be decoded: {getattr(error, 'strerror', error)}") from None
 
 
 def _decode(content: bytes) -> Reference:
