@@ -63,6 +63,7 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.received: list[service_pb2.ModelInferRequest] = []
         self.sent_ns: list[int] = []  # when each chunk was actually sent
         self.cancelled = 0
+        self.running = 0
         self.metadata: dict[str, Any] = {}  # of the last stream
 
     async def ServerReady(self, request: Any, context: Any) -> Any:
@@ -85,6 +86,7 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         self.metadata = dict(context.invocation_metadata())
+        self.running += 1
         try:
             async for request in requests:
                 arrived_s = time.perf_counter()
@@ -102,6 +104,8 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+        finally:
+            self.running -= 1
 
     async def _responses(self, script: Script, audio: list[Any], arrived_s: float) -> AsyncIterator[Any]:
         for (at_ms, _), response in zip(script.chunks, audio, strict=True):

@@ -83,7 +83,7 @@ class Access:
             raise ClientError(f"host {settings.host} is not local: set keys_file or {KEYS_VARIABLE}, or pass --no-auth")
         self._keys = keys if settings.auth else []
         self._settings = settings
-        self._streams: Counter[str] = Counter()
+        self.running: Counter[str] = Counter()  # streams of each key
         try:
             storage = storage_from_string(settings.limits_storage)
         except (ConfigurationError, ImportError) as error:
@@ -115,14 +115,14 @@ class Access:
     def stream(self, key: Key) -> Iterator[None]:
         """Counts a stream. Raises APIError 429."""
         limit = key.streams or self._settings.streams_per_key
-        if self._streams[key.name] >= limit:
+        if self.running[key.name] >= limit:
             message = f"key {key.name}: {limit} streams run, its limit"
             raise APIError(429, message, code="rate_limit_exceeded", retry_after_s=1)
-        self._streams[key.name] += 1
+        self.running[key.name] += 1
         try:
             yield
         finally:
-            self._streams[key.name] -= 1
+            self.running[key.name] -= 1
 
 
 def _credential(headers: Headers) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
 
 from qwen3_tts_client.gateway.access import KEY_PROTOCOL, Key
 from qwen3_tts_client.gateway.errors import APIError, refusal
@@ -18,6 +18,8 @@ from qwen3_tts_client.gateway.tensors import check_length
 from qwen3_tts_client.gateway.turn import Turn
 
 POLICY_VIOLATION = 1008
+# The client left: noticed by receiving, by sending, or by sending again.
+GONE = (WebSocketDisconnect, WebSocketDisconnected)
 
 
 class SpeechSocket:
@@ -53,6 +55,7 @@ class Session:
         self._options: SessionOptions | None = None
         self._turn: Turn | None = None  # whose text is open
         self._turns = 0
+        self._is_closing = False
         self._handlers: dict[str, Callable[[dict[str, Any]], Awaitable[None]]] = {
             "session.config": self._configure,
             "input.text": self._add_text,
@@ -70,12 +73,14 @@ class Session:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
         for error in results:
-            if isinstance(error, Exception) and not isinstance(error, WebSocketDisconnect):
+            if isinstance(error, Exception) and not isinstance(error, GONE):
                 raise error
 
     async def _read(self) -> None:
         """Returns when the client is to be disconnected. Raises WebSocketDisconnect."""
         while (message := await self._next_message()) is not None:
+            if self._is_closing:
+                continue
             try:
                 await self._handle(message.get("text") or "")
             except APIError as error:
@@ -141,7 +146,8 @@ class Session:
         self._turn = None
 
     async def _close(self, message: dict[str, Any]) -> None:
-        """The connection closes once everything has been spoken."""
+        """The connection closes once everything has been spoken; until then messages are ignored."""
+        self._is_closing = True
         if self._turn is not None:
             await self._end_text(message)
         await self._speaker.put(None)
