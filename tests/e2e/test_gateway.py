@@ -86,7 +86,7 @@ def test_every_format_decodes_to_the_samples_of_grpc(client: openai.OpenAI, expe
 
 
 async def encoded(pipeline: Pipeline, pcm: np.ndarray) -> bytes:
-    return await pipeline.encode(pcm) + await pipeline.finish()
+    return b"".join([part async for part in pipeline.encode(pcm)]) + pipeline.finish()
 
 
 @pytest.mark.parametrize(("speed", "rate"), [(1.25, 24_000), (0.5, 24_000), (1.0, 8000), (2.0, 16_000)])

@@ -74,10 +74,11 @@ def usage(speech: Speech) -> dict[str, Any]:
 async def encoded_chunks(speech: Speech, pipeline: Pipeline) -> AsyncIterator[bytes]:
     """Raises SpeechError."""
     async for chunk in speech.chunks():
-        if encoded := await pipeline.encode(chunk.pcm):
-            yield encoded
-    if encoded := await pipeline.finish():
-        yield encoded
+        async for encoded in pipeline.encode(chunk.pcm):
+            if encoded:
+                yield encoded
+    if last := pipeline.finish():
+        yield last
 
 
 async def send_body(send: Send, speech: Speech, pipeline: Pipeline, wire: Wire, write_s: float) -> str:

@@ -1,8 +1,7 @@
 """What the endpoints share, made once for each process."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 from qwen3_tts_client.gateway.access import Access
+from qwen3_tts_client.gateway.audio.pipeline import make_executor
 from qwen3_tts_client.gateway.backend import Backend
 from qwen3_tts_client.gateway.config import Settings
 from qwen3_tts_client.gateway.metrics import Metrics
@@ -18,7 +17,7 @@ class Services:
         self.settings = settings
         self.access = access
         self.metrics = metrics
-        self.executor = ThreadPoolExecutor(settings.encoder_threads, "encoder")
+        self.executor = make_executor(settings.encoder_threads)
         timeouts = Timeouts(settings.request_seconds, settings.chunk_seconds)
         self.backend = Backend(settings.servers, settings.connections, timeouts)
         self.models = Models(settings, self.backend)

@@ -64,6 +64,8 @@ class CodecEncoder:
             audio_format.codec, rate=rate, layout="mono", format=audio_format.sample_format
         )
         self._stream = cast(AudioStream, stream)
+        if audio_format.effort is not None:
+            self._stream.codec_context.options = {"compression_level": str(audio_format.effort)}
         if audio_format.bit_rate:
             self._stream.codec_context.bit_rate = audio_format.bit_rate
         self._stream.codec_context.open()

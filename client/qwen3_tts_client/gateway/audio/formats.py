@@ -16,12 +16,19 @@ class AudioFormat:
     bit_rate: int | None = None
     sample_format: str = "s16"
     options: dict[str, str] = field(default_factory=dict)  # of the container
+    effort: int | None = None  # compression_level of the codec
 
 
 FORMATS = {
     # Without the Xing frame, which the muxer would hold back and fill in at the end.
     "mp3": AudioFormat(
-        "audio/mpeg", "libmp3lame", "mp3", bit_rate=64_000, sample_format="s16p", options={"write_xing": "0"}
+        "audio/mpeg",
+        "libmp3lame",
+        "mp3",
+        bit_rate=64_000,
+        sample_format="s16p",
+        options={"write_xing": "0"},
+        effort=7,  # 300 s of speech a second and core; the default 180
     ),
     # A page for each packet of 20 ms; by default libavformat collects a second.
     "opus": AudioFormat(
@@ -31,6 +38,7 @@ FORMATS = {
         rates=(8000, 12000, 16000, 24000, 48000),
         bit_rate=48_000,
         options={"page_duration": "20000"},
+        effort=5,  # 500 s a second and core; the default 300
     ),
     "aac": AudioFormat("audio/aac", "aac", "adts", bit_rate=64_000, sample_format="fltp"),
     "flac": AudioFormat("audio/flac", "flac", "flac"),

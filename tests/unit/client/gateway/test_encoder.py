@@ -99,8 +99,8 @@ def test_chunked_resampling_equals_whole_resampling() -> None:
 
 def run(pipeline: Pipeline, pcm: np.ndarray) -> bytes:
     async def encode() -> bytes:
-        parts = [await pipeline.encode(chunk) for chunk in np.split(pcm, 3)]
-        return b"".join([*parts, await pipeline.finish()])
+        parts = [part for chunk in np.split(pcm, 3) async for part in pipeline.encode(chunk)]
+        return b"".join([*parts, pipeline.finish()])
 
     return asyncio.run(encode())
 
