@@ -115,6 +115,8 @@ class Speaker:
             await speech.close()
             exchange.audio_s, exchange.finish_reason = audio_seconds(speech), speech.end.finish_reason
             exchange.characters = turn.text.characters
+            if services.settings.log_text:
+                exchange.text, exchange.voice = "".join(turn.text.pieces), options.voice
             services.metrics.count_audio(options.response_format, exchange.audio_s, pipeline.busy_s)
 
     def _exchange(self, turn: Turn) -> Exchange:

@@ -196,3 +196,15 @@ def test_a_large_body_is_refused(stub: StubServer) -> None:
 def test_silence_is_a_valid_file(client: httpx.Client) -> None:
     assert len(speak(client, script(), response_format="wav").content) == 44
     assert speak(client, script(), response_format="mp3").status_code == 200
+
+
+def test_a_body_that_stops_coming_is_refused(stub: StubServer) -> None:
+    with RunningGateway(stub.url, chunk_seconds=0.2) as gateway, socket.socket() as connection:
+        connection.connect(("127.0.0.1", int(gateway.address.split(":")[1])))
+        connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{{".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_trace_that_is_no_metadata_is_dropped(client: httpx.Client) -> None:
+    headers = {"traceparent": "a b\u00e9".encode("latin-1")}
+    assert client.post(PATH, json={"input": TWO_CHUNKS}, headers=headers).status_code == 200
