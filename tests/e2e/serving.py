@@ -43,6 +43,13 @@ def copy_repository(target: Path, fakes: bool) -> Path:
     return target
 
 
+def speech_repository(exported: Path, folder: Path) -> Path:
+    """A copy of the model repository with the models exported into `exported`."""
+    repository = copy_repository(folder / "model_repository", fakes=False)
+    shutil.copytree(exported, repository, dirs_exist_ok=True)
+    return repository
+
+
 @contextmanager
 def serve(
     repository: Path,

@@ -13,7 +13,7 @@ import json
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ class Script:
     error: str | None = None  # sent after the chunks
     close: bool = False  # close the stream after the chunks, without an end
     hang: bool = False  # never end
+    usage: list[int] = field(default_factory=list)  # with a finish_reason, of the last response
     exact: bool = True  # to a tenth of a millisecond, by busy waiting
 
     @staticmethod
@@ -55,13 +56,16 @@ class Script:
 
 
 class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
-    def __init__(self, frames: int, ready: bool, models: tuple[str, ...]) -> None:
+    def __init__(self, frames: int, ready: bool, models: tuple[str, ...], voices: dict[str, Any] | None) -> None:
         self.frames = frames
+        self.voices = voices
         self.ready = ready
         self.models = models
         self.received: list[service_pb2.ModelInferRequest] = []
         self.sent_ns: list[int] = []  # when each chunk was actually sent
         self.cancelled = 0
+        self.running = 0
+        self.metadata: dict[str, Any] = {}  # of the last stream
 
     async def ServerReady(self, request: Any, context: Any) -> Any:
         return service_pb2.ServerReadyResponse(ready=self.ready)
@@ -82,16 +86,27 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         return index
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        self.metadata = dict(context.invocation_metadata())
+        self.running += 1
         try:
             async for request in requests:
                 arrived_s = time.perf_counter()
                 self.received.append(request)
+                if is_more_text(request):
+                    yield final_response(request.id)
+                    continue
+                if operation := input_text(request, "operation"):
+                    yield voice_response(self.voices, operation, input_text(request, "voice"))
+                    yield final_response()
+                    continue
                 script, audio = audio_of(text_of(request), self.frames)
                 async for response in self._responses(script, audio, arrived_s):
                     yield response
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+        finally:
+            self.running -= 1
 
     async def _responses(self, script: Script, audio: list[Any], arrived_s: float) -> AsyncIterator[Any]:
         for (at_ms, _), response in zip(script.chunks, audio, strict=True):
@@ -103,9 +118,7 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         if script.error:
             yield service_pb2.ModelStreamInferResponse(error_message=script.error)
         elif not script.close:
-            final = service_pb2.ModelStreamInferResponse()
-            final.infer_response.parameters["triton_final_response"].bool_param = True
-            yield final
+            yield final_response(usage=script.usage)
 
 
 @functools.lru_cache(maxsize=64)
@@ -116,8 +129,49 @@ def audio_of(text: str, frames: int) -> tuple[Script, list[Any]]:
 
 
 def text_of(request: Any) -> str:
-    raw = request.raw_input_contents[[tensor.name for tensor in request.inputs].index("text")]
-    return bytes(raw[4:]).decode()
+    return input_text(request, "text")
+
+
+def input_text(request: Any, name: str) -> str:
+    """The value of a BYTES tensor, empty if the request does not have it."""
+    names = [tensor.name for tensor in request.inputs]
+    return bytes(request.raw_input_contents[names.index(name)][4:]).decode() if name in names else ""
+
+
+def is_more_text(request: Any) -> bool:
+    """Whether it appends to the utterance that an earlier request of its sequence began."""
+    parameters = request.parameters
+    return "sequence_start" in parameters and not parameters["sequence_start"].bool_param
+
+
+def final_response(request_id: str = "", usage: Sequence[int] = ()) -> Any:
+    final = service_pb2.ModelStreamInferResponse()
+    result = final.infer_response
+    result.id = request_id
+    if usage:
+        result.outputs.add(name="finish_reason", datatype="BYTES", shape=[1])
+        result.outputs.add(name="usage", datatype="INT32", shape=[3])
+        result.raw_output_contents.extend([struct.pack("<I", 4) + b"stop", struct.pack("<3i", *usage)])
+    final.infer_response.parameters["triton_final_response"].bool_param = True
+    return final
+
+
+def voice_response(voices: dict[str, Any] | None, operation: str, name: str) -> Any:
+    """The answer to a voice operation; None as voices is a CustomVoice checkpoint, which has none."""
+    if voices is None:
+        refused = "this checkpoint is for CustomVoice and takes speaker, and instruct for its style"
+        return service_pb2.ModelStreamInferResponse(error_message=f"INVALID_ARG: operation: {operation!r}: {refused}")
+    if operation == "delete_voice" and name not in voices:
+        reason = f"voice: {name!r}: no voice is registered under this name"
+        return service_pb2.ModelStreamInferResponse(error_message=f"INVALID_ARG: {reason}")
+    if operation == "register_voice":
+        voices[name] = {"name": name, "ref_text": None, "created": "2026-11-23T00:00:00+00:00", "x_vector_only": True}
+    found = [voices.pop(name)] if operation == "delete_voice" else [voices[name]] if name else list(voices.values())
+    raw = b"".join(struct.pack("<I", len(text)) + text for text in (json.dumps(voice).encode() for voice in found))
+    response = service_pb2.ModelStreamInferResponse()
+    response.infer_response.outputs.add(name="voices", datatype="BYTES", shape=[len(found)])
+    response.infer_response.raw_output_contents.append(raw)
+    return response
 
 
 def audio_response(pcm: NDArray[np.int16], first: bool) -> Any:
@@ -167,8 +221,10 @@ class StubServer:
         models: tuple[str, ...] = ("qwen3_tts",),
         grpc_port: int = 0,
         http_port: int = 0,
+        voices: dict[str, Any] | None = None,
     ) -> None:
-        self.servicer = StubServicer(frames, ready, models)
+        """`voices` makes it a Base checkpoint."""
+        self.servicer = StubServicer(frames, ready, models, voices)
         self._ports = (grpc_port, http_port)
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()

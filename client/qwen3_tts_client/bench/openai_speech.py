@@ -1,4 +1,4 @@
-"""Benchmark target for OpenAI-compatible /v1/audio/speech endpoints (response_format pcm, streamed)."""
+"""Benchmark target for OpenAI-compatible /v1/audio/speech endpoints (response_format pcm, mp3 or opus, streamed)."""
 
 import asyncio
 import json
@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-
+from qwen3_tts_client.bench.encoded import CONTENT_TYPES, make_meter
 from qwen3_tts_client.errors import ClientError, ExitCode, SpeechError
 from qwen3_tts_client.protocol import SAMPLE_RATE, AudioChunk, SpeechRequest
 from qwen3_tts_client.stream import Responses, Timeouts
@@ -26,6 +25,7 @@ BODY_FIELDS = {
     "top_p": "top_p",
     "repetition_penalty": "repetition_penalty",
     "seed": "seed",
+    "max_frames": "max_new_tokens",
 }
 _STATUS_OUTCOMES = {400: "invalid", 404: "invalid", 422: "invalid", 429: "unavailable", 503: "unavailable"}
 
@@ -43,6 +43,9 @@ class OpenAITarget:
         self._endpoint = parts.path.rstrip("/") + endpoint
         self._extra = {"model": model_name, **extra_inputs}
         self._timeouts = timeouts
+        self._format = extra_inputs.get("response_format", "pcm")
+        if self._format not in CONTENT_TYPES:
+            raise ClientError(f"--extra-inputs response_format {self._format!r}: one of {', '.join(CONTENT_TYPES)}")
 
     async def open(self) -> None:
         try:
@@ -75,17 +78,14 @@ class OpenAITarget:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message: bytes
     ) -> AsyncGenerator[tuple[int, AudioChunk], None]:
         writer.write(message)
-        rest = b""
-        parts = _body_parts(reader)
+        meter = make_meter(self._format)
+        parts = _body_parts(reader, CONTENT_TYPES[self._format])
         end_s = time.monotonic() + self._timeouts.stream_s
         try:
             while part := await _next_part(parts, end_s, self._timeouts):
                 arrival_ns = time.perf_counter_ns()
-                data = rest + part
-                whole = len(data) & ~1
-                rest = data[whole:]
-                if whole:
-                    yield arrival_ns, AudioChunk(np.frombuffer(data[:whole], "<i2"), SAMPLE_RATE)
+                if len(pcm := meter.pcm(part)):
+                    yield arrival_ns, AudioChunk(pcm, SAMPLE_RATE)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise SpeechError("disconnected", f"connection lost mid-stream: {error}") from None
         except (ValueError, IndexError, asyncio.LimitOverrunError):
@@ -99,7 +99,8 @@ def speech_body(request: SpeechRequest, extra: dict[str, Any]) -> dict[str, Any]
     if request.ref_audio is not None:
         raise SpeechError("invalid", "ref_audio: OpenAI endpoints differ in its field: use --extra-inputs")
     named = {field: getattr(request, name) for name, field in BODY_FIELDS.items() if getattr(request, name) is not None}
-    return {**named, "response_format": "pcm", "stream": True, **extra}
+    # Servers differ in what `stream` alone returns: audio, or events that carry it.
+    return {**named, "response_format": "pcm", "stream": True, "stream_format": "audio", **extra}
 
 
 async def _next_part(parts: AsyncIterator[bytes], end_s: float, timeouts: Timeouts) -> bytes:
@@ -113,15 +114,15 @@ async def _next_part(parts: AsyncIterator[bytes], end_s: float, timeouts: Timeou
         raise SpeechError("timeout", f"no response for {timeouts.chunk_s:g} s") from None
 
 
-async def _body_parts(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+async def _body_parts(reader: asyncio.StreamReader, content_types: tuple[str, ...]) -> AsyncIterator[bytes]:
     """The body as it arrives: one HTTP chunk at a time for chunked encoding, otherwise one read at a time."""
     status, headers = await _head(reader)
     parts = _chunks(reader) if headers.get("transfer-encoding", "").lower() == "chunked" else _reads(reader)
     if status != 200:
         text = b"".join([part async for part in parts]).decode(errors="replace")
         raise SpeechError(_STATUS_OUTCOMES.get(status, "error"), f"HTTP {status}: {text[:500]}")
-    if not headers.get("content-type", "").startswith(("audio/pcm", "audio/L16", "application/octet-stream")):
-        raise SpeechError("error", f"expected PCM, the server sent {headers.get('content-type')}")
+    if not headers.get("content-type", "").startswith(content_types):
+        raise SpeechError("error", f"expected {content_types[0]}, the server sent {headers.get('content-type')}")
     async for part in parts:
         yield part
 

@@ -96,6 +96,7 @@ def test_request_body_uses_openai_field_names() -> None:
         "seed": 3,
         "response_format": "pcm",
         "stream": True,
+        "stream_format": "audio",
         "model": "m",
         "task_type": "CustomVoice",
     }

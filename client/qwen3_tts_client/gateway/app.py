@@ -1,0 +1,77 @@
+"""The gateway's routes."""
+
+import functools
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+
+from qwen3_tts_client.gateway.errors import APIError, error_response, http_error_response
+from qwen3_tts_client.gateway.log import AccessLog
+from qwen3_tts_client.gateway.origins import SameOrigin
+from qwen3_tts_client.gateway.services import Services
+from qwen3_tts_client.gateway.speech import SpeechEndpoint
+from qwen3_tts_client.gateway.voices import VoiceEndpoints
+from qwen3_tts_client.gateway.websocket import SpeechSocket
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def make_app(services: Services) -> Starlette:
+    voices = VoiceEndpoints(services)
+    return Starlette(
+        routes=[
+            Route("/v1/audio/speech", SpeechEndpoint(services), methods=["POST"]),
+            WebSocketRoute("/v1/audio/speech/stream", SpeechSocket(services)),
+            Route("/v1/audio/voices", voices.list_all),
+            Route("/v1/audio/voices", voices.create, methods=["POST"]),
+            Route("/v1/audio/voices/{voice}", voices.delete, methods=["DELETE"]),
+            Route("/v1/models", functools.partial(list_models, services)),
+            Route("/v1/models/{model:path}", functools.partial(get_model, services)),
+            Route("/healthz", functools.partial(health, services)),
+            Route("/livez", live),
+            Route("/metrics", functools.partial(metrics, services)),
+        ],
+        middleware=_middleware(services),
+        exception_handlers={APIError: error_response, HTTPException: http_error_response},
+    )
+
+
+def _middleware(services: Services) -> list[Middleware]:
+    origins = list(services.settings.cors_origins)
+    cors = [Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])]
+    return [
+        Middleware(AccessLog, metrics=services.metrics),
+        *(cors if origins else []),
+        Middleware(SameOrigin, allowed=origins),
+    ]
+
+
+async def list_models(services: Services, request: Request) -> JSONResponse:
+    services.access.authenticate(request.headers)
+    return JSONResponse({"object": "list", "data": services.models.listing()})
+
+
+async def get_model(services: Services, request: Request) -> JSONResponse:
+    services.access.authenticate(request.headers)
+    name = request.path_params["model"]
+    services.models.resolve(name)
+    return JSONResponse(next(model for model in services.models.listing() if model["id"] == name))
+
+
+async def health(services: Services, request: Request) -> JSONResponse:
+    """200 when a Triton server is ready to speak."""
+    ready = await services.backend.is_ready(services.models.default)
+    return JSONResponse({"status": "ok" if ready else "no server is ready"}, 200 if ready else 503)
+
+
+async def live(request: Request) -> JSONResponse:
+    return JSONResponse({"status": "ok"})
+
+
+async def metrics(services: Services, request: Request) -> Response:
+    return Response(services.metrics.page(), headers={"content-type": METRICS_TYPE})

@@ -1,0 +1,73 @@
+"""One utterance of a WebSocket session, whose text arrives while it is spoken."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+from qwen3_tts_client.gateway.backend import Message
+from qwen3_tts_client.gateway.schema import SessionOptions
+from qwen3_tts_client.protocol import MORE_TEXT, SpeechRequest, TextPiece, encode
+
+
+class TextFeed:
+    """Pieces of text; each iteration starts with the first, so that a retry sends all of them again."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.is_ended = False
+        self._changed = asyncio.Event()
+
+    @property
+    def characters(self) -> int:
+        return sum(map(len, self.pieces))
+
+    def append(self, text: str) -> None:
+        self.pieces.append(text)
+        self._changed.set()
+
+    def end(self) -> None:
+        self.is_ended = True
+        self._changed.set()
+
+    async def begins(self) -> bool:
+        """Waits for the first piece; false if the text ends without one."""
+        while not (self.pieces or self.is_ended):
+            self._changed.clear()
+            await self._changed.wait()
+        return bool(self.pieces)
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        index = 0
+        while True:
+            while index < len(self.pieces):
+                yield self.pieces[index]
+                index += 1
+            if self.is_ended:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+
+@dataclass
+class Turn:
+    index: int
+    options: SessionOptions
+    text: TextFeed = field(default_factory=TextFeed)
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.text.end()
+
+
+async def sequence(request: SpeechRequest, model: str, request_id: str, text: TextFeed) -> AsyncIterator[Message]:
+    """One request for each piece of text, all of one Triton sequence; a last one without text ends it."""
+    sequence_id = secrets.randbits(63) | 1
+    fields, is_first = request, True
+    async for piece in text:
+        position = TextPiece(sequence_id, start=is_first, end=False)
+        yield encode(replace(fields, text=piece), model, request_id if is_first else MORE_TEXT, position)
+        fields, is_first = SpeechRequest(""), False
+    last = TextPiece(sequence_id, start=is_first, end=True)
+    yield encode(replace(fields, text=""), model, request_id if is_first else MORE_TEXT, last)

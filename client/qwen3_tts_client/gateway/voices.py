@@ -1,0 +1,119 @@
+"""GET, POST and DELETE /v1/audio/voices, in OpenAI's form and in vllm-omni's at once."""
+
+from datetime import datetime
+from typing import Any
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_client.gateway.audio.reference import decode_file
+from qwen3_tts_client.gateway.errors import APIError, from_speech
+from qwen3_tts_client.gateway.log import exchange_of
+from qwen3_tts_client.gateway.models import LIST_VOICES
+from qwen3_tts_client.gateway.services import Services
+from qwen3_tts_client.gateway.speech import limited
+from qwen3_tts_client.gateway.tensors import check_cloning
+from qwen3_tts_client.protocol import SpeechRequest
+
+MAX_FIELDS = 16
+MAX_FIELD_BYTES = 64 << 10
+
+
+class VoiceEndpoints:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def list_all(self, request: Request) -> JSONResponse:
+        model = self._enter(request, request.query_params.get("model"))
+        mode = await self._mode(model)
+        cloned = await self._operate(LIST_VOICES, model) if mode == "Base" else []
+        named = list(self._services.settings.speakers) if mode == "CustomVoice" else []
+        data = [_voice(name, 0) for name in named] + [_openai_voice(voice) for voice in cloned]
+        uploaded = [_uploaded(voice) for voice in cloned]
+        names = named + [voice["name"] for voice in cloned]
+        return JSONResponse({"object": "list", "data": data, "voices": names, "uploaded_voices": uploaded})
+
+    async def create(self, request: Request) -> JSONResponse:
+        self._services.access.authenticate(request.headers)
+        async with limited(request, self._services.settings).form(
+            max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES
+        ) as form:
+            model = self._enter(request, _text(form, "model"))
+            voice = await self._registration(form)
+        [created] = await self._operate(voice, model)
+        return JSONResponse(_openai_voice(created) | {"success": True, "voice": _uploaded(created)})
+
+    async def delete(self, request: Request) -> JSONResponse:
+        model = self._enter(request, request.query_params.get("model"))
+        name = request.path_params["voice"]
+        try:
+            await self._operate(SpeechRequest("", voice=name, operation="delete_voice"), model)
+        except APIError as error:
+            if "no voice is registered" not in error.message:
+                raise
+            raise APIError(404, error.message, "voice", "voice_not_found") from None
+        deleted = {"id": name, "object": "audio.voice.deleted", "deleted": True}
+        return JSONResponse(deleted | {"success": True, "message": f"voice {name!r} is deleted"})
+
+    def _enter(self, request: Request, model: str | None) -> str:
+        """Checks the key and returns the model. Raises APIError."""
+        exchange = exchange_of(request.scope)
+        exchange.key = self._services.access.authenticate(request.headers).name
+        exchange.model = self._services.models.resolve(model)
+        return exchange.model
+
+    async def _registration(self, form: FormData) -> SpeechRequest:
+        """The operation that registers a voice; without ref_text only its x-vector is used. Raises APIError."""
+        check_cloning(self._services.settings, _text(form, "consent"))
+        name, sample = _text(form, "name"), form.get("audio_sample")
+        if not name:
+            raise APIError(400, "name: required", "name", "missing")
+        if not isinstance(sample, UploadFile):
+            raise APIError(400, "audio_sample: required, a file", "audio_sample", "missing")
+        samples, rate = await decode_file(await sample.read(), "audio_sample", self._services.executor)
+        ref_text = _text(form, "ref_text")
+        return SpeechRequest(
+            "",
+            operation="register_voice",
+            voice=name,
+            ref_audio=samples,
+            ref_sample_rate=rate,
+            ref_text=ref_text,
+            x_vector_only=None if ref_text else True,
+        )
+
+    async def _mode(self, model: str) -> str:
+        try:
+            return await self._services.models.mode(model)
+        except SpeechError as error:
+            raise from_speech(error) from None
+
+    async def _operate(self, operation: SpeechRequest, model: str) -> list[dict[str, Any]]:
+        try:
+            return await self._services.backend.operate(operation, model)
+        except SpeechError as error:
+            raise from_speech(error) from None
+
+
+def _text(form: FormData, name: str) -> str | None:
+    value = form.get(name)
+    return value if isinstance(value, str) and value else None
+
+
+def _voice(name: str, created_at: int) -> dict[str, Any]:
+    return {"id": name, "object": "audio.voice", "name": name, "created_at": created_at, "type": "audio_sample"}
+
+
+def _openai_voice(voice: dict[str, Any]) -> dict[str, Any]:
+    return _voice(voice["name"], _unix_s(voice))
+
+
+def _uploaded(voice: dict[str, Any]) -> dict[str, Any]:
+    text = {"ref_text": voice["ref_text"]} if voice.get("ref_text") else {}
+    return {"name": voice["name"], "created_at": _unix_s(voice), **text}
+
+
+def _unix_s(voice: dict[str, Any]) -> int:
+    return int(datetime.fromisoformat(voice["created"]).timestamp())

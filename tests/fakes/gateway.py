@@ -1,0 +1,49 @@
+"""A gateway on a free port, in its own thread."""
+
+import asyncio
+import socket
+import threading
+from typing import Any
+
+import uvicorn
+
+from qwen3_tts_client.gateway.access import Access
+from qwen3_tts_client.gateway.app import make_app
+from qwen3_tts_client.gateway.config import Settings
+from qwen3_tts_client.gateway.metrics import Metrics
+from qwen3_tts_client.gateway.services import Services
+
+START_SECONDS = 20
+
+
+class RunningGateway:
+    """A context manager; `services` belongs to the gateway's event loop."""
+
+    services: Services
+
+    def __init__(self, *servers: str, **settings: Any) -> None:
+        self.settings = Settings(servers=servers, **settings)
+        self._access = Access(self.settings)
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self.url = f"http://{self.address}"
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    def __enter__(self) -> "RunningGateway":
+        self._started = threading.Event()
+        self._thread.start()
+        assert self._started.wait(START_SECONDS)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(START_SECONDS)
+
+    async def _serve(self) -> None:
+        self.services = Services(self.settings, self._access, Metrics())
+        app = make_app(self.services)
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._started.set()
+        await self._server.serve([self._socket])
+        await self.services.close()

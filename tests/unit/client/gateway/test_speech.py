@@ -1,0 +1,210 @@
+"""POST /v1/audio/speech before a stub server that follows scripts."""
+
+import base64
+import json
+import socket
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.fakes.gateway import RunningGateway
+from tests.fakes.stub_server import StubServer, input_text
+from tests.unit.client.gateway.conftest import script, wait_for
+
+PATH = "/v1/audio/speech"
+TWO_CHUNKS = script(chunks=[[0, 1], [30, 2]])
+SAMPLES = 3 * 1920
+
+
+def speak(client: httpx.Client, text: str = TWO_CHUNKS, **fields: object) -> httpx.Response:
+    return client.post(PATH, json={"input": text, "response_format": "pcm", **fields})
+
+
+def post(
+    gateway: RunningGateway, body: dict[str, object], receive_buffer: int = 1 << 16, authorization: str = ""
+) -> socket.socket:
+    """Sends a request on a connection of its own, whose response nobody reads yet."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.connect(("127.0.0.1", int(gateway.address.split(":")[1])))
+    content = json.dumps(body).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n"
+    head += f"Authorization: {authorization}\r\n\r\n" if authorization else "\r\n"
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+def error_of(response: httpx.Response) -> dict[str, object]:
+    return dict(response.json()["error"])
+
+
+def test_pcm_is_the_servers(client: httpx.Client) -> None:
+    response = speak(client, voice="alloy")
+    assert (response.status_code, response.headers["content-type"]) == (200, "audio/pcm")
+    pcm = np.frombuffer(response.content, "<i2")
+    assert (len(pcm), set(np.abs(pcm))) == (SAMPLES, {8000})
+
+
+def test_fields_become_tensors(client: httpx.Client, stub: StubServer) -> None:
+    speak(client, voice={"id": "Alloy"}, instructions="Whisper.", language="English", seed=7, max_new_tokens=9)
+    request = stub.servicer.received[-1]
+    values = {name: input_text(request, name) for name in ("speaker", "instruct", "language")}
+    assert values == {"speaker": "serena", "instruct": "Whisper.", "language": "English"}
+    assert {tensor.name for tensor in request.inputs} == {*values, "text", "seed", "max_frames"}
+
+
+def test_request_id_and_trace_reach_the_server(client: httpx.Client, stub: StubServer) -> None:
+    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "x-request-id": "mine-1"}
+    response = client.post(PATH, json={"input": TWO_CHUNKS}, headers=trace)
+    assert response.headers["x-request-id"] == stub.servicer.received[-1].id == "mine-1"
+    assert stub.servicer.metadata["traceparent"] == trace["traceparent"]
+
+
+def test_first_chunk_is_sent_before_the_last_exists(gateway: RunningGateway) -> None:
+    body = {"input": script(chunks=[[0, 1], [400, 1]]), "response_format": "mp3"}
+    start_s = time.monotonic()
+    with httpx.stream("POST", gateway.url + PATH, json=body) as response:
+        next(response.iter_raw())
+        assert time.monotonic() - start_s < 0.3
+
+
+@pytest.mark.parametrize("fields", [{"stream_format": "sse"}, {"stream": True}])
+def test_events_carry_the_audio_and_the_usage(client: httpx.Client, fields: dict[str, object]) -> None:
+    response = speak(client, **fields)
+    assert response.headers["content-type"] == "text/event-stream"
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+    assert [event["type"] for event in events] == ["speech.audio.delta"] * 2 + ["speech.audio.done"]
+    audio = b"".join(base64.b64decode(event["audio"]) for event in events[:-1])
+    assert len(audio) == 2 * SAMPLES
+    assert events[-1]["usage"]["output_tokens"] == 3
+
+
+def test_usage_is_the_servers_where_it_reports_one(client: httpx.Client) -> None:
+    response = speak(client, script(chunks=[[0, 1]], usage=[1, 7, 20]), stream_format="sse")
+    done = json.loads(response.text.strip().splitlines()[-1].removeprefix("data: "))
+    counts = {name: done["usage"][name] for name in ("input_tokens", "output_tokens", "total_tokens")}
+    assert counts == {"input_tokens": 7, "output_tokens": 1, "total_tokens": 8}
+
+
+def test_stream_format_audio_wins_over_stream(client: httpx.Client) -> None:
+    assert speak(client, stream=True, stream_format="audio").headers["content-type"] == "audio/pcm"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"input": ""}, 400, "input"),
+        ({"input": None}, 400, "input"),
+        ({"input": "x" * 4097}, 400, "input"),
+        ({"response_format": "ogg"}, 400, "response_format"),
+        ({"speed": 5}, 400, "speed"),
+        ({"speed": "fast"}, 400, "speed"),
+        ({"sample_rate": 24001}, 400, "sample_rate"),
+        ({"sample_rate": 44100, "response_format": "opus"}, 400, "sample_rate"),
+        ({"seed": -1}, 400, "seed"),
+        ({"seed": 2**63}, 400, "seed"),
+        ({"max_new_tokens": 0}, 400, "max_new_tokens"),
+        ({"voice": 3}, 400, "voice"),
+        ({"voice": {"name": "x"}}, 400, "voice"),
+        ({"model": "whisper-1"}, 404, "model"),
+        ({"task_type": "Base"}, 400, "task_type"),
+        ({"ref_audio": "https://example.com/a.wav"}, 400, "ref_audio"),
+        ({"ref_audio": "data:audio/wav;base64,AAAA"}, 400, "ref_audio"),
+        ({"ref_audio": "ÄÄÄ"}, 400, "ref_audio"),
+        ({"temperature": float(2**1000)}, 400, None),
+    ],
+)
+def test_a_wrong_field_is_named(
+    client: httpx.Client, fields: dict[str, object], status: int, param: str | None
+) -> None:
+    response = speak(client, **fields) if "input" not in fields else client.post(PATH, json=fields)
+    assert (response.status_code, error_of(response)["param"]) == (status, param), response.text
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "param", "text"),
+    [
+        ("INVALID_ARG: speaker: 'x': one of aiden", 400, "voice", "voice: 'x': one of aiden"),
+        (
+            "[request id: a:b] INVALID_ARG: max_frames: 0: 1 or more",
+            400,
+            "max_new_tokens",
+            "max_new_tokens: 0: 1 or more",
+        ),
+        ("INVALID_ARG: control tokens are not allowed", 400, None, "control tokens are not allowed"),
+        ("UNAVAILABLE: busy: 64 streams run", 429, None, "busy: 64 streams run"),
+        ("UNAVAILABLE: the server is shutting down", 503, None, "the server is shutting down"),
+        ("INTERNAL: the codec failed: x", 500, None, "the codec failed: x"),
+        ("something else", 500, None, "something else"),
+    ],
+)
+def test_an_error_of_the_server_becomes_a_status(
+    client: httpx.Client, message: str, status: int, param: str | None, text: str
+) -> None:
+    response = speak(client, script(error=message))
+    assert (response.status_code, error_of(response)["param"]) == (status, param)
+    assert error_of(response)["message"] == text
+    assert ("retry-after" in response.headers) == (status in (429, 503))
+
+
+@pytest.mark.parametrize("failure", [{"error": "INTERNAL: broken"}, {"close": True}])
+def test_a_failure_after_the_first_byte_aborts_the_transfer(client: httpx.Client, failure: dict[str, object]) -> None:
+    with pytest.raises(httpx.RemoteProtocolError):
+        speak(client, script(chunks=[[0, 1]], **failure))
+
+
+def test_a_failure_after_the_first_event_is_an_event(client: httpx.Client) -> None:
+    response = speak(client, script(chunks=[[0, 1]], error="INTERNAL: broken"), stream_format="sse")
+    last = json.loads(response.text.strip().splitlines()[-1].removeprefix("data: "))
+    assert (last["type"], last["error"]["message"]) == ("speech.audio.error", "broken")
+
+
+@pytest.mark.parametrize("chunks", [[[0, 1]], []], ids=["in the middle", "before the first audio"])
+def test_a_disconnect_cancels_the_stream(gateway: RunningGateway, stub: StubServer, chunks: list[list[int]]) -> None:
+    before, received = stub.servicer.cancelled, len(stub.servicer.received)
+    text = script(chunks=chunks, hang=True)
+    with post(gateway, {"input": text, "response_format": "pcm"}) as connection:
+        wait_for(lambda: len(stub.servicer.received) > received)
+        if chunks:
+            assert connection.recv(4096)
+    assert wait_for(lambda: stub.servicer.cancelled > before) < 0.2
+    wait_for(lambda: gateway.services.backend.streams == 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"{", 400), (b"[" * 100_000, 400), (b"\xff", 400), (b"[]", 400), (b'{"input": "\\ud800"}', 400)],
+)
+def test_a_body_that_is_no_object_is_refused(client: httpx.Client, body: bytes, status: int) -> None:
+    assert client.post(PATH, content=body).status_code == status
+
+
+def test_an_unknown_path_or_method_has_an_openai_error(client: httpx.Client) -> None:
+    for response, status in ((client.get("/v1/nothing"), 404), (client.get(PATH), 405)):
+        assert response.status_code == status
+        assert set(error_of(response)) == {"message", "type", "param", "code"}
+
+
+def test_a_large_body_is_refused(stub: StubServer) -> None:
+    with RunningGateway(stub.url, max_body_bytes=1000) as gateway:
+        assert httpx.post(gateway.url + PATH, json={"input": "x" * 2000}).status_code == 413
+        assert httpx.post(gateway.url + "/v1/audio/voices", files={"audio_sample": b"x" * 2000}).status_code == 413
+
+
+def test_silence_is_a_valid_file(client: httpx.Client) -> None:
+    assert len(speak(client, script(), response_format="wav").content) == 44
+    assert speak(client, script(), response_format="mp3").status_code == 200
+
+
+def test_a_body_that_stops_coming_is_refused(stub: StubServer) -> None:
+    with RunningGateway(stub.url, chunk_seconds=0.2) as gateway, socket.socket() as connection:
+        connection.connect(("127.0.0.1", int(gateway.address.split(":")[1])))
+        connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{{".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_trace_that_is_no_metadata_is_dropped(client: httpx.Client) -> None:
+    headers = {"traceparent": "a b\u00e9".encode("latin-1")}
+    assert client.post(PATH, json={"input": TWO_CHUNKS}, headers=headers).status_code == 200

@@ -1,0 +1,110 @@
+"""Voices and models, listed in OpenAI's form and in vllm-omni's."""
+
+import base64
+import io
+import wave
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from tests.fakes.gateway import RunningGateway
+from tests.fakes.stub_server import StubServer, input_text
+
+PATH = "/v1/audio/voices"
+
+
+@pytest.fixture
+def base() -> Iterator[StubServer]:
+    with StubServer(frames=1, voices={}) as server:
+        yield server
+
+
+@pytest.fixture
+def cloning(base: StubServer) -> Iterator[RunningGateway]:
+    with RunningGateway(base.url, default_voice="anna") as gateway:
+        yield gateway
+
+
+def recording(rate: int = 16_000) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((1, 2, rate, 0, "NONE", ""))
+        writer.writeframes(np.random.default_rng(0).integers(-3000, 3000, rate, np.int16).tobytes())
+    return file.getvalue()
+
+
+def tensors(request: Any) -> set[str]:
+    return {tensor.name for tensor in request.inputs}
+
+
+def test_speakers_of_a_custom_voice_checkpoint_are_listed(client: httpx.Client) -> None:
+    listed = client.get(PATH).json()
+    assert "ryan" in listed["voices"]
+    assert {"id": "ryan", "object": "audio.voice"}.items() <= listed["data"][4].items()
+    assert listed["uploaded_voices"] == []
+
+
+def test_a_voice_is_registered_spoken_and_deleted_by_the_openai_sdk(cloning: RunningGateway, base: StubServer) -> None:
+    with openai.OpenAI(base_url=f"{cloning.url}/v1", api_key="none", max_retries=0) as client:
+        voice = client.audio.voices.create(name="anna", consent="cons_1", audio_sample=("a.wav", recording()))
+        assert (voice.id, voice.object, voice.type) == ("anna", "audio.voice", "audio_sample")
+        registered = base.servicer.received[-1]
+        assert tensors(registered) >= {"voice", "ref_audio", "ref_sample_rate", "x_vector_only"}
+        assert httpx.get(cloning.url + PATH).json()["voices"] == ["anna"]
+        client.audio.speech.create(model="tts-1", voice={"id": "anna"}, input="Hello.")
+        assert input_text(base.servicer.received[-1], "voice") == "anna"
+        assert client.audio.voices.delete("anna").deleted
+        with pytest.raises(openai.NotFoundError):
+            client.audio.voices.delete("anna")
+
+
+def test_a_transcript_registers_a_voice_in_context(cloning: RunningGateway, base: StubServer) -> None:
+    form = {"name": "anna", "consent": "cons_1", "ref_text": "What is said."}
+    answer = httpx.post(cloning.url + PATH, data=form, files={"audio_sample": recording()}).json()
+    assert (answer["success"], answer["voice"]["name"]) == (True, "anna")
+    assert input_text(base.servicer.received[-1], "ref_text") == "What is said."
+    assert "x_vector_only" not in tensors(base.servicer.received[-1])
+
+
+@pytest.mark.parametrize(
+    ("form", "files", "param"),
+    [
+        ({}, {"audio_sample": b""}, "name"),
+        ({"name": "anna"}, {"other": b""}, "audio_sample"),
+        ({"name": "anna"}, {"audio_sample": b"no recording"}, "audio_sample"),
+    ],
+)
+def test_a_wrong_form_names_the_field(
+    cloning: RunningGateway, form: dict[str, str], files: dict[str, bytes], param: str
+) -> None:
+    response = httpx.post(cloning.url + PATH, data=form, files=files)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"--x\r\n"])
+def test_a_body_that_is_no_form_is_refused(cloning: RunningGateway, content: bytes) -> None:
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    assert httpx.post(cloning.url + PATH, content=content, headers=headers).status_code == 400
+
+
+def test_a_reference_of_a_request_becomes_tensors(cloning: RunningGateway, base: StubServer) -> None:
+    reference = "data:audio/wav;base64," + base64.b64encode(recording(22_050)).decode()
+    body = {"input": "Hello.", "ref_audio": reference, "ref_text": "What is said.", "voice": "alloy"}
+    assert httpx.post(cloning.url + "/v1/audio/speech", json=body).status_code == 200
+    request = base.servicer.received[-1]
+    assert tensors(request) == {"text", "ref_audio", "ref_sample_rate", "ref_text"}
+    raw = dict(zip([tensor.name for tensor in request.inputs], request.raw_input_contents, strict=True))
+    assert int.from_bytes(raw["ref_sample_rate"], "little") == 22_050
+    samples = np.frombuffer(raw["ref_audio"], "<f4")
+    assert (len(samples), 0.05 < np.abs(samples).max() < 0.1) == (22_050, True)
+
+
+def test_models_are_listed_with_openais_names(client: httpx.Client) -> None:
+    names = [model["id"] for model in client.get("/v1/models").json()["data"]]
+    assert names == ["qwen3_tts", "tts-1", "tts-1-hd", "gpt-4o-mini-tts"]
+    assert client.get("/v1/models/tts-1").json()["object"] == "model"
+    assert client.get("/v1/models/other").status_code == 404
