@@ -150,8 +150,8 @@ def final_response(request_id: str = "", usage: Sequence[int] = ()) -> Any:
     result.id = request_id
     if usage:
         result.outputs.add(name="finish_reason", datatype="BYTES", shape=[1])
-        result.outputs.add(name="usage", datatype="INT32", shape=[3])
-        result.raw_output_contents.extend([struct.pack("<I", 4) + b"stop", struct.pack("<3i", *usage)])
+        result.outputs.add(name="usage", datatype="INT32", shape=[4])
+        result.raw_output_contents.extend([struct.pack("<I", 4) + b"stop", struct.pack("<4i", *usage)])
     final.infer_response.parameters["triton_final_response"].bool_param = True
     return final
 

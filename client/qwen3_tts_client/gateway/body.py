@@ -62,7 +62,7 @@ class EventWire:
 
 def usage(speech: Speech) -> dict[str, Any]:
     """Text tokens in, frames out. Servers that do not report them: frames from the samples, no tokens."""
-    counts = speech.end.usage or Usage(-(-speech.samples // SAMPLES_PER_FRAME), 0, 0)
+    counts = speech.end.usage or Usage(-(-speech.samples // SAMPLES_PER_FRAME), 0, 0, 0)
     return {
         "input_tokens": counts.text_tokens,
         "output_tokens": counts.frames,

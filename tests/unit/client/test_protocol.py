@@ -20,6 +20,7 @@ from qwen3_tts_client.protocol import (
     decode,
     encode,
 )
+from tests.fakes.stub_server import final_response
 
 CONFIG = Path(__file__).parents[3] / "model_repository/qwen3_tts/config.pbtxt"
 
@@ -110,14 +111,7 @@ def test_decodes_the_end_with_or_without_audio() -> None:
 
 
 def test_decodes_how_an_utterance_ended() -> None:
-    message = response(final=True)
-    outputs = message.infer_response.outputs
-    outputs.add(name="finish_reason", datatype="BYTES", shape=[1])
-    outputs.add(name="usage", datatype="INT32", shape=[4])
-    message.infer_response.raw_output_contents.extend(
-        [struct.pack("<I4s", 4, b"stop"), struct.pack("<4i", 9, 5, 20, 240)]
-    )
-    assert list(decode(message)) == [End("", "stop", Usage(9, 5, 20, 240))]
+    assert list(decode(final_response("id", usage=[9, 5, 20, 240]))) == [End("id", "stop", Usage(9, 5, 20, 240))]
 
 
 def test_an_empty_response_decodes_to_no_events() -> None:

@@ -82,7 +82,7 @@ def test_events_carry_the_audio_and_the_usage(client: httpx.Client, fields: dict
 
 
 def test_usage_is_the_servers_where_it_reports_one(client: httpx.Client) -> None:
-    response = speak(client, script(chunks=[[0, 1]], usage=[1, 7, 20]), stream_format="sse")
+    response = speak(client, script(chunks=[[0, 1]], usage=[1, 7, 20, 0]), stream_format="sse")
     done = json.loads(response.text.strip().splitlines()[-1].removeprefix("data: "))
     counts = {name: done["usage"][name] for name in ("input_tokens", "output_tokens", "total_tokens")}
     assert counts == {"input_tokens": 7, "output_tokens": 1, "total_tokens": 8}
