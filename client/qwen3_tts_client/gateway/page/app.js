@@ -1,99 +1,87 @@
-import { call, getJson, saveKey, Session, speech } from "./api.js";
+import { ApiError, call, getJson, saveKey, Session, speech } from "./api.js";
 import { Player, RATE } from "./player.js";
 import { Recorder, wav } from "./recording.js";
 import { Waveform } from "./waveform.js";
 
 const $ = (id) => document.getElementById(id);
-const waveform = new Waveform($("waveform"));
-// Letters of scripts that put no spaces between words are complete at once.
+const FIGURES = ["first-audio", "first-sound", "length", "underruns"];
+// Scripts that put no spaces between words: each character is complete.
 const COMPLETE = /^.*[\s\p{P}\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]/su;
+const waveform = new Waveform($("waveform"));
 let player;
-let running; // the AbortController of the speech that is heard
-let session; // while text is typed
-let isOpen = false; // an utterance of the session, for more text
+let running; // the AbortController of the text that is spoken
+let session; // in which text is typed
+let isOpen = false; // the session's utterance, for more text
 let isHeard = false;
-let chunks = [];
+let chunks = []; // of 16-bit samples
 let startedMs = 0;
 
-// Errors: at the field that the server names, otherwise on top.
+// Errors appear at the field that the server names, otherwise on top.
 
 function clearErrors() {
   $("alert").textContent = "";
-  document.querySelectorAll("p.error:not([id=alert])").forEach((note) => note.remove());
+  document.querySelectorAll(".error:not(#alert)").forEach((note) => note.remove());
   document.querySelectorAll("[aria-invalid]").forEach((field) => field.removeAttribute("aria-invalid"));
 }
 
 function show(error) {
-  if (error.name === "AbortError") return;
+  const field = error.param && document.querySelector(`[data-param="${CSS.escape(error.param)}"]`);
+  if (field?.offsetParent) {
+    const note = document.createElement("p");
+    Object.assign(note, { className: "error", id: `${field.id}-error`, textContent: error.message, role: "alert" });
+    (field.closest("label") ?? field).after(note);
+    field.setAttribute("aria-invalid", "true");
+    field.setAttribute("aria-errormessage", note.id);
+    field.focus();
+  } else $("alert").textContent = error.message;
   if (error.status === 401) {
     $("access").hidden = false;
     $("key").focus();
   }
-  const field = error.param && document.querySelector(`[data-param="${CSS.escape(error.param)}"]`);
-  if (!field || !field.offsetParent) {
-    $("alert").textContent = error.message;
-    return;
-  }
-  const note = Object.assign(document.createElement("p"), {
-    className: "error",
-    id: `${field.id}-error`,
-    textContent: error.message,
-  });
-  note.setAttribute("role", "alert");
-  (field.closest("label") ?? field).after(note);
-  field.setAttribute("aria-invalid", "true");
-  field.setAttribute("aria-errormessage", note.id);
-  field.focus();
 }
 
 const guarded = (action) => async (event) => {
   event?.preventDefault();
   clearErrors();
-  try {
-    await action(event);
-  } catch (error) {
-    show(error);
-  }
+  await Promise.resolve(event).then(action).catch(show);
 };
 
 // Playback
 
 const seconds = (samples) => `${(samples / RATE).toFixed(1)} s`;
-const milliseconds = (ms) => `${Math.round(ms)} ms`;
-const received = () => chunks.reduce((sum, chunk) => sum + chunk.length, 0);
+const sinceStart = (delayMs = 0) => `${Math.round(performance.now() - startedMs + delayMs)} ms`;
 
-async function begin() {
-  player ??= new Player(report);
+function begin() {
   startedMs = performance.now();
   chunks = [];
   isHeard = true;
   waveform.clear();
-  for (const id of ["first-audio", "first-sound", "length", "underruns"]) $(id).textContent = "–";
+  FIGURES.forEach((id) => ($(id).textContent = "–"));
   $("status").textContent = "Waiting for the first audio";
   $("stop").disabled = false;
   $("download").disabled = true;
-  await player.begin();
+  player.begin();
 }
 
 function hear(samples) {
-  if (!chunks.length) $("first-audio").textContent = milliseconds(performance.now() - startedMs);
+  if (!chunks.length) $("first-audio").textContent = sinceStart();
   chunks.push(samples);
-  $("length").textContent = seconds(received());
-  waveform.add(samples);
-  player.add(samples);
+  $("length").textContent = seconds(chunks.reduce((sum, chunk) => sum + chunk.length, 0));
   $("download").disabled = false;
+  waveform.add(samples);
+  player.send(samples);
 }
 
 function report({ type, played, underruns, stalled }) {
   if (type === "started") {
-    $("first-sound").textContent = milliseconds(performance.now() - startedMs + player.latencyMs);
+    $("first-sound").textContent = sinceStart(player.latencyMs);
     $("status").textContent = "Speaking";
   }
-  waveform.played = played;
-  waveform.draw();
   // Silence while somebody types is no underrun.
   $("underruns").textContent = session ? "–" : underruns ? `${underruns} (${seconds(stalled)})` : "0";
-  if (type === "ended") rest(`Heard ${seconds(played)}`);
+  waveform.played = played;
+  waveform.draw();
+  if (type === "ended") rest(played ? `Heard ${seconds(played)}` : "");
 }
 
 function rest(status) {
@@ -107,86 +95,70 @@ function stop() {
   session?.close();
   running = session = undefined;
   isOpen = false;
-  if (isHeard) player?.stop();
+  if (isHeard) player.send("stop");
+  if (isHeard) rest("Stopped");
   $("stop").disabled = true;
 }
 
 // Speech
 
 function fields() {
-  const seed = $("seed").value.trim();
-  const shown = (id) => (!$(id).closest("[hidden]") && $(id).value.trim()) || undefined;
-  return {
-    model: shown("model"),
-    voice: shown("voice"),
-    language: shown("language"),
-    instructions: shown("style"),
-    seed: seed ? Number(seed) : undefined,
-  };
+  const value = (id) => (!$(id).closest("[hidden]") && $(id).value.trim()) || undefined;
+  const [model, voice, language, instructions, seed] = ["model", "voice", "language", "style", "seed"].map(value);
+  return { model, voice, language, instructions, seed: seed && Number(seed) };
 }
 
 async function speak() {
   stop();
   const { signal } = (running = new AbortController());
+  begin();
   try {
-    await begin();
     for await (const samples of speech({ ...fields(), input: $("text").value }, signal)) {
-      if (signal.aborted) return;
-      hear(samples);
+      if (!signal.aborted) hear(samples);
     }
-    player.end();
   } catch (error) {
     if (signal.aborted) return;
-    if (isHeard && chunks.length) player.end();
-    else rest("");
-    throw chunks.length ? new Error("The speech broke off: the rest did not arrive.") : error;
+    throw error instanceof ApiError ? error : new Error("The connection broke off before the end of the speech.");
+  } finally {
+    if (!signal.aborted) player.send("end");
   }
 }
 
-function open() {
-  const mine = new Session(fields(), {
-    audio: hear,
-    done: () => player.end(),
-    error: show,
-    closed: () => session === mine && ((session = undefined), (isOpen = false)),
-  });
-  return mine;
+function openSession() {
+  const done = () => player.send("end");
+  const opened = new Session(fields(), { audio: hear, done, error: show, closed: () => session === opened && stop() });
+  return opened;
 }
 
-async function send(text) {
+function send(text) {
   $("said").textContent += text;
   $("said").scrollTop = $("said").scrollHeight;
-  session ??= open();
-  if (!isOpen) {
-    isOpen = true;
-    session.add(text);
-    await begin();
-  } else session.add(text);
+  session ??= openSession();
+  if (!isOpen) begin();
+  isOpen = true;
+  session.add(text);
 }
 
-async function type(event) {
-  if (event.isComposing) return;
-  const [text] = COMPLETE.exec($("words").value) ?? [];
+function type(event) {
+  const [text] = (!event.isComposing && COMPLETE.exec($("words").value)) || [];
   if (!text) return;
   $("words").value = $("words").value.slice(text.length);
-  await send(text);
+  send(text);
 }
 
-async function finish() {
-  const text = $("words").value;
-  $("words").value = "";
-  if (text) await send(text);
+function finish() {
+  if ($("words").value) send($("words").value);
   if (isOpen) session.end();
   isOpen = false;
+  $("words").value = "";
   $("said").textContent += "\n";
 }
 
 function switchMode() {
-  stop();
   const isLive = $("live").checked;
-  $("whole").hidden = isLive;
+  stop();
+  $("whole").hidden = $("text").disabled = isLive;
   $("piecewise").hidden = !isLive;
-  $("text").disabled = isLive;
   $("speak").textContent = isLive ? "End utterance" : "Speak";
   $("said").textContent = "";
   $(isLive ? "words" : "text").focus();
@@ -194,84 +166,76 @@ function switchMode() {
 
 // Models and voices
 
-const options = (names) => names.map((name) => new Option(name.replaceAll("_", " "), name));
+const capitalised = (name) => name.replaceAll("_", " ").replace(/\b[a-z]/g, (letter) => letter.toUpperCase());
+const option = (name) => new Option(capitalised(name), name);
+const modelQuery = () => `?model=${encodeURIComponent($("model").value)}`;
 
 async function loadModels() {
   const { data } = await getJson("v1/models");
-  const models = data.filter(({ id, root }) => id === root).map(({ id }) => id);
-  $("model").replaceChildren(...models.map((id) => new Option(id)));
+  const models = data.filter(({ id, root }) => id === root);
+  $("model").replaceChildren(...models.map(({ id }) => new Option(id)));
   $("model-choice").hidden = models.length < 2;
-  await loadVoices();
   $("access").hidden = true;
+  await loadVoices();
 }
 
 async function loadVoices(selected) {
-  const listed = await getJson(`v1/audio/voices?model=${encodeURIComponent($("model").value)}`);
-  const task = listed.task_type;
-  $("voice").replaceChildren(...options(listed.voices));
+  const { task_type, voices, languages, cloning } = await getJson(`v1/audio/voices${modelQuery()}`);
+  $("voice").replaceChildren(...voices.map(task_type === "Base" ? (name) => new Option(name) : option));
   if (selected) $("voice").value = selected;
-  $("voice-choice").hidden = task === "VoiceDesign";
-  $("language").replaceChildren(new Option("detect", "auto"), ...options(listed.languages));
-  $("style-choice").hidden = task === "Base";
-  $("style-label").textContent = task === "VoiceDesign" ? "Voice, in your words" : "Style";
-  $("cloning").hidden = task !== "Base" || listed.cloning === "off";
-  $("forget").disabled = !listed.voices.length;
+  $("voice-choice").hidden = task_type === "VoiceDesign";
+  $("language").replaceChildren(new Option("Detect", "auto"), ...languages.map(option));
+  $("style-choice").hidden = task_type === "Base";
+  $("style-label").textContent = task_type === "VoiceDesign" ? "Voice, in your words" : "Style";
+  $("cloning").hidden = task_type !== "Base" || cloning === "off";
+  $("forget").disabled = !voices.length;
 }
 
 let recorder;
-let recording; // a Blob
+let sample; // a Blob
 
 async function record() {
-  if (recorder) {
-    take(await recorder.stop());
-    recorder = undefined;
-  } else {
-    const started = new Recorder();
-    await started.start();
-    recorder = started;
-  }
+  if (recorder) take(await recorder.stop());
+  const started = recorder ? undefined : new Recorder();
+  await started?.start();
+  recorder = started;
   $("record").setAttribute("aria-pressed", Boolean(recorder));
   $("record").textContent = recorder ? "Stop recording" : "Record again";
 }
 
-function take(sample) {
-  recording = sample;
+function take(blob) {
+  sample = blob;
   URL.revokeObjectURL($("preview").src);
-  $("preview").src = URL.createObjectURL(sample);
+  $("preview").src = URL.createObjectURL(blob);
   $("preview").hidden = false;
 }
 
 async function clone() {
-  if (!recording) throw Object.assign(new Error("Record a voice or choose a file."), { param: "audio_sample" });
+  if (!sample) throw Object.assign(new Error("Record a voice or choose a file."), { param: "audio_sample" });
   const name = $("name").value.trim();
-  const form = new FormData();
   const texts = { name, ref_text: $("transcript").value.trim(), consent: "yes", model: $("model").value };
-  for (const [field, text] of Object.entries(texts)) form.append(field, text);
-  form.append("audio_sample", recording, recording.name ?? "recording");
-  await call("v1/audio/voices", { method: "POST", body: form });
+  const body = new FormData();
+  Object.entries(texts).forEach(([field, text]) => body.append(field, text));
+  body.append("audio_sample", sample, sample.name ?? "recording");
+  await call("v1/audio/voices", { method: "POST", body });
   await loadVoices(name);
   $("status").textContent = `The voice ${name} is saved`;
 }
 
 async function forget() {
   const name = $("voice").value;
-  const query = `?model=${encodeURIComponent($("model").value)}`;
-  await call(`v1/audio/voices/${encodeURIComponent(name)}${query}`, { method: "DELETE" });
+  await call(`v1/audio/voices/${encodeURIComponent(name)}${modelQuery()}`, { method: "DELETE" });
   await loadVoices();
   $("status").textContent = `The voice ${name} is deleted`;
 }
 
 function download() {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(wav(chunks, RATE));
-  link.download = "speech.wav";
-  link.click();
-  URL.revokeObjectURL(link.href);
+  const href = URL.createObjectURL(wav(chunks, RATE));
+  Object.assign(document.createElement("a"), { href, download: "speech.wav" }).click();
+  URL.revokeObjectURL(href);
 }
 
-const useKey = () => (saveKey($("key").value), loadModels());
-
-$("access").onsubmit = guarded(useKey);
+$("access").onsubmit = guarded(() => (saveKey($("key").value), loadModels()));
 $("speech").onsubmit = guarded(() => ($("live").checked ? finish() : speak()));
 $("stop").onclick = stop;
 $("download").onclick = download;
@@ -286,4 +250,7 @@ document.onkeydown = (event) => {
   if (event.key === "Escape") stop();
   if (event.key === "Enter" && event.ctrlKey && event.target === $("text")) $("speech").requestSubmit();
 };
-guarded(loadModels)();
+guarded(() => {
+  player = new Player(report);
+  return loadModels();
+})();

@@ -1,4 +1,4 @@
-// Plays a queue of 16-bit chunks. The markers "begin" and "end" travel in the queue, between the utterances.
+// Plays a queue of 16-bit chunks. An utterance begins with its number in the queue and ends with "end".
 
 const FADE_SAMPLES = Math.round(0.005 * sampleRate);
 const REPORT_BLOCKS = 8;
@@ -7,6 +7,7 @@ class PlayerProcessor extends AudioWorkletProcessor {
   queue = [];
   offset = 0; // into the first chunk
   blocks = 0;
+  utterance = 0;
 
   constructor() {
     super();
@@ -66,22 +67,22 @@ class PlayerProcessor extends AudioWorkletProcessor {
 
   mark(marker) {
     if (marker === "end") this.report("ended");
+    else this.utterance = marker;
     this.reset();
   }
 
   // Keeps the next 5 ms, faded out.
   stop() {
     const tail = new Float32Array(FADE_SAMPLES);
-    const isStarted = this.isStarted;
-    if (isStarted) this.fill(tail);
-    this.offset = 0;
+    if (this.isStarted) this.fill(tail);
+    this.reset();
+    this.utterance = this.offset = 0;
     this.queue = [Int16Array.from(tail, (sample, i) => sample * 32768 * (1 - (i + 1) / FADE_SAMPLES)), "end"];
-    if (!isStarted) this.queue = ["end"];
   }
 
   report(type) {
-    const { played, underruns, stalled } = this;
-    this.port.postMessage({ type, played, underruns, stalled });
+    const { utterance, played, underruns, stalled } = this;
+    this.port.postMessage({ type, utterance, played, underruns, stalled });
   }
 }
 

@@ -3,36 +3,31 @@
 export const RATE = 24000;
 
 export class Player {
-  // `onReport` receives {type, played, underruns, stalled}: "started", "position" and "ended".
+  // `onReport` receives {type, played, underruns, stalled} of the last utterance: "started", "position" and "ended".
   constructor(onReport) {
     if (!window.AudioWorkletNode) throw new Error("Sound needs HTTPS or localhost, and a browser with AudioWorklet.");
     this.context = new AudioContext({ sampleRate: RATE, latencyHint: "interactive" });
-    this.loaded = this.#load(onReport);
+    this.utterance = 0;
+    this.port = this.#load(onReport);
   }
 
   async #load(onReport) {
     await this.context.audioWorklet.addModule("player-worklet.js");
-    this.node = new AudioWorkletNode(this.context, "player", { numberOfInputs: 0, outputChannelCount: [1] });
-    this.node.port.onmessage = ({ data }) => onReport(data);
-    this.node.connect(this.context.destination);
+    const node = new AudioWorkletNode(this.context, "player", { numberOfInputs: 0, outputChannelCount: [1] });
+    node.port.onmessage = ({ data }) => data.utterance === this.utterance && onReport(data);
+    node.connect(this.context.destination);
+    return node.port;
   }
 
   // Call from a click or key press: browsers keep a page silent until then.
-  async begin() {
-    await Promise.all([this.context.resume(), this.loaded]);
-    this.node.port.postMessage("begin");
+  begin() {
+    this.context.resume();
+    this.send(++this.utterance);
   }
 
-  add(samples) {
-    this.node.port.postMessage(samples);
-  }
-
-  end() {
-    this.node.port.postMessage("end");
-  }
-
-  stop() {
-    this.node?.port.postMessage("stop");
+  // Samples, "end" of the utterance, or "stop" at once.
+  async send(message) {
+    (await this.port).postMessage(message);
   }
 
   get latencyMs() {

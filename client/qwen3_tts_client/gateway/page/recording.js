@@ -23,19 +23,8 @@ export class Recorder {
 
 export function wav(chunks, rate) {
   const bytes = chunks.reduce((sum, chunk) => sum + chunk.byteLength, 0);
-  const header = new DataView(new ArrayBuffer(44));
-  const text = (offset, letters) => [...letters].forEach((c, i) => header.setUint8(offset + i, c.charCodeAt(0)));
-  text(0, "RIFF");
-  header.setUint32(4, 36 + bytes, true);
-  text(8, "WAVEfmt ");
-  header.setUint32(16, 16, true);
-  header.setUint16(20, 1, true); // PCM
-  header.setUint16(22, 1, true); // mono
-  header.setUint32(24, rate, true);
-  header.setUint32(28, rate * 2, true);
-  header.setUint16(32, 2, true);
-  header.setUint16(34, 16, true);
-  text(36, "data");
-  header.setUint32(40, bytes, true);
-  return new Blob([header, ...chunks], { type: "audio/wav" });
+  const [riff, wave, format, data] = [0x46464952, 0x45564157, 0x20746d66, 0x61746164];
+  const [monoPcm, sixteenBits] = [0x00010001, 0x00100002];
+  const head = [riff, 36 + bytes, wave, format, 16, monoPcm, rate, 2 * rate, sixteenBits, data, bytes];
+  return new Blob([Uint32Array.from(head), ...chunks], { type: "audio/wav" });
 }
