@@ -15,8 +15,8 @@ if [ "$(cat "$setup_stamp" 2>/dev/null)" != "$setup_sum" ]; then
     python -m pip install --constraint scripts/constraints.txt torch
     python -m pip install --constraint scripts/constraints.txt --editable ".[$1]"
     if [ "$1" = test ]; then
-        # The oracle. Its own requirements are for its web demo and its audio front end.
-        python -m pip install --no-deps qwen-tts==0.1.1
+        # The oracle, whose own requirements are for its web demo and its audio front end; a client of the gateway.
+        python -m pip install --no-deps qwen-tts==0.1.1 pipecat-ai==1.14.0
     fi
     echo "$setup_sum" >"$setup_stamp"
 fi

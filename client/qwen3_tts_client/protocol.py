@@ -43,6 +43,7 @@ OUTPUTS = {
 # Id of requests that append text to an utterance: their final responses do not end its audio.
 MORE_TEXT = "more-text"
 
+_COUNTS = struct.Struct("<3i")  # of the tensor usage
 _SCALAR_FORMATS = {"BOOL": "<?", "FP32": "<f", "INT32": "<i", "INT64": "<q"}
 
 
@@ -180,7 +181,7 @@ def _end(request_id: str, tensors: dict[str, bytes]) -> End:
     return End(
         request_id,
         reason.decode() if reason is not None else None,
-        Usage(*struct.unpack("<3i", counts)) if counts else None,
+        Usage(*_COUNTS.unpack(counts)) if counts and len(counts) == _COUNTS.size else None,
     )
 
 

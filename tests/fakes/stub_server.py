@@ -13,7 +13,7 @@ import json
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ class Script:
     error: str | None = None  # sent after the chunks
     close: bool = False  # close the stream after the chunks, without an end
     hang: bool = False  # never end
+    usage: list[int] = field(default_factory=list)  # with a finish_reason, of the last response
     exact: bool = True  # to a tenth of a millisecond, by busy waiting
 
     @staticmethod
@@ -117,7 +118,7 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         if script.error:
             yield service_pb2.ModelStreamInferResponse(error_message=script.error)
         elif not script.close:
-            yield final_response()
+            yield final_response(usage=script.usage)
 
 
 @functools.lru_cache(maxsize=64)
@@ -143,9 +144,14 @@ def is_more_text(request: Any) -> bool:
     return "sequence_start" in parameters and not parameters["sequence_start"].bool_param
 
 
-def final_response(request_id: str = "") -> Any:
+def final_response(request_id: str = "", usage: Sequence[int] = ()) -> Any:
     final = service_pb2.ModelStreamInferResponse()
-    final.infer_response.id = request_id
+    result = final.infer_response
+    result.id = request_id
+    if usage:
+        result.outputs.add(name="finish_reason", datatype="BYTES", shape=[1])
+        result.outputs.add(name="usage", datatype="INT32", shape=[3])
+        result.raw_output_contents.extend([struct.pack("<I", 4) + b"stop", struct.pack("<3i", *usage)])
     final.infer_response.parameters["triton_final_response"].bool_param = True
     return final
 

@@ -63,10 +63,8 @@ def _parse(line: str, source: str) -> Key:
     match = _LINE.fullmatch(line.strip())
     if not match:
         raise ClientError(f"{source}: expected NAME SHA256 [streams=N] [characters=N], found {line.split()[0]!r} …")
-    limits = dict(part.split("=") for part in match["limits"].split())
-    return Key(
-        match["name"], match["sha256"], *(int(limits[n]) if n in limits else None for n in ("streams", "characters"))
-    )
+    limits = (part.split("=") for part in match["limits"].split())
+    return Key(match["name"], match["sha256"], **{name: int(value) for name, value in limits})
 
 
 def _hash(key: str) -> str:

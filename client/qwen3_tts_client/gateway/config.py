@@ -12,20 +12,20 @@ from qwen3_tts_client.errors import ClientError
 from qwen3_tts_client.protocol import MODEL_NAME
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-# OpenAI's voices, matched by sex and age of the speaker.
+# OpenAI's voices. Speakers with a Chinese dialect, and those of Japanese and Korean, are not among them.
 VOICE_ALIASES = {
     "alloy": "serena",
     "ash": "ryan",
-    "ballad": "dylan",
+    "ballad": "aiden",
     "cedar": "uncle_fu",
     "coral": "vivian",
     "echo": "aiden",
-    "fable": "eric",
+    "fable": "ryan",
     "marin": "serena",
     "nova": "vivian",
     "onyx": "uncle_fu",
-    "sage": "sohee",
-    "shimmer": "ono_anna",
+    "sage": "serena",
+    "shimmer": "vivian",
     "verse": "ryan",
 }
 MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")

@@ -19,7 +19,10 @@ from qwen3_tts_client.protocol import MORE_TEXT
 REQUEST_ID = "x-request-id"
 QUIET_PATHS = ("/healthz", "/livez", "/metrics")
 TRACE_HEADERS = ("traceparent", "tracestate")
+# The name of a voice is logged only with log_text.
+VOICE_PATH = "/v1/audio/voices/"
 _ID = re.compile(r"[\w.:-]{1,128}")
+_TRACE = re.compile(r"[!-~]{1,512}")
 _access = logging.getLogger("qwen3_tts_gateway.access")
 
 
@@ -100,9 +103,9 @@ def _begin(scope: Scope) -> Exchange:
     given = headers.get(REQUEST_ID, "")
     return Exchange(
         request_id=given if _ID.fullmatch(given) and given != MORE_TEXT else uuid.uuid4().hex,
-        path=scope["path"],
+        path=VOICE_PATH if scope["path"].startswith(VOICE_PATH) else scope["path"],
         method=scope.get("method", "WS"),
-        trace=tuple((name, headers[name]) for name in TRACE_HEADERS if name in headers),
+        trace=tuple((name, headers[name]) for name in TRACE_HEADERS if _TRACE.fullmatch(headers.get(name, ""))),
     )
 
 
@@ -111,6 +114,8 @@ def _watching(exchange: Exchange, send: Send) -> Send:
         if message["type"] in ("http.response.start", "websocket.http.response.start", "websocket.accept"):
             exchange.status = message.get("status", 101)
             MutableHeaders(scope=message)[REQUEST_ID] = exchange.request_id
+        elif message["type"] == "websocket.close" and not exchange.status:
+            exchange.status = 403
         elif exchange.first_byte_ms is None and (message.get("body") or message.get("bytes")):
             exchange.first_byte_ms = exchange.elapsed_ms()
         await send(message)

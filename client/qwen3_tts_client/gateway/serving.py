@@ -15,6 +15,7 @@ from qwen3_tts_client.gateway.services import Services
 
 GRACE_SECONDS = 30
 BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 130  # LiveKit keeps idle connections for 120 s
 
 
 async def serve(settings: Settings) -> None:
@@ -30,6 +31,7 @@ async def serve(settings: Settings) -> None:
         lifespan="off",
         ws_max_size=settings.max_body_bytes,
         timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         server_header=False,
     )
     print(f"http://{settings.host}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)

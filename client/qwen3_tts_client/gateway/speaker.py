@@ -13,7 +13,8 @@ from qwen3_tts_client.gateway.body import audio_seconds, encoded_chunks, usage
 from qwen3_tts_client.gateway.errors import APIError, from_speech
 from qwen3_tts_client.gateway.log import Exchange, exchange_of, record
 from qwen3_tts_client.gateway.services import Services
-from qwen3_tts_client.gateway.turn import Turn, sequence
+from qwen3_tts_client.gateway.turn import Turn
+from qwen3_tts_client.pieces import sequence
 
 # Turns that wait; the session reads no further message while the queue is full.
 MAX_TURNS = 8
@@ -115,6 +116,8 @@ class Speaker:
             await speech.close()
             exchange.audio_s, exchange.finish_reason = audio_seconds(speech), speech.end.finish_reason
             exchange.characters = turn.text.characters
+            if services.settings.log_text:
+                exchange.text, exchange.voice = "".join(turn.text.pieces), options.voice
             services.metrics.count_audio(options.response_format, exchange.audio_s, pipeline.busy_s)
 
     def _exchange(self, turn: Turn) -> Exchange:

@@ -12,6 +12,7 @@ from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.gateway.audio.formats import FORMATS
 from qwen3_tts_client.gateway.audio.pipeline import Pipeline
 from qwen3_tts_client.gateway.body import AudioWire, EventWire, audio_seconds, send_body
+from qwen3_tts_client.gateway.config import Settings
 from qwen3_tts_client.gateway.errors import APIError, from_speech
 from qwen3_tts_client.gateway.log import Exchange, exchange_of
 from qwen3_tts_client.gateway.schema import SpeechBody, parse
@@ -31,7 +32,7 @@ class SpeechEndpoint:
         request = Request(scope, receive)
         key = services.access.authenticate(request.headers)
         exchange.key = key.name
-        body = parse(SpeechBody, await read_json(request, services.settings.max_body_bytes))
+        body = parse(SpeechBody, await read_json(request, services.settings))
         model = self._note(exchange, body)
         with services.access.stream(key):
             await services.access.spend_characters(key, len(body.input))
@@ -67,25 +68,28 @@ class SpeechEndpoint:
             services.metrics.count_audio(body.response_format, exchange.audio_s, pipeline.busy_s)
 
 
-async def read_json(request: Request, max_bytes: int) -> Any:
-    """Raises APIError 413 or 400."""
-    content = await limited(request, max_bytes).body()
+async def read_json(request: Request, settings: Settings) -> Any:
+    """Raises APIError 400, 408 or 413."""
+    content = await limited(request, settings).body()
     try:
         return json.loads(content)
     except (ValueError, RecursionError):
         raise APIError(400, "the body is not JSON", code="invalid_json") from None
 
 
-def limited(request: Request, max_bytes: int) -> Request:
-    """The request, whose body raises APIError 413 once it exceeds `max_bytes`."""
-    received = 0
+def limited(request: Request, settings: Settings) -> Request:
+    """The request, whose body raises APIError 413 when it is too large and 408 when it stops coming."""
+    limit, limit_s, received = settings.max_body_bytes, settings.chunk_seconds, 0
 
     async def receive() -> Message:
         nonlocal received
-        message = await request.receive()
+        try:
+            message = await asyncio.wait_for(request.receive(), limit_s)
+        except TimeoutError:
+            raise APIError(408, f"nothing of the body came for {limit_s:g} s", code="timeout") from None
         received += len(message.get("body", b""))
-        if received > max_bytes:
-            raise APIError(413, f"the body exceeds {max_bytes} bytes", code="body_too_large")
+        if received > limit:
+            raise APIError(413, f"the body exceeds {limit} bytes", code="body_too_large")
         return message
 
     return Request(request.scope, receive)

@@ -1,9 +1,9 @@
 """The page at / and its files."""
 
-import functools
 import hashlib
 from pathlib import Path
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -30,21 +30,26 @@ HEADERS = {
 }
 
 
-def page_routes() -> list[Route]:
-    """One route for each file; they need no API key."""
-    return [
-        Route("/" if path.name == INDEX else f"/{path.name}", functools.partial(_send, *_read(path)))
-        for path in sorted(FOLDER.iterdir())
-    ]
+class Page:
+    """Its files are in memory, and need no API key."""
+
+    def __init__(self) -> None:
+        self._files = {path.name: _read(path) for path in FOLDER.iterdir()}
+
+    def routes(self) -> list[Route]:
+        return [Route("/", self.send), Route("/page/{file}", self.send)]
+
+    async def send(self, request: Request) -> Response:
+        name = request.path_params.get("file", INDEX)
+        if name not in self._files:
+            raise HTTPException(404)
+        content, headers = self._files[name]
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers)
 
 
 def _read(path: Path) -> tuple[bytes, dict[str, str]]:
     content = path.read_bytes()
     etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     return content, HEADERS | {"content-type": MEDIA_TYPES[path.suffix], "etag": etag}
-
-
-async def _send(content: bytes, headers: dict[str, str], request: Request) -> Response:
-    if request.headers.get("if-none-match") == headers["etag"]:
-        return Response(status_code=304, headers=headers)
-    return Response(content, headers=headers)

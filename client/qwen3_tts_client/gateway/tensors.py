@@ -71,3 +71,8 @@ def check_length(characters: int, limit: int) -> None:
     """Raises APIError 400."""
     if characters > limit:
         raise APIError(400, f"input: {characters} characters, at most {limit} are allowed", "input", "string_too_long")
+
+
+def is_unicode(text: str) -> bool:
+    """JSON can hold half of a surrogate pair, which UTF-8 cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -39,7 +39,7 @@ class VoiceEndpoints:
 
     async def create(self, request: Request) -> JSONResponse:
         self._services.access.authenticate(request.headers)
-        async with limited(request, self._services.settings.max_body_bytes).form(
+        async with limited(request, self._services.settings).form(
             max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES
         ) as form:
             model = self._enter(request, _text(form, "model"))

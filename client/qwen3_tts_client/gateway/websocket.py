@@ -14,7 +14,7 @@ from qwen3_tts_client.gateway.log import exchange_of
 from qwen3_tts_client.gateway.schema import SessionOptions, parse
 from qwen3_tts_client.gateway.services import Services
 from qwen3_tts_client.gateway.speaker import Speaker
-from qwen3_tts_client.gateway.tensors import check_length
+from qwen3_tts_client.gateway.tensors import check_length, is_unicode
 from qwen3_tts_client.gateway.turn import Turn
 
 POLICY_VIOLATION = 1008
@@ -128,7 +128,7 @@ class Session:
 
     async def _add_text(self, message: dict[str, Any]) -> None:
         text = message.get("text")
-        if not isinstance(text, str):
+        if not isinstance(text, str) or not is_unicode(text):
             raise APIError(400, "text: required, a string", "text")
         if not text:
             return

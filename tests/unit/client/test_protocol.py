@@ -8,7 +8,19 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from qwen3_tts_client.protocol import INPUTS, OUTPUTS, AudioChunk, End, Error, SpeechRequest, TextPiece, decode, encode
+from qwen3_tts_client.protocol import (
+    INPUTS,
+    OUTPUTS,
+    AudioChunk,
+    End,
+    Error,
+    SpeechRequest,
+    TextPiece,
+    Usage,
+    decode,
+    encode,
+)
+from tests.fakes.stub_server import final_response
 
 CONFIG = Path(__file__).parents[3] / "model_repository/qwen3_tts/config.pbtxt"
 
@@ -97,6 +109,10 @@ def test_decodes_audio_with_the_sample_rate_on_the_first_response() -> None:
 def test_decodes_the_end_with_or_without_audio() -> None:
     assert list(decode(response(final=True))) == [End()]
     assert [type(event) for event in decode(response(b"\1\0", final=True))] == [AudioChunk, End]
+
+
+def test_decodes_the_reason_and_the_usage_of_the_end() -> None:
+    assert list(decode(final_response("id", usage=[3, 7, 20]))) == [End("id", "stop", Usage(3, 7, 20))]
 
 
 def test_an_empty_response_decodes_to_no_events() -> None:

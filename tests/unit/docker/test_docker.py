@@ -19,6 +19,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from export.tensorrt.api import PLUGIN_LIBRARY
+from qwen3_tts_client.gateway.access import KEYS_VARIABLE
 from qwen3_tts_engine.checkpoint.configs import SpeechTokenizerConfig
 from qwen3_tts_engine.codec.contract import MAX_BATCH, state_size
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, MAIN_MODEL, EngineConfig
@@ -90,7 +91,12 @@ def test_compose_file_is_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "extras"), [("requirements.txt", ["engine", "export"]), ("client-requirements.txt", [])]
+    ("file", "extras"),
+    [
+        ("requirements.txt", ["engine", "export"]),
+        ("client-requirements.txt", []),
+        ("gateway-requirements.txt", ["gateway"]),
+    ],
 )
 def test_pins_are_complete_and_match_the_tested_versions(file: str, extras: list[str]) -> None:
     pinned, tested = pins(DOCKER / file), pins(ROOT / "scripts" / "constraints.txt")
@@ -118,7 +124,7 @@ def test_image_has_the_measured_pytorch() -> None:
 def test_images_are_pinned() -> None:
     bases = [line.split()[0] for line in instructions("FROM")]
     assert bases == [
-        "python:3.12.12-slim-bookworm",
+        *["python:3.12.12-slim-bookworm"] * 2,
         *(f"nvcr.io/nvidia/{name}:${{TRITON_RELEASE}}-py3" for name in NVIDIA),
     ]
     for image in (service["image"] for service in SERVICES.values()):
@@ -187,6 +193,13 @@ def test_dockerfile_installs_the_tensorrt_requirement() -> None:
     assert run.startswith("python3 tensorrt_requirement.py >tensorrt.txt && ")
     assert run.endswith("--requirement requirements.txt --requirement tensorrt.txt")
     assert not [name for name in pins(DOCKER / "requirements.txt") if "tensorrt" in name]
+
+
+def test_client_images_find_the_package() -> None:
+    """COPY client client in WORKDIR /opt/client."""
+    paths = re.findall(r"^ENV PYTHONPATH=/opt/client/(\S+)$", DOCKERFILE, re.MULTILINE)
+    assert len(paths) == 2
+    assert all((ROOT / path / "qwen3_tts_client" / "__main__.py").is_file() for path in paths)
 
 
 def test_copied_files_exist() -> None:
@@ -388,9 +401,9 @@ def test_memory_pool_fits_the_states_of_a_call() -> None:
 
 
 def test_containers_run_unprivileged_and_fetch_no_code() -> None:
-    assert instructions("USER") == ["1000:1000", "1000:1000"]
+    assert instructions("USER") == ["1000:1000"] * 3
     assert "git clone" not in DOCKERFILE + BUILD.read_text() + SERVE.read_text()
-    for name in ("codec", "server", "client"):
+    for name in ("codec", "server", "client", "gateway"):
         assert SERVICES[name]["read_only"] is True
     assert len(instructions("HEALTHCHECK")) == 1
 
@@ -412,6 +425,7 @@ def test_environment_variables_name_existing_settings() -> None:
         PLUGIN_LIBRARY,
         ADMIN_KEY_VARIABLE,
         MPS_VARIABLE,
+        KEYS_VARIABLE,
     }
 
 

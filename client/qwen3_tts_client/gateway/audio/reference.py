@@ -2,8 +2,8 @@
 
 import asyncio
 import base64
-import binascii
 import io
+from collections.abc import Callable
 from concurrent.futures import Executor
 
 import av
@@ -14,6 +14,8 @@ from qwen3_tts_client.gateway.errors import APIError
 
 Reference = tuple[NDArray[np.float32], int]  # mono samples in -1..1, Hz
 MAX_SECONDS = 120
+# Playlists are not among them: they would make libavformat open other files and addresses.
+CONTAINERS = "aac,aiff,caf,flac,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,ogg,w64,wav"
 
 
 async def decode_reference(locator: str, executor: Executor) -> Reference:
@@ -23,25 +25,26 @@ async def decode_reference(locator: str, executor: Executor) -> Reference:
         raise _refused("ref_audio", "expected base64 or a data URL in base64")
     if not comma and "://" in locator[:16]:
         raise _refused("ref_audio", "expected base64 or a data URL; URLs are not fetched")
-    try:
-        content = base64.b64decode(data if comma else locator, validate=True)
-    except (binascii.Error, ValueError):
-        raise _refused("ref_audio", "not base64") from None
-    return await decode_file(content, "ref_audio", executor)
+    return await _decoded(lambda: _decode(base64.b64decode(data or head, validate=True)), "ref_audio", executor)
 
 
 async def decode_file(content: bytes, field: str, executor: Executor) -> Reference:
     """Raises APIError that names `field`."""
+    return await _decoded(lambda: _decode(content), field, executor)
+
+
+async def _decoded(decode: Callable[[], Reference], field: str, executor: Executor) -> Reference:
     try:
-        return await asyncio.get_running_loop().run_in_executor(executor, _decode, content)
+        return await asyncio.get_running_loop().run_in_executor(executor, decode)
     except (av.FFmpegError, ValueError, IndexError) as error:
-        raise _refused(field, f"not a recording that can be decoded: {getattr(error, 'strerror', error)}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise _refused(field, f"not a recording that can be decoded: {reason}") from None
 
 
 def _decode(content: bytes) -> Reference:
     parts: list[NDArray[np.float32]] = []
     samples = 0
-    with av.open(io.BytesIO(content), "r") as container:
+    with av.open(io.BytesIO(content), "r", options={"format_whitelist": CONTAINERS}) as container:
         stream = container.streams.audio[0]
         rate = stream.rate
         mono = av.AudioResampler(format="fltp", layout="mono", rate=rate)

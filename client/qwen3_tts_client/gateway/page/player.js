@@ -12,7 +12,7 @@ export class Player {
   }
 
   async #load(onReport) {
-    await this.context.audioWorklet.addModule("player-worklet.js");
+    await this.context.audioWorklet.addModule("page/player-worklet.js");
     const node = new AudioWorkletNode(this.context, "player", { numberOfInputs: 0, outputChannelCount: [1] });
     node.port.onmessage = ({ data }) => data.utterance === this.utterance && onReport(data);
     node.connect(this.context.destination);

@@ -81,6 +81,13 @@ def test_events_carry_the_audio_and_the_usage(client: httpx.Client, fields: dict
     assert events[-1]["usage"]["output_tokens"] == 3
 
 
+def test_usage_is_the_servers_where_it_reports_one(client: httpx.Client) -> None:
+    response = speak(client, script(chunks=[[0, 1]], usage=[1, 7, 20]), stream_format="sse")
+    done = json.loads(response.text.strip().splitlines()[-1].removeprefix("data: "))
+    counts = {name: done["usage"][name] for name in ("input_tokens", "output_tokens", "total_tokens")}
+    assert counts == {"input_tokens": 7, "output_tokens": 1, "total_tokens": 8}
+
+
 def test_stream_format_audio_wins_over_stream(client: httpx.Client) -> None:
     assert speak(client, stream=True, stream_format="audio").headers["content-type"] == "audio/pcm"
 
@@ -166,7 +173,10 @@ def test_a_disconnect_cancels_the_stream(gateway: RunningGateway, stub: StubServ
     wait_for(lambda: gateway.services.backend.streams == 0)
 
 
-@pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"[" * 100_000, 400), (b"\xff", 400), (b"[]", 400)])
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"{", 400), (b"[" * 100_000, 400), (b"\xff", 400), (b"[]", 400), (b'{"input": "\\ud800"}', 400)],
+)
 def test_a_body_that_is_no_object_is_refused(client: httpx.Client, body: bytes, status: int) -> None:
     assert client.post(PATH, content=body).status_code == status
 
@@ -186,3 +196,15 @@ def test_a_large_body_is_refused(stub: StubServer) -> None:
 def test_silence_is_a_valid_file(client: httpx.Client) -> None:
     assert len(speak(client, script(), response_format="wav").content) == 44
     assert speak(client, script(), response_format="mp3").status_code == 200
+
+
+def test_a_body_that_stops_coming_is_refused(stub: StubServer) -> None:
+    with RunningGateway(stub.url, chunk_seconds=0.2) as gateway, socket.socket() as connection:
+        connection.connect(("127.0.0.1", int(gateway.address.split(":")[1])))
+        connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{{".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_trace_that_is_no_metadata_is_dropped(client: httpx.Client) -> None:
+    headers = {"traceparent": "a b\u00e9".encode("latin-1")}
+    assert client.post(PATH, json={"input": TWO_CHUNKS}, headers=headers).status_code == 200

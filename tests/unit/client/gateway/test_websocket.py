@@ -17,6 +17,7 @@ from tests.unit.client.gateway.conftest import script, wait_for
 PATH = "/v1/audio/speech/stream"
 TWO_CHUNKS = script(chunks=[[0, 1], [30, 2]])
 BYTES = 3 * 1920 * 2
+SURROGATE = '{"type": "input.text", "text": "\\ud800"}'
 
 
 @pytest.fixture
@@ -154,7 +155,17 @@ def test_an_error_ends_the_utterance_and_not_the_session(
 
 @pytest.mark.parametrize(
     "message",
-    ["{", "[]", '"x"', '{"type": 1}', '{"type": "input.texts"}', '{"type": "input.text"}', b"\x00\x01", "[" * 9999],
+    [
+        "{",
+        "[]",
+        '"x"',
+        '{"type": 1}',
+        '{"type": "input.texts"}',
+        '{"type": "input.text"}',
+        SURROGATE,
+        b"\x00\x01",
+        "[" * 9999,
+    ],
 )
 def test_a_wrong_message_is_an_error_and_the_session_goes_on(socket: ClientConnection, message: str | bytes) -> None:
     socket.send(message)
@@ -181,6 +192,16 @@ def test_a_wrong_first_message_closes(gateway: RunningGateway, first: dict[str, 
         assert json.loads(socket.recv(timeout=10))["type"] == "error"
         with pytest.raises(ConnectionClosed):
             socket.recv(timeout=10)
+
+
+def test_text_is_sent_again_to_another_server(stub: StubServer) -> None:
+    with RunningGateway("localhost:1", stub.url) as gateway:
+        for _ in range(2):
+            with open_socket(gateway) as socket:
+                configure(socket)
+                send(socket, "input.text", text=TWO_CHUNKS)
+                say(socket, " More.")
+                assert len(until_done(socket)[1]) == BYTES
 
 
 def test_an_idle_client_is_disconnected(stub: StubServer) -> None:

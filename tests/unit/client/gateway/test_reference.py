@@ -1,0 +1,60 @@
+"""Recordings of voices, from base64 or files."""
+
+import asyncio
+import base64
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from qwen3_tts_client.gateway.audio.encoder import make_encoder
+from qwen3_tts_client.gateway.audio.reference import MAX_SECONDS, Reference, decode_file, decode_reference
+from qwen3_tts_client.gateway.errors import APIError
+
+RATE = 16_000
+TONE = (8000 * np.sin(np.arange(RATE) * 0.1)).astype(np.int16)
+# A playlist that would have libavformat open a file of the machine.
+PLAYLISTS = (
+    b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n/etc/hostname\n#EXT-X-ENDLIST\n",
+    b"ffconcat version 1.0\nfile /etc/hostname\n",
+)
+
+
+def decode(content: bytes) -> Reference:
+    with ThreadPoolExecutor(1) as pool:
+        return asyncio.run(decode_file(content, "audio_sample", pool))
+
+
+def recording(name: str, seconds: int = 1, rate: int = RATE) -> bytes:
+    encoder = make_encoder(name, rate)
+    return encoder.encode(np.tile(TONE, seconds)) + encoder.finish()
+
+
+@pytest.mark.parametrize("name", ["wav", "mp3", "opus", "aac", "flac"])
+def test_common_formats_are_decoded(name: str) -> None:
+    samples, rate = decode(recording(name))
+    # Opus is always decoded at 48 kHz.
+    assert rate == (48_000 if name == "opus" else RATE)
+    assert len(samples) / rate == pytest.approx(1, abs=0.15)
+    assert samples.dtype == np.float32
+    assert np.abs(samples).max() == pytest.approx(8000 / 32768, abs=0.05)
+
+
+@pytest.mark.parametrize("head", ["", "data:audio/wav;base64,"])
+def test_base64_with_and_without_head(head: str) -> None:
+    text = head + base64.b64encode(recording("wav")).decode()
+    with ThreadPoolExecutor(1) as pool:
+        samples, rate = asyncio.run(decode_reference(text, pool))
+    np.testing.assert_allclose(samples, TONE / 32768, atol=1e-4)
+    assert rate == RATE
+
+
+@pytest.mark.parametrize("content", [*PLAYLISTS, b"", b"no recording", recording("wav")[:44]])
+def test_what_is_no_recording_is_refused(content: bytes) -> None:
+    with pytest.raises(APIError, match="audio_sample: not a recording that can be decoded"):
+        decode(content)
+
+
+def test_a_long_recording_is_refused() -> None:
+    with pytest.raises(APIError, match=f"longer than {MAX_SECONDS} s"):
+        decode(recording("wav", MAX_SECONDS + 1))
