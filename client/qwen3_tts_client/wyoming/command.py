@@ -8,7 +8,7 @@ from qwen3_tts_client.errors import ClientError, ExitCode
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--uri", default="tcp://127.0.0.1:10200", help="tcp://HOST:PORT, unix://PATH or stdio://")
+    parser.add_argument("--uri", default="tcp://127.0.0.1:10200", help="tcp://HOST:PORT or unix://PATH")
     parser.add_argument("--voice", metavar="NAME", help="for requests without a voice (default: the first listed)")
     parser.add_argument("--instruct", help="CustomVoice: style; VoiceDesign: the voice")
     parser.add_argument("--zeroconf", metavar="NAME", help="announce the server to Home Assistant under this name")
