@@ -1,8 +1,10 @@
-"""Synthetic checkpoint, codec export, server, one sentence. Called by quickstart.sh."""
+"""Synthetic checkpoint, codec export, server, one sentence, and on request a page. Called by quickstart.sh."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +16,7 @@ from rich.progress import Progress
 from qwen3_tts_engine.checkpoint.checkpoint import CONFIG
 from scripts.embedded.installation import ServerError, backend_options
 from scripts.embedded.server import EXPLICIT, Ports, TritonServer
+from scripts.embedded.supervisor import responds
 from scripts.synthetic.checkpoint import make_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +27,7 @@ TEXT = (
 )
 # A talker with random weights ends at random: with this seed after a few seconds.
 SEED = "10"
+POLL_SECONDS = 0.1
 console = Console()
 
 
@@ -31,6 +35,8 @@ def main(
     text: Annotated[str, typer.Option(help="text to speak")] = TEXT,
     output: Annotated[Path, typer.Option(help="WAV file")] = ROOT / "build" / "hello.wav",
     build_folder: Annotated[Path, typer.Option(help="checkpoint, backends and the server's log")] = ROOT / "build",
+    serve: Annotated[bool, typer.Option("--serve", help="keep serving, with a page in the browser")] = False,
+    port: Annotated[int, typer.Option(help="of the page")] = 8080,
 ) -> None:
     """Speak one sentence with a small synthetic checkpoint: babble, but from every real part of the server."""
     checkpoint = prepare_checkpoint(build_folder)
@@ -50,7 +56,9 @@ def main(
             say("Hello.", "--speaker", "ryan", "--max-frames", "1", "--output", "-")
         request = ["--speaker", "ryan", "--language", "english", "--seed", SEED]
         run("Speaking", "qwen3_tts_client", "say", text, *request, "--output", output)
-    console.print(f"Listen to {output}")
+        console.print(f"Listen to {output}")
+        if serve:
+            serve_page(port, build_folder / "gateway.log")
 
 
 def prepare_checkpoint(build_folder: Path) -> Path:
@@ -61,6 +69,24 @@ def prepare_checkpoint(build_folder: Path) -> Path:
         with Progress() as progress:
             make_checkpoint(folder, "tiny", "custom_voice", progress=progress)
     return folder.resolve()
+
+
+def serve_page(port: int, log: Path) -> None:
+    """Runs the gateway until it is interrupted."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    command = [sys.executable, "-m", "qwen3_tts_client", "gateway", "--port", str(port)]
+    with log.open("wb") as file, subprocess.Popen(command, cwd=ROOT, stderr=file) as gateway:
+        try:
+            while not responds(f"http://localhost:{port}/healthz"):
+                if gateway.poll() is not None:
+                    sys.exit(f"error: the gateway ended: {log.read_text().strip()}")
+                time.sleep(POLL_SECONDS)
+            console.print(f"Open http://localhost:{port} in a browser; Ctrl-C ends the server")
+            gateway.wait()
+        except KeyboardInterrupt:
+            console.print("Stopping")
+        finally:
+            gateway.terminate()
 
 
 def say(*arguments: str) -> None:

@@ -15,6 +15,7 @@ from qwen3_tts_client.gateway.log import AccessLog
 from qwen3_tts_client.gateway.origins import SameOrigin
 from qwen3_tts_client.gateway.services import Services
 from qwen3_tts_client.gateway.speech import SpeechEndpoint
+from qwen3_tts_client.gateway.static import Page
 from qwen3_tts_client.gateway.voices import VoiceEndpoints
 from qwen3_tts_client.gateway.websocket import SpeechSocket
 
@@ -35,6 +36,7 @@ def make_app(services: Services) -> Starlette:
             Route("/healthz", functools.partial(health, services)),
             Route("/livez", live),
             Route("/metrics", functools.partial(metrics, services)),
+            *Page().routes(),
         ],
         middleware=_middleware(services),
         exception_handlers={APIError: error_response, HTTPException: http_error_response},

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from qwen3_tts_client.checkpoints import LANGUAGES, SPEAKERS
 from qwen3_tts_client.errors import ClientError
 from qwen3_tts_client.protocol import MODEL_NAME
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-SPEAKERS = ("aiden", "dylan", "eric", "ono_anna", "ryan", "serena", "sohee", "uncle_fu", "vivian")
 # OpenAI's voices. Speakers with a Chinese dialect, and those of Japanese and Korean, are not among them.
 VOICE_ALIASES = {
     "alloy": "serena",
@@ -43,6 +43,7 @@ class Settings(BaseModel):
     models: tuple[str, ...] = Field((MODEL_NAME,), min_length=1)  # of Triton; the first is the default
     model_aliases: tuple[str, ...] = MODEL_ALIASES  # further names of the first model
     speakers: tuple[str, ...] = SPEAKERS
+    languages: tuple[str, ...] = tuple(LANGUAGES)
     voice_aliases: dict[str, str] = VOICE_ALIASES
     default_voice: str = "vivian"
 

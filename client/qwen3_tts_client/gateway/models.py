@@ -1,18 +1,12 @@
 """Names of the models, and what each checkpoint is for."""
 
-import re
 from typing import Any
 
+from qwen3_tts_client.checkpoints import LIST_VOICES, TaskType, task_of_refusal
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.gateway.backend import Backend
 from qwen3_tts_client.gateway.config import Settings
 from qwen3_tts_client.gateway.errors import APIError
-from qwen3_tts_client.gateway.schema import TaskType
-from qwen3_tts_client.protocol import SpeechRequest
-
-# Models other than Base refuse voice operations and say what they are for (docs/api.md, Errors).
-_MODE = re.compile(r"this checkpoint is for (CustomVoice|VoiceDesign|Base)")
-LIST_VOICES = SpeechRequest("", operation="list_voices")
 
 
 class Models:
@@ -39,13 +33,15 @@ class Models:
         return self._modes[model]
 
     def listing(self) -> list[dict[str, Any]]:
-        return [{"id": name, "object": "model", "created": 0, "owned_by": "qwen"} for name in self._names]
+        """`root` is the Triton model that a name stands for, as in vLLM."""
+        return [
+            {"id": name, "object": "model", "created": 0, "owned_by": "qwen", "root": model}
+            for name, model in self._names.items()
+        ]
 
     async def _ask(self, model: str) -> TaskType:
         try:
             await self._backend.operate(LIST_VOICES, model)
         except SpeechError as error:
-            if error.outcome == "invalid" and (found := _MODE.search(str(error))):
-                return found[1]  # type: ignore[return-value]
-            raise
+            return task_of_refusal(error)
         return "Base"

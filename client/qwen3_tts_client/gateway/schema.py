@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from qwen3_tts_client.checkpoints import TaskType
 from qwen3_tts_client.gateway.audio.formats import FORMATS
 from qwen3_tts_client.gateway.errors import APIError
 
 FormatName = Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "mulaw", "alaw"]
-TaskType = Literal["CustomVoice", "VoiceDesign", "Base"]
 assert set(get_args(FormatName)) == set(FORMATS)
 
 

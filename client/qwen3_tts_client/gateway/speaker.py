@@ -13,7 +13,8 @@ from qwen3_tts_client.gateway.body import audio_seconds, encoded_chunks, usage
 from qwen3_tts_client.gateway.errors import APIError, from_speech
 from qwen3_tts_client.gateway.log import Exchange, exchange_of, record
 from qwen3_tts_client.gateway.services import Services
-from qwen3_tts_client.gateway.turn import Turn, sequence
+from qwen3_tts_client.gateway.turn import Turn
+from qwen3_tts_client.pieces import sequence
 
 # Turns that wait; the session reads no further message while the queue is full.
 MAX_TURNS = 8

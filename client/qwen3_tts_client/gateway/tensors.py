@@ -4,11 +4,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
+from qwen3_tts_client.checkpoints import TaskType
 from qwen3_tts_client.gateway.audio.reference import decode_reference
 from qwen3_tts_client.gateway.config import Settings
 from qwen3_tts_client.gateway.errors import APIError
 from qwen3_tts_client.gateway.models import Models
-from qwen3_tts_client.gateway.schema import SpeechOptions, TaskType
+from qwen3_tts_client.gateway.schema import SpeechOptions
 from qwen3_tts_client.protocol import SpeechRequest, encode
 
 _SAME_NAME = ("language", "ref_text", "seed", "temperature", "top_p", "top_k", "repetition_penalty")

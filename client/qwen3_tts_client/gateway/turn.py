@@ -1,13 +1,10 @@
 """One utterance of a WebSocket session, whose text arrives while it is spoken."""
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from qwen3_tts_client.gateway.backend import Message
 from qwen3_tts_client.gateway.schema import SessionOptions
-from qwen3_tts_client.protocol import MORE_TEXT, SpeechRequest, TextPiece, encode
 
 
 class TextFeed:
@@ -59,15 +56,3 @@ class Turn:
     def cancel(self) -> None:
         self.is_cancelled = True
         self.text.end()
-
-
-async def sequence(request: SpeechRequest, model: str, request_id: str, text: TextFeed) -> AsyncIterator[Message]:
-    """One request for each piece of text, all of one Triton sequence; a last one without text ends it."""
-    sequence_id = secrets.randbits(63) | 1
-    fields, is_first = request, True
-    async for piece in text:
-        position = TextPiece(sequence_id, start=is_first, end=False)
-        yield encode(replace(fields, text=piece), model, request_id if is_first else MORE_TEXT, position)
-        fields, is_first = SpeechRequest(""), False
-    last = TextPiece(sequence_id, start=is_first, end=True)
-    yield encode(replace(fields, text=""), model, request_id if is_first else MORE_TEXT, last)

@@ -7,11 +7,11 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from qwen3_tts_client.checkpoints import LIST_VOICES
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.gateway.audio.reference import decode_file
 from qwen3_tts_client.gateway.errors import APIError, from_speech
 from qwen3_tts_client.gateway.log import exchange_of
-from qwen3_tts_client.gateway.models import LIST_VOICES
 from qwen3_tts_client.gateway.services import Services
 from qwen3_tts_client.gateway.speech import limited
 from qwen3_tts_client.gateway.tensors import check_cloning
@@ -29,11 +29,13 @@ class VoiceEndpoints:
         model = self._enter(request, request.query_params.get("model"))
         mode = await self._mode(model)
         cloned = await self._operate(LIST_VOICES, model) if mode == "Base" else []
-        named = list(self._services.settings.speakers) if mode == "CustomVoice" else []
+        settings = self._services.settings
+        named = list(settings.speakers) if mode == "CustomVoice" else []
         data = [_voice(name, 0) for name in named] + [_openai_voice(voice) for voice in cloned]
         uploaded = [_uploaded(voice) for voice in cloned]
         names = named + [voice["name"] for voice in cloned]
-        return JSONResponse({"object": "list", "data": data, "voices": names, "uploaded_voices": uploaded})
+        page = {"task_type": mode, "languages": list(settings.languages), "cloning": settings.cloning}
+        return JSONResponse({"object": "list", "data": data, "voices": names, "uploaded_voices": uploaded} | page)
 
     async def create(self, request: Request) -> JSONResponse:
         self._services.access.authenticate(request.headers)

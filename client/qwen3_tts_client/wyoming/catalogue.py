@@ -1,0 +1,56 @@
+"""The voices that Home Assistant lists, and what a chosen one is in a request."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
+from wyoming.tts import SynthesizeVoice
+
+from qwen3_tts_client import __version__
+from qwen3_tts_client.checkpoints import LANGUAGES, LIST_VOICES, SPEAKERS, TaskType, task_of_refusal
+from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_client.server import Server
+from qwen3_tts_client.voices import operate
+
+LIST_SECONDS = 10.0
+QWEN = Attribution("Qwen", "https://github.com/QwenLM/Qwen3-TTS")
+NAMES = {code: name for name, code in LANGUAGES.items()}
+# The only voice of a VoiceDesign checkpoint.
+DESIGNED = "designed"
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    task: TaskType
+    voices: tuple[str, ...]
+
+    @classmethod
+    def ask(cls, server: Server) -> "Catalogue":
+        """Raises SpeechError."""
+        try:
+            voices = operate(server, LIST_VOICES, LIST_SECONDS)
+        except SpeechError as error:
+            task = task_of_refusal(error)
+            return cls(task, SPEAKERS if task == "CustomVoice" else (DESIGNED,))
+        return cls("Base", tuple(voice["name"] for voice in voices))
+
+    def info(self) -> Info:
+        codes = list(LANGUAGES.values())
+        voices = [
+            TtsVoice(name, QWEN, True, name.replace("_", " ").capitalize(), None, languages=codes)
+            for name in self.voices
+        ]
+        description = f"Qwen3-TTS {self.task}"
+        program = TtsProgram(
+            "qwen3-tts", QWEN, True, description, __version__, voices=voices, supports_synthesize_streaming=True
+        )
+        return Info(tts=[program])
+
+    def fields(self, chosen: SynthesizeVoice | None, default: str | None) -> dict[str, Any]:
+        """Fields of a SpeechRequest."""
+        name = (chosen.name if chosen else None) or default or next(iter(self.voices), None)
+        code = ((chosen.language if chosen else None) or "").partition("-")[0].partition("_")[0].lower()
+        spoken = {"language": NAMES.get(code)}
+        if self.task == "VoiceDesign":
+            return spoken
+        return spoken | {"speaker" if self.task == "CustomVoice" else "voice": name}

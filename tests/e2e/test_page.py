@@ -1,0 +1,248 @@
+"""The page at / in a headless Chromium, in front of a stub server."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qwen3_tts_client.gateway.access import KEYS_VARIABLE, new_key
+from tests.e2e.browser import Browser, trimmed
+from tests.e2e.serving import eventually
+from tests.fakes.gateway import RunningGateway
+from tests.fakes.stub_server import AMPLITUDE, StubServer, input_text
+
+FRAMES = 40
+FADE_SAMPLES = 120
+# What a person reaches with the Tab key, in this order, before anything has been spoken.
+FOCUS_ORDER = ["live", "text", "voice", "language", "seed", "style", "speak"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def stub() -> Iterator[StubServer]:
+    with StubServer(frames=FRAMES) as stub:
+        yield stub
+
+
+@pytest.fixture
+def gateway(stub: StubServer) -> Iterator[RunningGateway]:
+    with RunningGateway(stub.url) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def page(browser: Browser, gateway: RunningGateway) -> Browser:
+    browser.open(gateway.url)
+    return browser
+
+
+def spoken(stub: StubServer) -> list[Any]:
+    return [request for request in stub.servicer.received if not input_text(request, "operation")]
+
+
+def test_a_text_is_spoken_as_chosen(page: Browser, stub: StubServer) -> None:
+    page.fill("text", "Good morning.")
+    page.choose("voice", "ono_anna")
+    page.choose("language", "japanese")
+    page.type("seed", "7")
+    page.type("style", "whispering")
+    page.click("speak")
+    page.until(lambda: page.text("status") == "Speaking")
+    assert page.element("stop").is_enabled()
+    page.until(lambda: page.text("status").startswith("Heard"))
+    [request] = spoken(stub)
+    assert {name: input_text(request, name) for name in ("text", "speaker", "language", "instruct")} == {
+        "text": "Good morning.",
+        "speaker": "ono_anna",
+        "language": "japanese",
+        "instruct": "whispering",
+    }
+    assert page.text("length") == "3.2 s"
+    for figure in ("first-audio", "first-sound"):
+        assert 0 < int(page.text(figure).removesuffix(" ms")) < 2000
+    assert page.messages() == []
+
+
+def test_stop_cancels_with_a_fade(browser: Browser, gateway: RunningGateway, stub: StubServer) -> None:
+    browser.open_tapped(gateway.url)
+    browser.click("speak")
+    browser.until(lambda: browser.text("status") == "Speaking")
+    browser.type("text", "\ue00c")  # Escape
+    eventually(lambda: stub.servicer.cancelled == 1, 2)
+    assert browser.text("status") == "Stopped"
+    heard = browser.heard()
+    assert FADE_SAMPLES < len(heard) < FRAMES * 1920
+    fade = AMPLITUDE * (1 - np.arange(1, FADE_SAMPLES) / FADE_SAMPLES)
+    np.testing.assert_allclose(np.abs(heard[1 - FADE_SAMPLES :]), fade, atol=1)
+    assert np.all(np.abs(heard[: 1 - FADE_SAMPLES]) >= AMPLITUDE - AMPLITUDE / FADE_SAMPLES)
+
+
+def test_a_second_text_replaces_the_first(browser: Browser, gateway: RunningGateway, stub: StubServer) -> None:
+    browser.open_tapped(gateway.url)
+    browser.click("speak")
+    browser.until(lambda: browser.text("status") == "Speaking")
+    browser.click("speak")
+    browser.until(lambda: browser.text("status") == "Heard 3.2 s")
+    assert stub.servicer.cancelled == 1
+    assert len(spoken(stub)) == 2
+
+
+def test_words_are_spoken_while_more_are_typed(page: Browser, stub: StubServer) -> None:
+    page.click("live")
+    page.type("words", "These words are ")
+    page.until(lambda: page.text("status") == "Speaking")
+    page.type("words", "spoken as they come")
+    assert page.text("said") == "These words are spoken as they "
+    page.type("words", "\n")
+    page.until(lambda: page.text("status").startswith("Heard"))
+    *pieces, last = [input_text(request, "text") for request in spoken(stub)]
+    assert pieces == ["These ", "words ", "are ", "spoken ", "as ", "they ", "come"]
+    assert last == ""
+    page.type("words", "Again. ")
+    page.until(lambda: page.text("status") == "Speaking")
+    page.click("stop")
+    eventually(lambda: stub.servicer.running == 0, 2)
+    assert page.text("alert") == ""
+    assert page.messages() == []
+
+
+def test_chinese_needs_no_spaces(page: Browser, stub: StubServer) -> None:
+    page.click("live")
+    page.type("words", "你好\n")
+    page.until(lambda: page.text("status").startswith("Heard"))
+    assert "".join(input_text(request, "text") for request in spoken(stub)) == "你好"
+
+
+def test_an_error_appears_at_its_field(page: Browser) -> None:
+    page.fill("text", '{"error": "INVALID_ARG: instruct: \'x\': not for this voice"}')
+    page.click("speak")
+    page.until(lambda: page.element("style").get_attribute("aria-invalid"))
+    assert page.text("style-error") == "instructions: 'x': not for this voice"
+    assert page.driver.switch_to.active_element.get_attribute("id") == "style"
+    page.fill("text", '{"chunks": [[0, 2]], "error": "INTERNAL: the codec failed"}')
+    page.click("speak")
+    page.until(lambda: "broke off" in page.text("alert"))
+    assert not page.element("style").get_attribute("aria-invalid")
+    assert page.run("return document.querySelectorAll('.error:not(#alert)').length") == 0
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(
+    browser: Browser, stub: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, line = new_key("anna")
+    monkeypatch.setenv(KEYS_VARIABLE, line)
+    with RunningGateway(stub.url) as gateway:
+        browser.driver.get(gateway.url)
+        browser.until(lambda: browser.element("key").is_displayed())
+        browser.type("key", "wrong\n")
+        browser.until(lambda: "API key" in browser.text("alert"))
+        browser.fill("key", f"{key}\n")
+        browser.until(lambda: not browser.element("key").is_displayed())
+        browser.driver.refresh()
+        browser.until(lambda: browser.run("return document.querySelector('#voice').options.length"))
+        browser.click("live")
+        browser.type("words", "Hello.\n")
+        browser.until(lambda: browser.text("status") == "Speaking")
+        browser.click("stop")
+        assert browser.run("return [sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
+
+
+def test_a_recording_becomes_a_voice(browser: Browser) -> None:
+    with StubServer(frames=3, voices={}) as base, RunningGateway(base.url, cloning="consent") as gateway:
+        browser.open(gateway.url)
+        browser.driver.find_element("tag name", "summary").click()
+        browser.type("name", "anna")
+        browser.click("consent")
+        browser.element("clone").submit()
+        browser.until(lambda: browser.run("return document.querySelector('#sample-error') !== null"))
+        browser.click("record")
+        browser.until(lambda: browser.text("record") == "Stop recording")
+        browser.run("return new Promise((resolve) => setTimeout(resolve, 1200))")
+        browser.click("record")
+        browser.until(lambda: browser.element("preview").is_displayed())
+        browser.element("clone").submit()
+        browser.until(lambda: "saved" in browser.text("status"))
+        [registered] = [r for r in base.servicer.received if input_text(r, "operation") == "register_voice"]
+        samples = dict(zip((t.name for t in registered.inputs), registered.raw_input_contents, strict=True))
+        assert np.abs(np.frombuffer(samples["ref_audio"], "<f4")).max() > 0.01, "the microphone beeps"
+        browser.click("speak")
+        browser.until(lambda: browser.text("status").startswith("Heard"))
+        assert input_text(spoken(base)[-1], "voice") == "anna"
+        browser.click("forget")
+        browser.until(lambda: "deleted" in browser.text("status"))
+        assert base.servicer.voices == {}
+
+
+def test_the_download_is_the_speech(page: Browser) -> None:
+    page.run("""
+        URL.createObjectURL = (blob) => { window.saved = blob; return "#"; };
+        HTMLAnchorElement.prototype.click = function () { window.savedAs = this.download; };
+    """)
+    page.click("speak")
+    page.until(lambda: page.text("status").startswith("Heard"))
+    page.click("download")
+    bytes_ = page.run("return saved.arrayBuffer().then((buffer) => [...new Uint8Array(buffer)])")
+    content = bytes(bytes_)
+    assert page.run("return savedAs") == "speech.wav"
+    assert (content[:4], content[8:16]) == (b"RIFF", b"WAVEfmt ")
+    assert int.from_bytes(content[24:28], "little") == 24_000
+    pcm = np.frombuffer(content[44:], "<i2")
+    assert int.from_bytes(content[40:44], "little") == pcm.nbytes == FRAMES * 1920 * 2
+    assert np.all(np.abs(trimmed(pcm)) == AMPLITUDE)
+
+
+def test_the_keyboard_reaches_everything_in_order(page: Browser) -> None:
+    page.run("document.activeElement.blur()")
+    reached = []
+    for _ in FOCUS_ORDER:
+        page.driver.switch_to.active_element.send_keys("\t")
+        reached.append(page.driver.switch_to.active_element.get_attribute("id"))
+    assert reached == FOCUS_ORDER
+    unnamed = """
+        return [...document.querySelectorAll("input, select, textarea, button, canvas")]
+            .filter((e) => !(e.labels?.length || e.textContent.trim() || e.ariaLabel)).map((e) => e.id);
+    """
+    assert page.run(unnamed) == []
+    page.type("text", "\ue009\n")  # Control and Enter
+    page.until(lambda: page.text("status") == "Speaking")
+    page.type("text", "\ue00c")
+    page.until(lambda: page.text("status") == "Stopped")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_and_can_be_read(browser: Browser, gateway: RunningGateway, scheme: str) -> None:
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    size = {"width": 320, "height": 700, "deviceScaleFactor": 2, "mobile": True}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        browser.open(gateway.url)
+        assert browser.run("return document.documentElement.scrollWidth") == 320
+        for foreground, background in (("--ink", "--card"), ("--muted", "--card"), ("--on-accent", "--accent")):
+            assert contrast(browser, foreground, background) > 4.5
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def contrast(browser: Browser, *names: str) -> float:
+    """The ratio that WCAG 2 defines."""
+    values = browser.run(
+        "return arguments[0].map((n) => getComputedStyle(document.documentElement).getPropertyValue(n))", names
+    )
+    levels = sorted(luminance(value.strip().removeprefix("#")) for value in values)
+    return (levels[1] + 0.05) / (levels[0] + 0.05)
+
+
+def luminance(digits: str) -> float:
+    if len(digits) == 3:
+        digits = "".join(2 * digit for digit in digits)
+    channels = np.array([int(digits[i : i + 2], 16) for i in (0, 2, 4)]) / 255
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
