@@ -17,6 +17,7 @@ if [ "$(cat "$setup_stamp" 2>/dev/null)" != "$setup_sum" ]; then
     if [ "$1" = test ]; then
         # The oracle, whose own requirements are for its web demo and its audio front end; a client of the gateway.
         python -m pip install --no-deps qwen-tts==0.1.1 pipecat-ai==1.14.0
+        command -v chromedriver >/dev/null || scripts/chromium.sh || echo "No Chromium: skipping the tests of the page"
     fi
     echo "$setup_sum" >"$setup_stamp"
 fi

@@ -1,9 +1,12 @@
 """A headless Chromium, driven through selenium, whose sound can be heard."""
 
 import base64
+import os
 import shutil
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ DRIVERS = ("chromedriver", "chromium.chromedriver")
 ARGUMENTS = (
     "--headless=new",
     "--no-sandbox",  # containers run as root
+    "--no-zygote",  # which the build of scripts/chromium.sh lacks
     "--disable-dev-shm-usage",
     "--window-size=900,1200",
     # A microphone that beeps.
@@ -56,7 +60,7 @@ class Browser:
     def __init__(self) -> None:
         browser, driver = _first(BROWSERS), _first(DRIVERS)
         if not (browser and driver):
-            pytest.skip(f"no browser: install one of {', '.join(BROWSERS)}, and {DRIVERS[0]}")
+            pytest.skip("no browser: run scripts/chromium.sh, or install chromium and chromedriver")
         from selenium import webdriver
 
         options = webdriver.ChromeOptions()
@@ -135,4 +139,6 @@ def trimmed(samples: NDArray[np.int16]) -> NDArray[np.int16]:
 
 
 def _first(names: tuple[str, ...]) -> str | None:
-    return next(filter(None, map(shutil.which, names)), None)
+    """Of this environment (scripts/chromium.sh), or of the machine."""
+    folders = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    return next((found for name in names if (found := shutil.which(name, path=folders))), None)
