@@ -18,6 +18,8 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.synthetic.checkpoint import make_checkpoint
 from scripts.synthetic.configs import ModelType
 
+# gRPC reads it at import. With it, a fork beside running calls prints a line, which tests of processes would read.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 if not torch.cuda.is_available():
     # Triton reads the variable at import.
     os.environ.setdefault("TRITON_INTERPRET", "1")
