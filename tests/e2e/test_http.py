@@ -21,7 +21,8 @@ def generate_stream(server: TritonServer, fields: dict[str, Any]) -> list[dict[s
 
 
 def test_each_server_sent_event_carries_a_chunk(scripted: TritonServer) -> None:
-    events = generate_stream(scripted, {"text": "Hello.", "speaker": "ryan", "seed": 4, "max_frames": 9})
+    *events, last = generate_stream(scripted, {"text": "Hello.", "speaker": "ryan", "seed": 4, "max_frames": 9})
+    assert (last["finish_reason"], last["usage"][0]) == ("length", 9)
     assert len(events) > 1
     assert [event.get("sample_rate") for event in events] == [24000] + [None] * (len(events) - 1)
     frames = np.concatenate([event["waveform"] for event in events]).reshape(-1, 1920)
