@@ -91,6 +91,10 @@ class Speaker:
         try:
             with self._services.access.stream(self._key):
                 await self._synthesise(turn, exchange, output)
+        except asyncio.CancelledError:
+            if turn.is_cancelled:
+                await output.cancel()
+            raise
         except SpeechError as error:
             exchange.outcome = error.outcome
             await self.send_error(from_speech(error), utterance_index=turn.index)
@@ -155,6 +159,11 @@ class Output:
             await self._websocket.send_bytes(bytes(self._held))
         counts = {"usage": usage(speech)} if speech else {}
         await self._send("audio.done", total_bytes=self._total_bytes, error=error, **counts)
+
+    async def cancel(self) -> None:
+        """Ends audio that the client has cancelled, if any was announced."""
+        if self._is_started:
+            await self._send("audio.done", total_bytes=self._total_bytes, error=False, cancelled=True)
 
     async def _start(self, **fields: Any) -> None:
         if not self._is_started:
