@@ -5,10 +5,8 @@ import codecs
 import contextlib
 import itertools
 import os
-import secrets
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from tritonclient.grpc import service_pb2
 
@@ -16,7 +14,8 @@ from qwen3_tts_client import options
 from qwen3_tts_client.analysis import metrics
 from qwen3_tts_client.analysis.playback import MS, NS
 from qwen3_tts_client.errors import ClientError, ExitCode, SpeechError
-from qwen3_tts_client.protocol import MORE_TEXT, SAMPLE_RATE, SpeechRequest, TextPiece, encode
+from qwen3_tts_client.pieces import Sequence
+from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest, encode
 from qwen3_tts_client.records.timeline import Timeline, TimelineRecorder
 from qwen3_tts_client.server import Server
 from qwen3_tts_client.sink import FadingSink, open_sink
@@ -59,14 +58,9 @@ def _messages(request: SpeechRequest, model_name: str) -> Iterable[service_pb2.M
 
 def streamed(request: SpeechRequest, model_name: str, pieces: Iterable[str]) -> Iterator[service_pb2.ModelInferRequest]:
     """One request per text piece, all of one sequence; a final request without text ends it."""
-    sequence_id = secrets.randbits(63) | 1
-    # The first request carries all fields, the others only text.
-    fields, request_id = request, ""
-    for text in pieces:
-        piece = TextPiece(sequence_id, start=not request_id, end=False)
-        yield encode(replace(fields, text=text), model_name, request_id, piece)
-        fields, request_id = SpeechRequest(""), MORE_TEXT
-    yield encode(replace(fields, text=""), model_name, request_id, TextPiece(sequence_id, not request_id, end=True))
+    sequence = Sequence(request, model_name)
+    yield from map(sequence.add, pieces)
+    yield sequence.end()
 
 
 def read_pieces(file: int) -> Iterator[str]:

@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 import grpc
+from tritonclient.grpc import service_pb2
 
 from qwen3_tts_client import options
 from qwen3_tts_client.errors import ClientError, ExitCode, SpeechError, from_message, from_rpc
@@ -43,14 +44,21 @@ def operate(server: Server, request: SpeechRequest, timeout_s: float) -> list[di
     voices: list[dict[str, Any]] = []
     try:
         for response in server.stub.ModelStreamInfer(iter([encode(request, server.model_name)]), timeout=timeout_s):
-            for event in decode(response):
-                match event:
-                    case VoiceList(found):
-                        voices += found
-                    case Error(message):
-                        raise from_message(message)
+            voices += voices_of(response)
     except grpc.RpcError as error:
         raise from_rpc(error) from None
+    return voices
+
+
+def voices_of(response: service_pb2.ModelStreamInferResponse) -> list[dict[str, Any]]:
+    """The voices of one response to an operation. Raises SpeechError."""
+    voices: list[dict[str, Any]] = []
+    for event in decode(response):
+        match event:
+            case VoiceList(found):
+                voices += found
+            case Error(message):
+                raise from_message(message)
     return voices
 
 

@@ -10,9 +10,10 @@ from typing import Any, TypeAlias, TypeVar
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from qwen3_tts_client.errors import SpeechError, from_message, from_rpc
-from qwen3_tts_client.protocol import AudioChunk, End, Error, SpeechRequest, VoiceList, decode, encode
+from qwen3_tts_client.errors import SpeechError, from_rpc
+from qwen3_tts_client.protocol import AudioChunk, End, SpeechRequest, encode
 from qwen3_tts_client.stream import CHANNEL_OPTIONS, Responses, Timeouts, speak
+from qwen3_tts_client.voices import voices_of
 
 Message: TypeAlias = service_pb2.ModelInferRequest
 # The messages of one attempt; a retry takes them again from the start.
@@ -158,12 +159,7 @@ async def _operate(server: TritonServer, message: Message, timeout_s: float) -> 
     voices: list[dict[str, Any]] = []
     try:
         async for response in server.stub.ModelStreamInfer([message], timeout=timeout_s):
-            for event in decode(response):
-                match event:
-                    case VoiceList(found):
-                        voices += found
-                    case Error(text):
-                        raise from_message(text)
+            voices += voices_of(response)
     except grpc.RpcError as error:
         raise from_rpc(error) from None
     return voices

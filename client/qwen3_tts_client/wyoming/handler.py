@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from wyoming.server import AsyncEventHandler
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
 
 from qwen3_tts_client.errors import SpeechError
-from qwen3_tts_client.pieces import sequence
+from qwen3_tts_client.pieces import TextFeed, sequence
 from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest, encode
 from qwen3_tts_client.stream import speak
 from qwen3_tts_client.wyoming.voice_server import VoiceServer
@@ -32,7 +32,7 @@ class SpeechHandler(AsyncEventHandler):
     def __init__(self, server: VoiceServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         super().__init__(reader, writer)
         self._server = server
-        self._text: asyncio.Queue[str | None] | None = None  # pieces of the streamed text; None ends it
+        self._text: TextFeed | None = None  # while text is streamed
         self._speaking: asyncio.Task[None] | None = None
 
     async def handle_event(self, event: Event) -> bool:
@@ -55,8 +55,8 @@ class SpeechHandler(AsyncEventHandler):
             await self.write_event(catalogue.info().event())
         elif SynthesizeStart.is_type(event.type):
             await self._start_text(SynthesizeStart.from_event(event))
-        elif SynthesizeChunk.is_type(event.type) and self._text is not None:
-            self._text.put_nowait(SynthesizeChunk.from_event(event).text)
+        elif SynthesizeChunk.is_type(event.type):
+            self._add_text(SynthesizeChunk.from_event(event).text)
         elif SynthesizeStop.is_type(event.type):
             self._end_text()
         elif Synthesize.is_type(event.type) and self._text is None:
@@ -70,12 +70,16 @@ class SpeechHandler(AsyncEventHandler):
     async def _start_text(self, event: SynthesizeStart) -> None:
         self._end_text()
         request = await self._server.request(event, "")
-        self._text = asyncio.Queue()
-        await self._begin(self._send_streamed(request, _Pieces(self._text)))
+        self._text = TextFeed()
+        await self._begin(self._send_streamed(request, self._text))
+
+    def _add_text(self, text: str) -> None:
+        if self._text is not None and text:
+            self._text.append(text)
 
     def _end_text(self) -> None:
         if self._text is not None:
-            self._text.put_nowait(None)
+            self._text.end()
         self._text = None
 
     async def _begin(self, utterance: Coroutine[Any, Any, None]) -> None:
@@ -93,10 +97,10 @@ class SpeechHandler(AsyncEventHandler):
         except ConnectionError:
             pass  # the client left; reading notices it as well
 
-    async def _send_streamed(self, request: SpeechRequest, pieces: "_Pieces") -> None:
+    async def _send_streamed(self, request: SpeechRequest, text: TextFeed) -> None:
         # No timeout runs until the first words are there.
-        if await pieces.begin():
-            await self._send_audio(sequence(request, self._server.model, "", pieces))
+        if await text.begins():
+            await self._send_audio(sequence(request, self._server.model, "", text))
         await self.write_event(SynthesizeStopped().event())
 
     async def _send_audio(self, messages: Iterable[Message] | AsyncIterable[Message]) -> None:
@@ -118,27 +122,3 @@ class SpeechHandler(AsyncEventHandler):
         code = error.outcome if isinstance(error, SpeechError) else "invalid"
         with contextlib.suppress(ConnectionError):
             await self.write_event(Error(str(error), code).event())
-
-
-class _Pieces:
-    """The pieces of a queue up to None, without empty ones."""
-
-    def __init__(self, queue: asyncio.Queue[str | None]) -> None:
-        self._queue = queue
-        self._first: str | None = None
-
-    async def begin(self) -> bool:
-        """Waits for the first piece; false if the text ends without one."""
-        self._first = await self._next()
-        return self._first is not None
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        piece = self._first
-        while piece is not None:
-            yield piece
-            piece = await self._next()
-
-    async def _next(self) -> str | None:
-        while (piece := await self._queue.get()) == "":
-            pass
-        return piece
