@@ -107,7 +107,7 @@ class TritonPythonModel:
                     self._stream.synchronize()
                 pcm[:] = samples.numpy()
 
-        return Line(place, self._sizes, run)
+        return Line(place, self._contract.states_memory, self._sizes, run)
 
     def _tensors(self, request: Any) -> dict[str, torch.Tensor]:
         names = (self._contract.codes, self._contract.state, self._contract.history, self._contract.places)

@@ -8,7 +8,7 @@ import pytest
 
 from code2wav_step import line as codec_line
 from qwen3_tts_engine.audio import NUM_CODEBOOKS, SAMPLES_PER_FRAME
-from qwen3_tts_engine.codec.contract import MAX_CALL_FRAMES
+from qwen3_tts_engine.codec.contract import MAX_CALL_FRAMES, STATES_MEMORY
 from qwen3_tts_engine.codec.line import Line
 from qwen3_tts_engine.request import RequestError
 from tests.unit.engine.test_engine import eventually
@@ -27,7 +27,7 @@ def echo(codes: np.ndarray, places: np.ndarray, pcm: np.ndarray) -> None:
 def opened(run: Run) -> Line:
     line = Line()
     assert not line.is_open()
-    codec_line.Line(line.place, SIZES, run)
+    codec_line.Line(line.place, STATES_MEMORY, SIZES, run)
     eventually(line.is_open)
     return line
 
@@ -107,7 +107,12 @@ def test_a_place_that_is_no_pipe_is_refused(name: str) -> None:
     line = Line()
     line.place["files"][name] = line.place["files"]["memory"]
     with pytest.raises(ValueError, match="is no pipe"):
-        codec_line.Line(line.place, SIZES, echo)
+        codec_line.Line(line.place, STATES_MEMORY, SIZES, echo)
+
+
+def test_a_memory_of_another_purpose_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not another"):
+        codec_line.Line(Line().place, "another", SIZES, echo)
 
 
 def test_a_call_beyond_the_memory_is_refused() -> None:

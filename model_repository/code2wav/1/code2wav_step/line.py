@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from code2wav_step.shared_states import memory_path
+
 log = logging.getLogger(__name__)
 
 OPEN, OK, FAILED = b"\1", b"\0", b"\2"
@@ -19,16 +21,15 @@ Run = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 class Line:
     """code2wav's end: answers calls on a thread until the talker's process ends."""
 
-    def __init__(self, place: dict[str, Any], sizes: tuple[int, int], run: Run) -> None:
-        """`place` is the talker's; `sizes` are codebooks and samples of a frame."""
+    def __init__(self, place: dict[str, Any], memory: str, sizes: tuple[int, int], run: Run) -> None:
+        """`place` is the talker's, with a memory of that name; `sizes` are codebooks and samples of a frame."""
         process, files = int(place["process"]), place["files"]
         self._codebooks, self._samples = sizes
         self._offsets, self._sizes = place["offsets"], place["sizes"]
         self._requests = _open_pipe(process, files["requests"], os.O_RDONLY)
         self._answers = _open_pipe(process, files["answers"], os.O_WRONLY)
-        memory = os.open(f"/proc/{process}/fd/{int(files['memory'])}", os.O_RDWR)
-        self._memory = mmap.mmap(memory, 0)
-        os.close(memory)
+        with memory_path([process, files["memory"]], memory).open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 0)
         self._run = run
         threading.Thread(target=self._serve, name="line", daemon=True).start()
 

@@ -60,7 +60,7 @@ class SharedStates:
         states = (
             _from_gpu(found["cuda"], rows, size)
             if "cuda" in found
-            else _from_file(_memory(found["file"], self._contract.states_memory), rows, size)
+            else _from_file(memory_path(found["file"], self._contract.states_memory), rows, size)
         )
         self._mapped[found["owner"]] = address, states
         if "line" in found:
@@ -72,7 +72,7 @@ def _read_note(address: str, contract: Contract) -> dict[str, Any]:
     """Reads the talker's note; raises InvalidInputError unless `address` has its secret."""
     try:
         given = json.loads(address)
-        note = json.loads(_memory(given["note"], contract.note_memory).read_bytes())
+        note = json.loads(memory_path(given["note"], contract.note_memory).read_bytes())
         if secrets.compare_digest(note["secret"], given["secret"]):
             return dict(note)
     except Exception:
@@ -80,7 +80,7 @@ def _read_note(address: str, contract: Contract) -> dict[str, Any]:
     raise InvalidInputError(f"{contract.states}: not an address issued by a talker")
 
 
-def _memory(place: list[Any], name: str) -> Path:
+def memory_path(place: list[Any], name: str) -> Path:
     """The path of a process's memfd; rejects any other file."""
     process, file = map(int, place)
     path = Path(f"/proc/{process}/fd/{file}")

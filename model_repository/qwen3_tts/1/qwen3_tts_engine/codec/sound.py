@@ -4,7 +4,7 @@ import numpy as np
 
 from qwen3_tts_engine.audio import SAMPLE_RATE, SAMPLES_PER_FRAME
 from qwen3_tts_engine.core.batches import Audio, Chunks
-from qwen3_tts_engine.core.streams import Stream
+from qwen3_tts_engine.core.streams import NO_SAMPLES, Stream
 
 # The client's audible TTFA uses the same windows: 20 ms, every 10 ms, two in a row of at least -45 dBFS RMS.
 BLOCK = SAMPLE_RATE // 100
@@ -13,8 +13,7 @@ BLOCK_ENERGY = BLOCK * 10 ** (-45 / 10) * 2**30
 KEPT, MAX_WITHHELD = SAMPLE_RATE // 50, SAMPLE_RATE // 2
 # The first sample that is sent is the quietest one of the 5 ms before that, so that it does not click.
 CUT = SAMPLE_RATE // 200
-FADE = np.linspace(1, 0, SAMPLE_RATE // 200, dtype=np.float32)
-NOTHING = np.empty(0, np.int16)
+FADE = np.linspace(1, 0, CUT, dtype=np.float32)
 
 
 def listen(chunks: Chunks, pcm: np.ndarray) -> Audio:
@@ -31,17 +30,16 @@ def fade_out(pcm: np.ndarray) -> np.ndarray:
     """int16 [samples], the last 5 ms faded to zero."""
     faded = pcm.copy()
     tail = faded[-len(FADE) :]
-    tail[:] = tail * FADE[-len(tail) :] if len(tail) else tail
+    tail[:] = tail * FADE[len(FADE) - len(tail) :]
     return faded
 
 
 def _begin(stream: Stream, pcm: np.ndarray) -> np.ndarray:
     """The samples to send of a stream that has sent none."""
-    stream.withheld.append(pcm)
-    held = np.concatenate(stream.withheld)
+    stream.withheld = held = np.concatenate([stream.withheld, pcm])
     onset = find_onset(held)
     if onset is None and len(held) < MAX_WITHHELD:
-        return NOTHING
+        return NO_SAMPLES
     latest = MAX_WITHHELD if onset is None else min(onset - KEPT, MAX_WITHHELD)
     return stream.begin(_quietest(held, latest) if latest > 0 else 0)
 

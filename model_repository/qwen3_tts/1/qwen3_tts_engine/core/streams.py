@@ -13,6 +13,7 @@ from qwen3_tts_engine.voice import Voice
 
 NONE = -1
 MAX_SEED = 1 << 63
+NO_SAMPLES = np.empty(0, np.int16)
 
 
 @dataclass(eq=False)
@@ -145,8 +146,8 @@ class Stream:
     """Frame cap of a part whose text has not arrived; no pages are reserved for it."""
     is_withheld: bool = False
     """Whether no audio is sent yet because all of it was silent."""
-    withheld: list[np.ndarray] = field(default_factory=list)
-    """Silent beginning, int16 [samples] each, while `is_withheld`."""
+    withheld: np.ndarray = field(default_factory=lambda: NO_SAMPLES)
+    """Silent beginning, int16 [samples], while `is_withheld`."""
     withheld_samples: int = 0
     """Leading silence that was dropped."""
     has_audio: bool = False
@@ -191,7 +192,6 @@ class Stream:
 
     def begin(self, start: int = 0) -> np.ndarray:
         """Stop withholding audio; returns what was withheld, int16 [samples], from sample `start` on."""
-        held, self.withheld = np.concatenate([np.empty(0, np.int16), *self.withheld]), []
+        held, self.withheld = self.withheld[start:], NO_SAMPLES
         self.is_withheld, self.withheld_samples = False, start
-        rest: np.ndarray = held[start:]
-        return rest
+        return held

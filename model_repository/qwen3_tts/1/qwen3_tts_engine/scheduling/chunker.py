@@ -98,8 +98,9 @@ class Chunker:
         table.decoding[slots] = False
         table.decoded[slots] += chunks.counts
         # The listener's clock starts with the first sample that is sent.
-        has_audio = audio.num_samples > 0
-        underrun_at = np.maximum(table.deadline[slots], now) + audio.num_samples / SAMPLE_RATE
+        samples = audio.num_samples
+        has_audio = samples > 0
+        underrun_at = np.maximum(table.deadline[slots], now) + samples / SAMPLE_RATE
         table.deadline[slots] = np.where(has_audio, underrun_at, table.deadline[slots])
         table.started[slots] |= has_audio
         is_silent = audio.silent_frames == chunks.counts
