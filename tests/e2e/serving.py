@@ -43,13 +43,6 @@ def copy_repository(target: Path, fakes: bool) -> Path:
     return target
 
 
-def speech_repository(exported: Path, folder: Path) -> Path:
-    """A copy of the model repository with the models exported into `exported`."""
-    repository = copy_repository(folder / "model_repository", fakes=False)
-    shutil.copytree(exported, repository, dirs_exist_ok=True)
-    return repository
-
-
 @contextmanager
 def serve(
     repository: Path,
@@ -66,6 +59,16 @@ def serve(
         (folder / "server.log").open("wb") as log,
         TritonServer(repository, options=options, ports=Ports.free(), environment=environment, log=log) as server,
     ):
+        yield server
+
+
+@contextmanager
+def serve_speech(exported: Path, checkpoint: Path, folder: Path) -> Iterator[TritonServer]:
+    """Yields a ready server of the real talker with the codec exported into `exported`, through ONNX Runtime."""
+    repository = copy_repository(folder / "model_repository", fakes=False)
+    shutil.copytree(exported, repository, dirs_exist_ok=True)
+    environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint)}
+    with serve(repository, folder, environment, (*EXPLICIT, "--model-config-name=onnxruntime")) as server:
         yield server
 
 

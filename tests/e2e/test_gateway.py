@@ -20,8 +20,8 @@ from qwen3_tts_client.protocol import SpeechRequest
 from qwen3_tts_client.say import streamed
 from qwen3_tts_client.stream import Timeouts
 from qwen3_tts_client.sync_stream import speak
-from scripts.embedded.server import EXPLICIT, TritonServer
-from tests.e2e.serving import Caller, serve, speech_repository
+from scripts.embedded.server import TritonServer
+from tests.e2e.serving import Caller, serve_speech
 from tests.fakes.gateway import RunningGateway
 from tests.unit.client.gateway.decoding import correlation, decode
 
@@ -40,10 +40,7 @@ SAME = {"seed": SEED, "max_new_tokens": FRAMES}
 def server(
     tiny_code2wav: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    repository = speech_repository(tiny_code2wav, tmp_path_factory.mktemp("speech"))
-    options = (*EXPLICIT, "--model-config-name=onnxruntime")
-    environment = {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint)}
-    with serve(repository, tmp_path_factory.mktemp("server"), environment, options) as server:
+    with serve_speech(tiny_code2wav, tiny_checkpoint, tmp_path_factory.mktemp("server")) as server:
         yield server
 
 

@@ -4,11 +4,12 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
 from scripts.embedded.server import TritonServer
 from tests.e2e.serving import Caller, eventually, serve
@@ -42,19 +43,22 @@ def http_stream(gateway: RunningGateway) -> Iterator[None]:
         yield
 
 
-def websocket_stream(gateway: RunningGateway) -> Iterator[None]:
+@contextmanager
+def spoken_turn(gateway: RunningGateway) -> Iterator[ClientConnection]:
     with connect(f"ws://{gateway.address}/v1/audio/speech/stream") as socket:
         socket.send(json.dumps({"type": "session.config", "stream_audio": True, **LONG}))
         socket.send(json.dumps({"type": "input.text", "text": "Hello there. "}))
         socket.recv(timeout=10)
+        yield socket
+
+
+def websocket_stream(gateway: RunningGateway) -> Iterator[None]:
+    with spoken_turn(gateway):
         yield
 
 
 def cancelled_turn(gateway: RunningGateway) -> Iterator[None]:
-    with connect(f"ws://{gateway.address}/v1/audio/speech/stream") as socket:
-        socket.send(json.dumps({"type": "session.config", "stream_audio": True, **LONG}))
-        socket.send(json.dumps({"type": "input.text", "text": "Hello there. "}))
-        socket.recv(timeout=10)
+    with spoken_turn(gateway) as socket:
         yield
         socket.send(json.dumps({"type": "input.cancel"}))
         time.sleep(2 * FREED_SECONDS)

@@ -11,9 +11,9 @@ from qwen3_tts_client.protocol import SpeechRequest
 from qwen3_tts_client.say import streamed
 from qwen3_tts_client.stream import Timeouts
 from qwen3_tts_client.sync_stream import speak
-from scripts.embedded.server import EXPLICIT, TritonServer
+from scripts.embedded.server import TritonServer
 from tests.e2e.browser import Browser, trimmed
-from tests.e2e.serving import Caller, eventually, serve, speech_repository
+from tests.e2e.serving import Caller, eventually, serve, serve_speech
 from tests.fakes.gateway import RunningGateway
 
 TEXT = "Hello there, how are you?"
@@ -33,10 +33,7 @@ def browser() -> Iterator[Browser]:
 def server(
     browser: Browser, tiny_code2wav: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    repository = speech_repository(tiny_code2wav, tmp_path_factory.mktemp("speech"))
-    options = (*EXPLICIT, "--model-config-name=onnxruntime")
-    environment = {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint)}
-    with serve(repository, tmp_path_factory.mktemp("server"), environment, options) as server:
+    with serve_speech(tiny_code2wav, tiny_checkpoint, tmp_path_factory.mktemp("server")) as server:
         yield server
 
 
