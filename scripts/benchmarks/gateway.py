@@ -20,10 +20,10 @@ from rich.console import Console
 
 from qwen3_tts_client.records.environment import environment
 from scripts.benchmarks.common import gpu_of, settings_of_environment, show
-from scripts.benchmarks.serving import read_summary, run
+from scripts.benchmarks.serving import read_summary, rows, run
 
 FORMATS = ("pcm", "mp3", "opus")
-STALL_MS = 50
+FIGURES = ("ttfa_p50_ms", "ttfa_p95_ms", "audio_s_per_s", "stalled_over_50ms")
 console = Console()
 
 
@@ -40,18 +40,18 @@ def main(
 ) -> None:
     artifact_dir.mkdir(parents=True, exist_ok=True)
     request = ["--speaker", speaker, "--max-frames", max_frames, *(["--text", text] if text else [])]
-    rows: list[dict[str, Any]] = []
+    table: list[dict[str, Any]] = []
     with gateway_of(url, artifact_dir / "gateway.log") as gateway:
         for streams in map(int, concurrency.split(",")):
             count = max(requests, rounds * streams)
             load = ["--concurrency", streams, "--request-count", count, "--warmup-request-count", streams, *request]
-            rows.append(measured(artifact_dir / f"grpc-{streams}", ["--url", url, *load], "grpc", "pcm"))
+            table.append(measured(artifact_dir / f"grpc-{streams}", ["--url", url, *load], "grpc", "pcm"))
             for name in FORMATS:
                 target = ["--service-kind", "openai", "--url", gateway, "--extra-inputs", extra(name)]
-                rows.append(measured(artifact_dir / f"gateway-{name}-{streams}", [*target, *load], "gateway", name))
-    show(rows, console)
+                table.append(measured(artifact_dir / f"gateway-{name}-{streams}", [*target, *load], "gateway", name))
+    show(table, console)
     if output:
-        output.write_text(json.dumps(record(rows), indent=1) + "\n")
+        output.write_text(json.dumps(record(table), indent=1) + "\n")
 
 
 @contextmanager
@@ -78,29 +78,25 @@ def extra(response_format: str) -> str:
 
 def measured(folder: Path, arguments: list[object], path: str, response_format: str) -> dict[str, Any]:
     run("qwen3_tts_client", "bench", "--artifact-dir", folder, *arguments)
-    [load] = read_summary(folder)["loads"]
-    streams = load["rebuffering"]["streams"]
+    [row] = rows(read_summary(folder)["loads"])
     return {
         "path": path,
-        "load": f"c={load['value']:g}",
+        "load": row["load"],
         "format": response_format,
-        "requests": load["requests"],
-        "failed": load["requests"] - load["outcomes"].get("ok", 0),
-        "ttfa_p50_ms": round(load["ttfa_ms"]["p50"], 2),
-        "ttfa_p95_ms": round(load["ttfa_ms"]["p95"], 2),
-        "audio_s_per_s": round(load["audio_throughput"], 1),
-        "stalled_over_50ms": round((1 - (load["rebuffering"][f"c{STALL_MS}"] or 0)) * streams),
+        "requests": row["requests"],
+        "failed": row["errors"],
+        **{name: row[name] for name in FIGURES},
     }
 
 
-def record(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def record(table: list[dict[str, Any]]) -> dict[str, Any]:
     machine = environment()
     return {
         "gpu": gpu_of(machine),
         "commit": machine["commit"],
         "command": shlex.join(["python", "-m", "scripts.benchmarks.gateway", *sys.argv[1:]]),
         "settings": settings_of_environment(),
-        "rows": rows,
+        "rows": table,
     }
 
 

@@ -1,7 +1,6 @@
 """Snapshots of a training: complete ones to continue from, and compact ones to carry to another machine."""
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ def compact(state: State) -> bytes:
     """Weights in FP16, in which averages replace the parameters that they average."""
     averaged = state.get("averages") or {}
     small = {
-        key: dict(_halved(key, value, averaged.get(key, {}))) if _is_weights(value) else value
+        key: _halved(value | averaged.get(key, {})) if _is_weights(value) else value
         for key, value in state.items()
         if key not in RECOMPUTED
     }
@@ -63,6 +62,5 @@ def _is_weights(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(tensor, torch.Tensor) for tensor in value.values())
 
 
-def _halved(key: str, weights: State, averaged: State) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in (weights | averaged).items():
-        yield name, tensor.half() if tensor.is_floating_point() else tensor
+def _halved(weights: State) -> State:
+    return {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
