@@ -1,6 +1,5 @@
 """Time to first audio of cloned voices, relative to CustomVoice on the same machine."""
 
-import shutil
 import statistics
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.embedded.server import EXPLICIT
 from scripts.synthetic import configs as synthetic_configs
 from scripts.synthetic.checkpoint import make_checkpoint
-from tests.e2e.serving import Caller, copy_repository, serve
+from tests.e2e.serving import Caller, repository_with, serve
 from tests.oracle.test_encoders import recording
 
 OPTIONS = (*EXPLICIT, "--model-config-name=onnxruntime")
@@ -50,8 +49,7 @@ def callers(
     with ExitStack() as stack:
         opened = []
         for name, checkpoint in (("custom", tiny_checkpoint), ("base", wide_base)):
-            repository = copy_repository(folder / name / "model_repository", fakes=False)
-            shutil.copytree(tiny_code2wav, repository, dirs_exist_ok=True)
+            repository = repository_with(tiny_code2wav, folder / name)
             if name == "base":
                 export_encoders(checkpoint, repository)
             environment = {

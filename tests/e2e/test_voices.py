@@ -19,7 +19,7 @@ from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.wav import WavWriter, read_wav
 from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.conftest import CheckpointOf
-from tests.e2e.serving import ROOT, Caller, copy_repository, eventually, serve
+from tests.e2e.serving import ROOT, Caller, copy_repository, eventually, repository_with, serve
 from tests.e2e.test_http import generate_stream
 from tests.e2e.test_streamed_text import SequenceStream
 from tests.oracle.reference import clone_voice, load_processor, load_reference, reference_generate
@@ -36,9 +36,7 @@ X_VECTOR = CLONE | {"x_vector_only": True}
 
 @pytest.fixture(scope="module")
 def repository(tiny_base_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    repository = copy_repository(tmp_path_factory.mktemp("voices") / "model_repository", fakes=False)
-    shutil.copytree(tiny_base_models, repository, dirs_exist_ok=True)
-    return repository
+    return repository_with(tiny_base_models, tmp_path_factory.mktemp("voices"))
 
 
 @contextmanager

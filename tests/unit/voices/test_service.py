@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.request import InvalidRequest, RequestError, SynthesisRequest, Unavailable
 from qwen3_tts_engine.voice import Voice
-from qwen3_tts_engine.voices import store as voice_store
+from qwen3_tts_engine.voices import sqlite_store
 from qwen3_tts_engine.voices.cache import VoiceCache
 from qwen3_tts_engine.voices.record import Origin, VoiceRecord
 from qwen3_tts_engine.voices.reference_audio import ReferenceAudio, frames, log_mel
 from qwen3_tts_engine.voices.service import Voices
-from qwen3_tts_engine.voices.store import VoiceStore
+from qwen3_tts_engine.voices.sqlite_store import SqliteStore
 
 ORIGIN = Origin(8, "speaker", "codec")
 WAIT = 10.0
@@ -91,7 +91,7 @@ def open_voices(encoder: ScriptedEncoder, folder: Path, origin: Origin = ORIGIN,
         if text == "bad":
             raise InvalidRequest("ref_text", text, "must not be bad")
 
-    return Voices(encoder, VoiceStore(folder, 10, 1 << 20), origin, config, check_text)
+    return Voices(encoder, SqliteStore(folder, 10, 1 << 20), origin, config, check_text)
 
 
 def request(seconds: float = 1.0, text: str | None = "said", **fields: Any) -> SynthesisRequest:
@@ -191,10 +191,10 @@ def test_a_locked_registry_delays_only_requests_for_registered_voices(
     voices: Voices, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Neither the calling thread nor requests with a recording wait."""
-    monkeypatch.setattr(voice_store, "BUSY_SECONDS", WAIT)
+    monkeypatch.setattr(sqlite_store, "BUSY_SECONDS", WAIT)
     register(voices, "anna")
     slow = Callback()
-    with sqlite3.connect(tmp_path / voice_store.DATABASE, isolation_level=None) as other:
+    with sqlite3.connect(tmp_path / sqlite_store.DATABASE, isolation_level=None) as other:
         other.execute("BEGIN EXCLUSIVE")
         voices.find(named("anna"), slow)
         assert isinstance(find(voices, request(2.0)), Voice)

@@ -18,7 +18,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class VoiceRecord:
-    """A row of the table. `ref_text` is None for an x-vector voice."""
+    """A row of the table. `ref_text` is None for an x-vector voice; `file` names its arrays and is never used again."""
 
     id: int
     name: str

@@ -41,10 +41,10 @@ class ReferenceEncoder(Protocol):
 
 
 class Voices:
-    """Resolves voices on three threads: registry access, checks of recordings, encoder calls.
+    """Resolves voices on four threads: look-ups and operations of the registry, checks of recordings, encoder calls.
 
-    So a cached voice never waits for an encoder call, nor a recording for the registry. Concurrent requests for the
-    same voice share one encoder call.
+    So a cached voice never waits for an encoder call or for another voice's registration, nor a recording for the
+    registry. Concurrent requests for the same voice share one encoder call.
     """
 
     def __init__(
@@ -63,9 +63,10 @@ class Voices:
         self._cache = VoiceCache(config.voice_cache_mib * MIB)
         self._in_flight: dict[Hashable, list[OnVoice]] = {}
         self._requests: set[OnVoice | OnRecords] = set()
-        self._registry, self._recordings, self._encoding = (
-            Worker(name, config.max_voice_requests, on_thread_start) for name in ("registry", "recordings", "encoders")
-        )
+        self._registry, self._operations, self._recordings, self._encoding = self._workers = [
+            Worker(name, config.max_voice_requests, on_thread_start)
+            for name in ("registry", "voice operations", "recordings", "encoders")
+        ]
 
     def find(self, request: VoiceReference, callback: OnVoice) -> None:
         """Call `callback` with the voice of a request. Raises Unavailable."""
@@ -81,21 +82,21 @@ class Voices:
             raise InvalidRequest("voice", name, "the name to register: up to 64 letters, digits, spaces, _, -, .")
         if request.ref_audio is None:
             raise InvalidRequest("ref_audio", None, "required to register a voice")
-        self._submit(self._registry, lambda: self._register(name, request, callback), callback)
+        self._submit(self._operations, lambda: self._register(name, request, callback), callback)
 
     def list(self, callback: OnRecords) -> None:
         """Call `callback` with the records of all voices. Raises Unavailable."""
-        self._submit(self._registry, lambda: _call_back(callback, self._store.list()), callback)
+        self._submit(self._operations, lambda: _call_back(callback, self._store.list()), callback)
 
     def delete(self, name: str | None, callback: OnRecords) -> None:
         """Call `callback` with the record of the deleted voice. Raises InvalidRequest, Unavailable."""
         if name is None:
             raise InvalidRequest("voice", None, "the name of the voice to delete is required")
-        self._submit(self._registry, lambda: _call_back(callback, [self._store.delete(name)]), callback)
+        self._submit(self._operations, lambda: _call_back(callback, [self._store.delete(name)]), callback)
 
     def close(self) -> None:
         """Refuse pending requests and stop; safe to call twice."""
-        for worker in (self._registry, self._recordings, self._encoding):
+        for worker in self._workers:
             worker.close()
         with self._lock:
             pending: list[OnVoice | OnRecords] = [c for callbacks in self._in_flight.values() for c in callbacks]
@@ -136,7 +137,7 @@ class Voices:
         def found(voice: Voice | RequestError) -> None:
             callback(voice.alone() if alone and isinstance(voice, Voice) else voice)
 
-        self._fetch(("named", record.id), lambda: self._encoder.adopt(self._store.load(record)), found)
+        self._fetch(("named", record.file), lambda: self._encoder.adopt(self._store.load(record)), found)
 
     def _find_recorded(self, request: VoiceReference, callback: OnVoice) -> None:
         """Resolve a reference recording; raises InvalidRequest naming the invalid field."""
@@ -164,14 +165,14 @@ class Voices:
 
     def _submit_add(self, name: str, voice: Voice, seconds: float, callback: OnRecords) -> None:
         try:
-            self._submit(self._registry, lambda: self._add(name, voice, seconds, callback), callback)
+            self._submit(self._operations, lambda: self._add(name, voice, seconds, callback), callback)
         except Unavailable as error:
             callback(_as_request_error(error))
 
     def _add(self, name: str, voice: Voice, seconds: float, callback: OnRecords) -> None:
         record = self._store.add(name, voice, seconds, self._origin)
         with self._lock:
-            self._cache.put(("named", record.id), voice)
+            self._cache.put(("named", record.file), voice)
         _call_back(callback, [record])
 
     def _encode(self, audio: ReferenceAudio, text: str | None) -> Voice:
