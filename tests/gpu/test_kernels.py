@@ -17,7 +17,7 @@ from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, TorchRows
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.talker import Talker
-from qwen3_tts_engine.talker.weights import LayerWeights
+from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 from scripts.synthetic.configs import model_config
 from tests.fakes.scripted import Listener, make_stream
 from tests.gpu.conftest import DEVICE
@@ -67,22 +67,53 @@ def test_matrix_products_agree_with_pytorch(
     ops: Any, device: torch.device, rows: int, outputs: int, inputs: int
 ) -> None:
     x, weight, norm = random(rows, 2, inputs)[:, 1], random(outputs, inputs, scale=0.02), random(inputs)
-    wide = TorchOps()
-    inputs32 = (x.float(), norm.float(), weight.float(), EPS)
+    wide, product = TorchOps(), ops.fold(norm, weight)
+    inputs32 = (x.float(), wide.fold(norm.float(), weight.float()), EPS)
     bias = random(outputs)
     out = torch.full((rows, 2, outputs), 7.0, device=device, dtype=BF16)
-    ops.norm_linear(x, norm, weight, EPS, bias, out[:, 0])
+    ops.norm_linear(x, product, EPS, bias, out[:, 0])
     close(out[:, 0], wide.norm_linear(*inputs32, bias.float()))
     assert (out[:, 1] == 7).all(), "wrote outside its rows"
-    close(ops.norm_linear(x, norm, weight, EPS), wide.norm_linear(*inputs32))
-    logits = ops.norm_logits(x, norm, weight, EPS)
+    close(ops.norm_linear(x, product, EPS), wide.norm_linear(*inputs32))
+    logits = ops.norm_logits(x, product, EPS)
     assert logits.dtype == torch.float32
     close(logits, wide.norm_logits(*inputs32))
-    close(ops.norm_gated(x, norm, weight, EPS), wide.norm_gated(*inputs32), 1.2e-2)
+    close(ops.norm_gated(x, product, EPS), wide.norm_gated(*inputs32), 1.2e-2)
     residual = random(rows, outputs)
     expected = residual.float() + x.float() @ weight.float().T
     ops.add_linear(residual, x, weight)
     close(residual, expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"),
+    [(17, 4096, 2048), (40, 2048, 6144), (64, 12288, 2048), (64, 2048, 1024), (100, 4096, 1024), (128, 1024, 3072)],
+)
+def test_products_in_a_graph_give_equal_bits_every_time(
+    ops: Any, device: torch.device, rows: int, outputs: int, inputs: int
+) -> None:
+    """Each launch starts before the previous one ends, as in a tick."""
+    products = [ops.fold(random(inputs), random(outputs, inputs, scale=0.02)) for _ in range(3)]
+    x, residual = random(rows, inputs), random(rows, outputs)
+
+    def run() -> list[Tensor]:
+        found = residual.clone()
+        values = [ops.norm_gated(x, product, EPS) for product in products]
+        for product in products:
+            ops.add_linear(found, x, product.weight)
+        return [*values, found]
+
+    expected = run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [run() for _ in range(4)]
+    different = torch.zeros((), device=device, dtype=torch.int64)
+    for _ in range(100):
+        graph.replay()
+        for values in found:
+            for value, one in zip(values, expected, strict=True):
+                different += (value != one).any()
+    assert not int(different)
 
 
 @pytest.mark.parametrize("width", [64, 1024, 2048])
@@ -134,7 +165,8 @@ def test_frame_attention_agrees_over_a_whole_frame(
 
 def layer(norms: Tensor) -> LayerWeights:
     none = torch.empty(0)
-    return LayerWeights(none, none, norms[0], norms[1], none, none, none, none)
+    unused = NormLinear(None, none)
+    return LayerWeights(unused, norms[0], norms[1], none, unused, none)
 
 
 def slot_state(talker: Talker, **sampling: float) -> SlotState:

@@ -1,8 +1,8 @@
-"""Compares candidate kernels for the matrix products of a tick with today's kernels and cuBLAS, on a Hopper GPU.
+"""Compares kernels for the matrix products of a tick: those that are served, others and cuBLAS, on a Hopper GPU.
 
     python -m scripts.benchmarks.products --output products.json
 
-README.md in this folder explains the candidates and the table.
+README.md in this folder explains the table.
 """
 
 import json
@@ -19,9 +19,10 @@ import typer
 from rich.console import Console
 
 from qwen3_tts_client.records.environment import commit
+from qwen3_tts_engine.talker.kernels.cluster_linear import WIDTHS, ClusterLinear
+from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER
 from scripts.benchmarks.common import show
-from scripts.benchmarks.products.candidates import WIDTHS, Item, items
-from scripts.benchmarks.products.cluster_linear import CAPABILITY, ClusterLinear
+from scripts.benchmarks.products.candidates import Item, items
 from scripts.benchmarks.products.measure import build, start
 from scripts.benchmarks.products.shapes import PRODUCTS
 from scripts.benchmarks.products.table import Measurement, lines, problems, records
@@ -33,12 +34,11 @@ console = Console(width=180)
 def main(
     products: Annotated[str, typer.Option(help="names, of shapes.py")] = ",".join(PRODUCTS),
     rows: Annotated[str, typer.Option(help="rows of x, at most 128")] = "32,64,128",
-    diagnose: Annotated[bool, typer.Option("--diagnose", help="adds the kernels fence and mma")] = False,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
     names, counts = products.split(","), [int(count) for count in rows.split(",")]
     check(names, counts)
-    todo = items(names, counts, diagnose=diagnose)
+    todo = items(names, counts)
     compile_all({item.form for item in todo if item.form})
     results = measured(todo)
     show(lines(results), console)
@@ -53,8 +53,8 @@ def check(names: list[str], counts: list[int]) -> None:
         raise typer.BadParameter(f"unknown products: {', '.join(sorted(unknown))}")
     if not all(1 <= count <= max(WIDTHS) for count in counts):
         raise typer.BadParameter(f"rows must be from 1 to {max(WIDTHS)}")
-    if torch.cuda.get_device_capability()[0] != CAPABILITY:
-        raise typer.BadParameter("the candidates require a Hopper GPU")
+    if torch.cuda.get_device_capability()[0] != HOPPER:
+        raise typer.BadParameter("cluster_linear requires a Hopper GPU")
 
 
 def compile_all(forms: set[ClusterLinear]) -> None:

@@ -5,20 +5,23 @@ import statistics
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from qwen3_tts_engine.talker.kernels.cuda_module import CudaKernel, KernelError, compiled
+from qwen3_tts_engine.talker.kernels.cluster_linear import ClusterLinear
+from qwen3_tts_engine.talker.kernels.cuda_module import KernelError, compiled
+from qwen3_tts_engine.talker.kernels.skinny_linear import SkinnyLinear
 from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
+from qwen3_tts_engine.talker.weights import NormLinear
 from scripts.benchmarks.products.candidates import Item
-from scripts.benchmarks.products.cluster_linear import ARCHITECTURE, SOURCE, ClusterLinear
 from scripts.benchmarks.products.shapes import PRODUCTS, Product
 from scripts.benchmarks.products.table import Measurement
 from scripts.benchmarks.products.worker import Measure
 
 EPS = 1e-6
+ARCHITECTURE = "sm_90a"
 DEVICE = torch.device("cuda")
 # More than the second-level cache of a GPU, so that weights come from memory, as in a tick.
 WEIGHT_BYTES = 140_000_000
@@ -28,18 +31,31 @@ Launch = Callable[[int], Tensor]
 
 
 class CublasOps(KernelOps):
-    """The products as of many rows: cuBLAS between kernels for norm and gate."""
+    """cuBLAS between kernels for norm and gate."""
 
-    def _is_skinny(self, x: Tensor, weight: Tensor) -> bool:
-        return False
+    def _form(self, x: Tensor, weight: Tensor, **flags: int) -> None:
+        return None
+
+
+class SkinnyOps(KernelOps):
+    def _form(self, x: Tensor, weight: Tensor, **flags: int) -> SkinnyLinear:
+        return SkinnyLinear(len(weight) // (1 + flags.get("GATED", 0)), x.shape[1], 4, **flags)
+
+
+class TileOps(KernelOps):
+    def __init__(self, form: ClusterLinear) -> None:
+        super().__init__(DEVICE)
+        self._tile = form
+
+    def _form(self, x: Tensor, weight: Tensor, **flags: int) -> ClusterLinear:
+        return self._tile
 
 
 @dataclass(frozen=True)
 class Operands:
-    """`start` is what `out` holds before: the residual, or NaN, which exposes outputs that a kernel does not write."""
+    """`start` is what `out` holds before the product."""
 
     x: Tensor
-    norm: Tensor
     weights: Tensor
     bias: Tensor | None
     start: Tensor
@@ -49,7 +65,7 @@ class Operands:
 def build(form: ClusterLinear) -> None:
     """Compiles to the cache on disk."""
     with suppress(KernelError):  # reported by the measurement
-        compiled(SOURCE, form.macros, ARCHITECTURE)
+        compiled(form.source, form.macros, ARCHITECTURE)
 
 
 def start() -> Measure:
@@ -60,7 +76,7 @@ def start() -> Measure:
 
 class Bench:
     def __init__(self) -> None:
-        self._ops = {"today": KernelOps(DEVICE), "cublas": CublasOps(DEVICE)}
+        self._ops = {"served": KernelOps(DEVICE), "skinny": SkinnyOps(DEVICE), "cublas": CublasOps(DEVICE)}
 
     def measure(self, item: Item) -> Measurement:
         try:
@@ -72,7 +88,8 @@ class Bench:
     def _measured(self, item: Item) -> Measurement:
         product = PRODUCTS[item.product]
         operands = random_operands(product, item.rows)
-        launch = of_form(item.form, operands) if item.form else of_ops(self._ops[item.kernel], product, operands)
+        ops = TileOps(item.form) if item.form else self._ops[item.kernel]
+        launch = launch_of(ops, product, operands)
         first, second = (run(launch, operands) for _ in range(2))
         expected = reference(product, operands)
         error = float(((first.double() - expected).norm(dim=1) / expected.norm(dim=1)).max())
@@ -84,12 +101,9 @@ class Bench:
 
 
 def random_operands(product: Product, rows: int) -> Operands:
-    dtype = torch.float32 if product.float_out else torch.bfloat16
-    empty = torch.full((rows, product.outputs), float("nan"), device=DEVICE, dtype=dtype)
-    start = normal(rows, product.outputs) if product.residual else empty
+    start = normal(rows, product.outputs)
     return Operands(
         x=normal(rows, product.inputs),
-        norm=normal(product.inputs),
         weights=random_weights(product),
         bias=normal(product.outputs) if product.bias else None,
         start=start,
@@ -109,40 +123,21 @@ def random_weights(product: Product) -> Tensor:
     return torch.empty(shape, device=DEVICE, dtype=torch.bfloat16).normal_(0, 0.02)
 
 
-def of_ops(ops: KernelOps, product: Product, operands: Operands) -> Launch:
-    x, norm, weights, out = operands.x, operands.norm, operands.weights, operands.out
+def launch_of(ops: KernelOps, product: Product, operands: Operands) -> Launch:
+    x, out = operands.x, operands.out
+    weights = [NormLinear(None, weight) for weight in operands.weights]
 
     def add(i: int) -> Tensor:
-        ops.add_linear(out, x, weights[i])
+        ops.add_linear(out, x, weights[i].weight)
         return out
 
     if product.residual:
         return add
     if product.gated:
-        return lambda i: ops.norm_gated(x, norm, weights[i], EPS)
+        return lambda i: ops.norm_gated(x, weights[i], EPS)
     if product.float_out:
-        return lambda i: ops.norm_logits(x, norm, weights[i], EPS)
-    return lambda i: ops.norm_linear(x, norm, weights[i], EPS, operands.bias)
-
-
-def of_form(form: ClusterLinear, operands: Operands) -> Launch:
-    x, weights, out = operands.x, operands.weights, operands.out
-    kernel, copies = kernel_of(form), len(weights)
-    ahead_bytes = weights[0].nbytes // form.blocks if form.AHEAD else 0
-    numbers = (ahead_bytes, len(x), x.stride(0), out.stride(0), EPS)
-
-    def launch(i: int) -> Tensor:
-        # The next kernel has copied most of its weights by now, so the one after it is prefetched.
-        ahead = weights[(i + 2) % copies] if form.AHEAD else None
-        kernel((form.blocks, 1), x, weights[i], operands.norm, operands.bias, out, ahead, *numbers)
-        return out
-
-    return launch
-
-
-@cache
-def kernel_of(form: ClusterLinear) -> CudaKernel:
-    return CudaKernel(SOURCE, "cluster_linear", form.macros, form.threads, form.shared_bytes, form.SPLIT)
+        return lambda i: ops.norm_logits(x, weights[i], EPS)
+    return lambda i: ops.norm_linear(x, weights[i], EPS, operands.bias)
 
 
 def run(launch: Launch, operands: Operands) -> Tensor:
@@ -154,7 +149,7 @@ def reference(product: Product, operands: Operands) -> Tensor:
     """In float64, of the first copy of the weights."""
     x = operands.x.double()
     if product.norm:
-        x = x * torch.rsqrt(x.square().mean(1, keepdim=True) + EPS) * operands.norm.double()
+        x = x * torch.rsqrt(x.square().mean(1, keepdim=True) + EPS)
     y = x @ operands.weights[0].double().T
     if operands.bias is not None:
         y = y + operands.bias.double()

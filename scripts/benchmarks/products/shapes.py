@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Product:
-    """What skinny_linear.cu computes with these macros."""
+    """What skinny_linear.cu and cluster_linear.cu compute with these macros."""
 
     outputs: int
     inputs: int
@@ -21,9 +21,8 @@ class Product:
         return self.outputs * (1 + self.gated)
 
     @property
-    def macros(self) -> dict[str, int]:
-        names = ("norm", "gated", "residual", "bias", "float_out")
-        return {"N": self.outputs, "K": self.inputs} | {name.upper(): int(getattr(self, name)) for name in names}
+    def flags(self) -> dict[str, int]:
+        return {name.upper(): int(getattr(self, name)) for name in ("norm", "gated", "residual", "bias", "float_out")}
 
 
 PRODUCTS = {

@@ -57,10 +57,10 @@ def line(product: str, rows: int, found: Mapping[str, Measurement]) -> dict[str,
         "product": product,
         "rows": str(rows),
         **{f"{name}, us": cell(found[name]) for name in REFERENCES},
-        "best candidate": best or "none",
+        "best tile": best or "none",
         "us": cell(found[best]) if best else "",
-        "of today": share(found[best], found["today"]) if best else "",
-        "other candidates, us": ", ".join(f"{name} {cell(found[name])}" for name in candidates if name != best),
+        "of served": share(found[best], found["served"]) if best else "",
+        "other tiles, us": ", ".join(f"{name} {cell(found[name])}" for name in candidates if name != best),
     }
 
 
@@ -71,8 +71,8 @@ def cell(found: Measurement) -> str:
     return f"{found.us:.2f}" + "!" * (not found.is_correct) + "~" * (not found.same_bits)
 
 
-def share(found: Measurement, today: Measurement) -> str:
-    return f"{found.us / today.us:.0%}" if found.us and today.us else ""
+def share(found: Measurement, served: Measurement) -> str:
+    return f"{found.us / served.us:.0%}" if found.us and served.us else ""
 
 
 def problems(results: Results) -> Iterator[str]:

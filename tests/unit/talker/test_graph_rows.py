@@ -11,7 +11,13 @@ from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import SynthesisRequest
-from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
+from qwen3_tts_engine.talker.graph_runner import (
+    MAX_PADDED_PREFILL,
+    PREFILL_BUCKETS,
+    GraphTalkerRunner,
+    _filled_parts,
+    _replays,
+)
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.voice import Voice
@@ -65,6 +71,22 @@ def test_out_of_memory_fails_only_the_prompt_that_causes_it(
     assert "injected" in str(error)
     assert [set(rows[:, 0]) for rows in prefilled] == [{0}, {2}]
     assert graphs._fresh.tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize("count", [1, 59, 512, 513, 700, 1100, 3776, 15104])
+def test_parts_of_a_long_prefill_fill_their_graphs(count: int) -> None:
+    rows = np.arange(count)
+    graphs = {bucket: SimpleNamespace(size=bucket) for bucket in PREFILL_BUCKETS}
+    replays = [
+        (graph.size, part)
+        for filled in _filled_parts(rows, list(graphs))
+        for graph, part in _replays(graphs, filled)  # type: ignore[arg-type]
+    ]
+    np.testing.assert_array_equal(np.concatenate([part for _, part in replays]), rows)
+    *filled, (size, last) = replays
+    assert all(size == len(part) for size, part in filled)
+    assert size == min(bucket for bucket in PREFILL_BUCKETS if bucket >= len(last))
+    assert size in (len(last), *(bucket for bucket in PREFILL_BUCKETS if bucket <= MAX_PADDED_PREFILL))
 
 
 def test_a_first_frame_among_others_equals_one_alone(checkpoint_of: CheckpointOf) -> None:

@@ -20,16 +20,17 @@ class CodePredictor:
         self.config = talker.config.code_predictor_config
         self.num_codebooks = talker.config.num_code_groups
         self.transformer = Transformer(self.config, tensors, "talker.code_predictor.model", ops)
-        prefix = "talker.code_predictor.lm_head"
-        self.heads = [tensors[f"{prefix}.{i}.weight"] for i in range(self.num_codebooks - 1)]
-        projection = "talker.code_predictor.small_to_mtp_projection"
-        self._projection, self._bias = tensors.get(f"{projection}.weight"), tensors.get(f"{projection}.bias")
+        heads = [tensors[f"talker.code_predictor.lm_head.{i}.weight"] for i in range(self.num_codebooks - 1)]
+        self._heads = [ops.fold(self.transformer.final_norm, head) for head in heads]
+        name = "talker.code_predictor.small_to_mtp_projection"
+        projection, self._bias = tensors.get(f"{name}.weight"), tensors.get(f"{name}.bias")
         # The stack's inputs are the talker's embeddings after the projection, precomputed as one table instead of 15
         # products. The small model has equal widths and no projection.
         table = talker.code_table
-        self._inputs = table if self._projection is None else F.linear(table, self._projection, self._bias)
+        self._inputs = table if projection is None else F.linear(table, projection, self._bias)
         self._offsets = talker.code_offsets.tolist()
         self._hidden_norm, self._hidden_eps = talker.transformer.final_norm, talker.config.rms_norm_eps
+        self._projection = None if projection is None else ops.fold(self._hidden_norm, projection)
         self._ops = ops
 
     def predict(self, hidden: Tensor, logits: Tensor, rows: Rows, cache: FrameCache) -> None:
@@ -48,8 +49,7 @@ class CodePredictor:
     def _draw(self, codebook: int, x: Tensor, start: int, count: int, rows: Rows, cache: FrameCache) -> Tensor:
         """Forward `count` positions and draw a codebook from the last; returns its embedding, the next input."""
         x = self.transformer.forward(x, self._ops.frame_attention(cache, start, count))[count - 1 :: count]
-        norm, eps = self.transformer.final_norm, self.config.rms_norm_eps
-        logits = self._ops.norm_logits(x, norm, self.heads[codebook - 1], eps)
+        logits = self._ops.norm_logits(x, self._heads[codebook - 1], self.config.rms_norm_eps)
         following = torch.empty_like(x)
         rows.draw(codebook, logits, self._inputs[self._offsets[codebook] :], following)
         return following
@@ -59,5 +59,4 @@ class CodePredictor:
         if self._projection is None:
             self._ops.rms_norm(hidden, self._hidden_norm, self._hidden_eps, out)
         else:
-            norm, eps = self._hidden_norm, self._hidden_eps
-            self._ops.norm_linear(hidden, norm, self._projection, eps, bias=self._bias, out=out)
+            self._ops.norm_linear(hidden, self._projection, self._hidden_eps, bias=self._bias, out=out)

@@ -18,7 +18,9 @@ log = logging.getLogger(__name__)
 
 ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 FIRST_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-PREFILL_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)
+PREFILL_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 1536, 2048)
+# Padding a prefill of more rows costs more than another replay.
+MAX_PADDED_PREFILL = 512
 
 
 class TickGraph:
@@ -113,8 +115,9 @@ class GraphTalkerRunner(TalkerRunner):
         self._state.open(newcomers)
         rows = np.concatenate([self._prompt_rows(newcomer) for newcomer in newcomers])
         # Each replay stores keys before it attends, so prompts may be split anywhere.
-        for graph, part in _replays(self._prefills, rows):
-            graph.replay(part)
+        for part in _filled_parts(rows, list(self._prefills)):
+            for graph, padded in _replays(self._prefills, part):
+                graph.replay(padded)
         self._fresh[[newcomer.slot for newcomer in newcomers]] = True
 
     def _capture(self, padding: np.ndarray, run: Callable[[Tensor], Tensor | None]) -> TickGraph:
@@ -176,6 +179,16 @@ def _up_to(buckets: tuple[int, ...], limit: int) -> tuple[int, ...]:
     """Buckets for up to `limit` rows; a bucket above `limit` is replaced by `limit`."""
     smaller = tuple(bucket for bucket in buckets if bucket < limit)
     return smaller if smaller == buckets else (*smaller, limit)
+
+
+def _filled_parts(rows: np.ndarray, buckets: list[int]) -> Iterator[np.ndarray]:
+    """Parts that fill a bucket, as long as more rows are left than may be padded."""
+    while len(rows) > MAX_PADDED_PREFILL:
+        size = buckets[bisect.bisect_right(buckets, len(rows)) - 1]
+        yield rows[:size]
+        rows = rows[size:]
+    if len(rows):
+        yield rows
 
 
 def _replays(graphs: dict[int, TickGraph], rows: np.ndarray) -> Iterator[tuple[TickGraph, np.ndarray]]:

@@ -17,7 +17,7 @@ class Talker:
     def __init__(self, config: TalkerConfig, tensors: Mapping[str, Tensor], ops: Ops) -> None:
         self.config = config
         self.transformer = Transformer(config, tensors, "talker.model", ops)
-        self.head = tensors["talker.codec_head.weight"]
+        self._head = ops.fold(self.transformer.final_norm, tensors["talker.codec_head.weight"])
         self.text_table = with_zero_row(project_text(tensors))
         self.code_table = with_zero_row(merged_code_table(config, tensors))
         self.code_offsets = code_offsets(config).to(self.code_table.device)
@@ -34,7 +34,7 @@ class Talker:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Last hidden state [rows, H] → float32 logits of codebook 0 and the control ids [rows, vocabulary]."""
-        return self._ops.norm_logits(hidden, self.transformer.final_norm, self.head, self.config.rms_norm_eps)
+        return self._ops.norm_logits(hidden, self._head, self.config.rms_norm_eps)
 
 
 def project_text(tensors: Mapping[str, Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ class Transformer:
 
     def __init__(self, config: TransformerConfig, tensors: Mapping[str, Tensor], prefix: str, ops: Ops) -> None:
         self.config = config
-        self.layers = [_layer(tensors, f"{prefix}.layers.{i}") for i in range(config.num_hidden_layers)]
+        self.layers = [_layer(tensors, f"{prefix}.layers.{i}", ops) for i in range(config.num_hidden_layers)]
         self.final_norm = tensors[f"{prefix}.norm.weight"]
         self._ops = ops
 
@@ -23,22 +23,22 @@ class Transformer:
         """[rows, H] → [rows, H], before the final norm; `hidden` is used as the residual stream and overwritten."""
         ops, eps = self._ops, self.config.rms_norm_eps
         for index, weights in enumerate(self.layers):
-            qkv = ops.norm_linear(hidden, weights.input_norm, weights.qkv, eps)
+            qkv = ops.norm_linear(hidden, weights.qkv, eps)
             ops.add_linear(hidden, attention(index, qkv, weights), weights.output)
-            gated = ops.norm_gated(hidden, weights.post_norm, weights.gate_up, eps)
+            gated = ops.norm_gated(hidden, weights.gate_up, eps)
             ops.add_linear(hidden, gated, weights.down)
         return hidden
 
 
-def _layer(tensors: Mapping[str, Tensor], prefix: str) -> LayerWeights:
+def _layer(tensors: Mapping[str, Tensor], prefix: str, ops: Ops) -> LayerWeights:
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    qkv = torch.cat([tensors[f"{attention}.{name}_proj.weight"] for name in "qkv"])
+    gate_up = torch.cat([tensors[f"{mlp}.{name}_proj.weight"] for name in ("gate", "up")])
     return LayerWeights(
-        input_norm=tensors[f"{prefix}.input_layernorm.weight"],
-        qkv=torch.cat([tensors[f"{attention}.{name}_proj.weight"] for name in "qkv"]),
+        qkv=ops.fold(tensors[f"{prefix}.input_layernorm.weight"], qkv),
         q_norm=tensors[f"{attention}.q_norm.weight"],
         k_norm=tensors[f"{attention}.k_norm.weight"],
         output=tensors[f"{attention}.o_proj.weight"],
-        post_norm=tensors[f"{prefix}.post_attention_layernorm.weight"],
-        gate_up=torch.cat([tensors[f"{mlp}.{name}_proj.weight"] for name in ("gate", "up")]),
+        gate_up=ops.fold(tensors[f"{prefix}.post_attention_layernorm.weight"], gate_up),
         down=tensors[f"{mlp}.down_proj.weight"],
     )

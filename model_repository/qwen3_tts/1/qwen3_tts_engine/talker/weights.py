@@ -6,14 +6,20 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class NormLinear:
+    """RMSNorm, and weight [outputs, inputs] of the product after it; without `norm` it includes the norm's weights."""
+
+    norm: Tensor | None
+    weight: Tensor
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """One layer. Projections that read the same input are stacked: qkv [(q + 2 kv) heads·D, H], gate_up [2·I, H]."""
 
-    input_norm: Tensor
-    qkv: Tensor
+    qkv: NormLinear
     q_norm: Tensor
     k_norm: Tensor
     output: Tensor
-    post_norm: Tensor
-    gate_up: Tensor
+    gate_up: NormLinear
     down: Tensor

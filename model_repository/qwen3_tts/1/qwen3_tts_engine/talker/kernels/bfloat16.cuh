@@ -18,6 +18,12 @@ __device__ __forceinline__ unsigned pack(float first, float second) {
 
 __device__ __forceinline__ float rounded(float value) { return low(pack(value, 0.0f)); }
 
+__device__ __forceinline__ float squares(unsigned pair) { return low(pair) * low(pair) + high(pair) * high(pair); }
+
+__device__ __forceinline__ float squares(uint4 v) {
+    return (squares(v.x) + squares(v.y)) + (squares(v.z) + squares(v.w));
+}
+
 __device__ __forceinline__ void unpack(uint4 packed, float* out) {
     const unsigned pairs[4] = {packed.x, packed.y, packed.z, packed.w};
     #pragma unroll

@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import os
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from torch import Tensor
 
 FOLDER = Path(__file__).parent
 HEADER = "bfloat16.cuh"
-# Programmatic dependent launch: from Hopper on a kernel may start before the previous one ends; the sources wait.
-OVERLAP_CAPABILITY = 9
+# Major compute capability from which a kernel may start before the previous one ends (programmatic dependent launch;
+# the sources wait), and the only one with wgmma.
+HOPPER = 9
 
 
 class KernelError(RuntimeError):
@@ -35,7 +37,7 @@ class CudaKernel:
     ) -> None:
         """A relative `source` is of this folder. `cluster` consecutive blocks in x form a cluster, from Hopper on."""
         major, minor = torch.cuda.get_device_capability()
-        architecture = f"sm_{major}{minor}{'a' if major == 9 else ''}"
+        architecture = f"sm_{major}{minor}{'a' if major == HOPPER else ''}"
         self._module = _check(driver.cuModuleLoadData(compiled(source, macros, architecture)))
         self._function = _check(driver.cuModuleGetFunction(self._module, function.encode()))
         self._launch = driver.CUlaunchConfig()
@@ -56,7 +58,7 @@ class CudaKernel:
 
 
 def _attributes(major: int, cluster: int) -> Iterator[driver.CUlaunchAttribute]:
-    if major >= OVERLAP_CAPABILITY:
+    if major >= HOPPER:
         overlap = driver.CUlaunchAttribute()
         overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         overlap.value.programmaticStreamSerializationAllowed = 1
@@ -85,8 +87,8 @@ def compiled(name: str | Path, macros: Mapping[str, int], architecture: str) -> 
     cubin = _cache_folder() / f"{path.stem}-{digest[:24]}.cubin"
     if not cubin.is_file():
         cubin.parent.mkdir(parents=True, exist_ok=True)
-        # Write and rename, since another process may be reading.
-        part = cubin.with_suffix(f".{os.getpid()}")
+        # Write and rename, since another process may be reading. Processes of several containers can have the same id.
+        part = cubin.with_suffix(f".{uuid.uuid4().hex}")
         part.write_bytes(_compile(path.name, source, headers, options))
         part.replace(cubin)
     return cubin.read_bytes()

@@ -11,15 +11,18 @@ def rms_norm_kernel(
 ):
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
     inside = column < WIDTH
-    weight = tl.load(norm + column, mask=inside, other=0.0)
+    if norm is not None:
+        weight = tl.load(norm + column, mask=inside, other=0.0)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     value = tl.load(x + row * stride_x + column, mask=inside, other=0.0)
     value32 = value.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(value32 * value32, axis=0) / WIDTH + eps)
-    normed = (value32 * inverse).to(value.dtype).to(tl.float32) * weight.to(tl.float32)
-    tl.store(out + row * stride_out + column, normed.to(value.dtype), mask=inside)
+    normed = (value32 * inverse).to(value.dtype)
+    if norm is not None:
+        normed = (normed.to(tl.float32) * weight.to(tl.float32)).to(value.dtype)
+    tl.store(out + row * stride_out + column, normed, mask=inside)
 
 
 @triton.jit

@@ -5,15 +5,15 @@
 //   TILES           tiles of 8 outputs per block
 //   HALVES          groups of 8 rows of x per block: 1, 2 or 4; blockIdx.y selects them
 //   WARPS           warps per block, each with K / WARPS inputs, a multiple of 32
-//   NORM            1: x is normalised first (RMSNorm with weight `norm`)
+//   NORM            1: x is normalised first (RMSNorm, whose weights w includes)
 //   GATED           1: y = silu(gate) * up
 //   RESIDUAL        1: out += y
 //   BIAS            1: y += bias
 //   FLOAT_OUT       1: `out` is float, else bfloat16
 //
-// The norm's scale is one number per row, so it is applied to the sums: the product takes x * weight, and the sum of
-// squares is accumulated along with it. Weights do not depend on the previous kernel, so they are loaded before waiting
-// for its end (programmatic dependent launch).
+// The norm's scale is one number per row, so it is applied to the sums, and the sum of squares is accumulated along with
+// them. Weights do not depend on the previous kernel, so they are loaded before waiting for its end (programmatic
+// dependent launch).
 
 #include "bfloat16.cuh"
 
@@ -31,24 +31,13 @@ __device__ __forceinline__ uint4 load_weights(const bf16* address) {
     return weights;
 }
 
-__device__ __forceinline__ unsigned scale(unsigned x, unsigned weight, float& squares) {
-    float first = low(x), second = high(x);
-    squares += first * first + second * second;
-    return pack(first * low(weight), second * high(weight));
-}
-
-__device__ __forceinline__ uint4 scale(uint4 x, uint4 weight, float& squares) {
-    return make_uint4(scale(x.x, weight.x, squares), scale(x.y, weight.y, squares),
-                      scale(x.z, weight.z, squares), scale(x.w, weight.w, squares));
-}
-
 extern "C" __global__ void __launch_bounds__(WARPS * LANES)
-skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict__ norm,
-              const bf16* __restrict__ bias, void* out, int rows, int stride_x, int stride_out, float eps) {
+skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict__ bias, void* out, int rows, int stride_x,
+              int stride_out, float eps) {
     // Dynamic, since it may exceed the default limit of 48 KB; SkinnyLinear.shared_bytes is its size.
     extern __shared__ float shared[];
     auto sums = (float (*)[PARTS][ROWS][OUTPUTS])shared;
-    auto squares = (float (*)[ROWS])(shared + WARPS * PARTS * ROWS * OUTPUTS);
+    auto row_squares = (float (*)[ROWS])(shared + WARPS * PARTS * ROWS * OUTPUTS);
 
     x += (size_t)blockIdx.y * ROWS * stride_x;
     rows = min(ROWS, rows - (int)blockIdx.y * ROWS);
@@ -75,8 +64,6 @@ skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict_
     #pragma unroll
     for (int step = 0; step < STEPS; step++) {
         const int offset = k + step * 32;
-        uint4 scales;
-        if (NORM) scales = *(const uint4*)(norm + offset);
         #pragma unroll
         for (int pair = 0; pair < PAIRS; pair++) {
             uint4 a = make_uint4(0, 0, 0, 0), b = a;
@@ -84,8 +71,8 @@ skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict_
             if (upper < rows) a = *(const uint4*)(x + (size_t)upper * stride_x + offset);
             if (HALVES > 1 && lower < rows) b = *(const uint4*)(x + (size_t)lower * stride_x + offset);
             if (NORM) {
-                a = scale(a, scales, partial[2 * pair]);
-                if (HALVES > 1) b = scale(b, scales, partial[2 * pair + 1]);
+                partial[2 * pair] += squares(a);
+                if (HALVES > 1) partial[2 * pair + 1] += squares(b);
             }
             #pragma unroll
             for (int part = 0; part < PARTS; part++)
@@ -104,7 +91,7 @@ skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict_
             float total = partial[half];
             total += __shfl_xor_sync(ALL, total, 1);
             total += __shfl_xor_sync(ALL, total, 2);
-            if (lane % 4 == 0) squares[warp][half * 8 + row] = total;
+            if (lane % 4 == 0) row_squares[warp][half * 8 + row] = total;
         }
         #pragma unroll
         for (int part = 0; part < PARTS; part++)
@@ -125,7 +112,7 @@ skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict_
         for (int other = 0; other < WARPS; other++) {
             value += sums[other][0][m][n];
             if (GATED) up += sums[other][PARTS - 1][m][n];
-            if (NORM) square += squares[other][m];
+            if (NORM) square += row_squares[other][m];
         }
         if (NORM) {
             const float inverse = rsqrtf(square / K + eps);

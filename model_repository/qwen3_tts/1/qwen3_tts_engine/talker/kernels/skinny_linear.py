@@ -1,7 +1,10 @@
 """The specialisations of skinny_linear.cu."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
+
+from qwen3_tts_engine.talker.kernels.linear import Linear
 
 LANES = 32
 # Registers per thread for weights, by warps per block: half of those available at full occupancy.
@@ -11,21 +14,24 @@ MIN_BLOCKS = 64
 
 
 @dataclass(frozen=True)
-class SkinnyLinear:
-    """The macros of the source, where they are documented."""
+class SkinnyLinear(Linear):
+    function: ClassVar[str] = "skinny_linear"
+    cluster: ClassVar[int] = 1
 
-    N: int
-    K: int
     HALVES: int
-    NORM: int = 0
-    GATED: int = 0
-    RESIDUAL: int = 0
-    BIAS: int = 0
-    FLOAT_OUT: int = 0
 
     @property
     def macros(self) -> dict[str, int]:
-        return asdict(self) | {"WARPS": self.warps, "TILES": self.tiles}
+        return super().macros | {"WARPS": self.warps, "TILES": self.tiles}
+
+    @property
+    def threads(self) -> int:
+        return LANES * self.warps
+
+    @property
+    def rows(self) -> int:
+        """Rows of x of a block."""
+        return 8 * self.HALVES
 
     @property
     def blocks(self) -> int:
@@ -34,8 +40,7 @@ class SkinnyLinear:
     @property
     def shared_bytes(self) -> int:
         """Partial sums, and sums of squares, of every warp in float32."""
-        rows = 8 * self.HALVES
-        return 4 * self.warps * rows * (8 * self.tiles * (1 + self.GATED) + 1)
+        return 4 * self.warps * self.rows * (8 * self.tiles * (1 + self.GATED) + 1)
 
     @cached_property
     def warps(self) -> int:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.slot_state import SlotState
-from qwen3_tts_engine.talker.weights import LayerWeights
+from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
 
 class Attention(Protocol):
@@ -43,26 +43,22 @@ class Rows(Protocol):
 class Ops(Protocol):
     """Shapes are [rows, features]; norms are RMSNorm in float32 (docs/model.md, Decoder stack)."""
 
+    def fold(self, norm: Tensor, weight: Tensor) -> NormLinear:
+        """The norm and the product [outputs, inputs] after it, in the form that the operations below take."""
+
     def rms_norm(self, x: Tensor, norm: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
         """x / rms(x) · norm."""
 
     def norm_linear(
-        self,
-        x: Tensor,
-        norm: Tensor,
-        weight: Tensor,
-        eps: float,
-        *,
-        bias: Tensor | None = None,
-        out: Tensor | None = None,
+        self, x: Tensor, product: NormLinear, eps: float, *, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         """RMSNorm, then x @ weight.T + bias, in the dtype of `x`."""
 
-    def norm_logits(self, x: Tensor, norm: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def norm_logits(self, x: Tensor, product: NormLinear, eps: float) -> Tensor:
         """RMSNorm, then x @ weight.T in float32."""
 
-    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Tensor, eps: float) -> Tensor:
-        """RMSNorm, then SiLU(gate) · up; gate_up is [2·I, H]."""
+    def norm_gated(self, x: Tensor, gate_up: NormLinear, eps: float) -> Tensor:
+        """RMSNorm, then SiLU(gate) · up; the weight of gate_up is [2·I, H]."""
 
     def add_linear(self, residual: Tensor, x: Tensor, weight: Tensor) -> None:
         """residual += x @ weight.T, in place."""

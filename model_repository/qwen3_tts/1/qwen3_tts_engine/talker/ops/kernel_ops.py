@@ -9,15 +9,18 @@ from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.talker.kernels import rowwise
-from qwen3_tts_engine.talker.kernels.cuda_module import OVERLAP_CAPABILITY, CudaKernel
+from qwen3_tts_engine.talker.kernels.cluster_linear import ClusterLinear, cluster_linear, divides
+from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel
 from qwen3_tts_engine.talker.kernels.skinny_linear import LANES, SkinnyLinear
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Attention
 from qwen3_tts_engine.talker.slot_state import SlotState
-from qwen3_tts_engine.talker.weights import LayerWeights
+from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
 # By number of rows: the largest weight, in elements, for which skinny_linear beats cuBLAS (measured on an H200).
 SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 6_500_000}
+# Numbers of rows for which cluster_linear, which requires Hopper, is used (scripts/benchmarks/products/README.md).
+CLUSTER = range(17, 33)
 # Warps of a paged attention block, by number of rows: few rows leave multiprocessors idle, so each gets more warps; of
 # many rows all blocks should be resident at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than 4).
 ATTENTION_WARPS = {16: 8, 48: 4, 1 << 40: 2}
@@ -32,10 +35,15 @@ class KernelOps:
     def __init__(self, device: torch.device, *, batch_invariant: bool = False) -> None:
         """`batch_invariant` makes a row's arithmetic independent of the number of rows, at a cost in speed."""
         self._batch_invariant = batch_invariant
-        overlap = torch.cuda.get_device_capability(device)[0] >= OVERLAP_CAPABILITY
+        major, _ = torch.cuda.get_device_capability(device)
+        self._has_clusters = major == HOPPER and not batch_invariant
+        overlap = major >= HOPPER
         self._launch = {"PDL": overlap, "launch_pdl": overlap}
 
-    def rms_norm(self, x: Tensor, norm: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    def fold(self, norm: Tensor, weight: Tensor) -> NormLinear:
+        return NormLinear(None, (weight.float() * norm.float()).to(weight.dtype))
+
+    def rms_norm(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
         out = torch.empty_like(x) if out is None else out
         width = x.shape[1]
         strides = (x.stride(0), out.stride(0))
@@ -44,38 +52,40 @@ class KernelOps:
         return out
 
     def norm_linear(
-        self, x: Tensor, norm: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None, out: Tensor | None = None
+        self, x: Tensor, product: NormLinear, eps: float, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        if self._is_skinny(x, weight):
-            out = x.new_empty(len(x), len(weight)) if out is None else out
-            self._skinny(x, weight, out, norm, bias, eps, NORM=1, BIAS=int(bias is not None))
-            return out
-        value = torch.nn.functional.linear(self.rms_norm(x, norm, eps), weight, bias)
-        return value if out is None else out.copy_(value)
+        weight = product.weight
+        form = self._form(x, weight, NORM=1, BIAS=int(bias is not None))
+        if form is None:
+            value = torch.nn.functional.linear(self.rms_norm(x, None, eps), weight, bias)
+            return value if out is None else out.copy_(value)
+        out = x.new_empty(len(x), len(weight)) if out is None else out
+        return _multiply(form, x, weight, out, bias, eps)
 
-    def norm_logits(self, x: Tensor, norm: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if self._is_skinny(x, weight):
-            out = x.new_empty(len(x), len(weight), dtype=torch.float32)
-            self._skinny(x, weight, out, norm, None, eps, NORM=1, FLOAT_OUT=1)
-            return out
-        return torch.mm(self.rms_norm(x, norm, eps), weight.T, out_dtype=torch.float32)
+    def norm_logits(self, x: Tensor, product: NormLinear, eps: float) -> Tensor:
+        weight = product.weight
+        form = self._form(x, weight, NORM=1, FLOAT_OUT=1)
+        if form is None:
+            return torch.mm(self.rms_norm(x, None, eps), weight.T, out_dtype=torch.float32)
+        return _multiply(form, x, weight, x.new_empty(len(x), len(weight), dtype=torch.float32), None, eps)
 
-    def norm_gated(self, x: Tensor, norm: Tensor, gate_up: Tensor, eps: float) -> Tensor:
-        width = len(gate_up) // 2
+    def norm_gated(self, x: Tensor, gate_up: NormLinear, eps: float) -> Tensor:
+        width = len(gate_up.weight) // 2
         out = x.new_empty(len(x), width)
-        if self._is_skinny(x, gate_up):
-            self._skinny(x, gate_up, out, norm, None, eps, NORM=1, GATED=1)
-            return out
-        both = torch.mm(self.rms_norm(x, norm, eps), gate_up.T)
+        form = self._form(x, gate_up.weight, NORM=1, GATED=1)
+        if form is not None:
+            return _multiply(form, x, gate_up.weight, out, None, eps)
+        both = torch.mm(self.rms_norm(x, None, eps), gate_up.weight.T)
         grid = (len(x), triton.cdiv(width, GATE_BLOCK))
         rowwise.gate_kernel[grid](both, out, WIDTH=width, BLOCK=GATE_BLOCK, **self._launch)
         return out
 
     def add_linear(self, residual: Tensor, x: Tensor, weight: Tensor) -> None:
-        if self._is_skinny(x, weight):
-            self._skinny(x, weight, residual, None, None, 0.0, RESIDUAL=1)
-        else:
+        form = self._form(x, weight, RESIDUAL=1)
+        if form is None:
             torch.addmm(residual, x, weight.T, out=residual)
+        else:
+            _multiply(form, x, weight, residual, None, 0.0)
 
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:
         rows, terms = indices.shape
@@ -122,26 +132,17 @@ class KernelOps:
     def rows(self, state: SlotState, slots: Tensor) -> "KernelRows":
         return KernelRows(state, slots, self._launch)
 
-    def _is_skinny(self, x: Tensor, weight: Tensor) -> bool:
+    def _form(self, x: Tensor, weight: Tensor, **flags: int) -> SkinnyLinear | ClusterLinear | None:
+        """The kernel that is fastest for the product of these rows; None for cuBLAS."""
+        rows, (height, inputs) = len(x), weight.shape
+        outputs = height // (1 + flags.get("GATED", 0))
         if self._batch_invariant:
-            return True
-        return weight.numel() <= next((max_elements for rows, max_elements in SKINNY.items() if len(x) <= rows), 0)
-
-    def _skinny(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        out: Tensor,
-        norm: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        **flags: int,
-    ) -> None:
-        halves = INVARIANT_HALVES if self._batch_invariant else 1 if len(x) <= 8 else 2 if len(x) <= 16 else 4
-        form = SkinnyLinear(N=out.shape[1], K=x.shape[1], HALVES=halves, **flags)
-        strides = (x.stride(0), out.stride(0))
-        grid = (form.blocks, triton.cdiv(len(x), 8 * halves))
-        _skinny_kernel(form)(grid, x, weight, norm, bias, out, len(x), *strides, eps)
+            return SkinnyLinear(outputs, inputs, INVARIANT_HALVES, **flags)
+        if self._has_clusters and rows in CLUSTER and divides(outputs, inputs, gated=bool(flags.get("GATED"))):
+            return cluster_linear(outputs, inputs, rows, **flags)
+        if height * inputs > next((elements for most, elements in SKINNY.items() if rows <= most), 0):
+            return None
+        return SkinnyLinear(outputs, inputs, 1 if rows <= 8 else 2 if rows <= 16 else 4, **flags)
 
     def _attention_warps(self, rows: int, prefill: bool) -> int:
         if self._batch_invariant:
@@ -189,9 +190,17 @@ def _kernel(source: str, function: str, threads: int, **macros: int) -> CudaKern
     return CudaKernel(source, function, macros, threads)
 
 
+def _multiply(
+    form: SkinnyLinear | ClusterLinear, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    grid = (form.blocks, triton.cdiv(len(x), form.rows))
+    _linear_kernel(form)(grid, x, weight, bias, out, len(x), x.stride(0), out.stride(0), eps)
+    return out
+
+
 @cache
-def _skinny_kernel(form: SkinnyLinear) -> CudaKernel:
-    return CudaKernel("skinny_linear.cu", "skinny_linear", form.macros, LANES * form.warps, form.shared_bytes)
+def _linear_kernel(form: SkinnyLinear | ClusterLinear) -> CudaKernel:
+    return CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes, form.cluster)
 
 
 def _heads(config: TransformerConfig) -> dict[str, Any]:

@@ -1,10 +1,6 @@
 // sums[64 weights, ROWS] += a step's weights times its rows of x, by one warpgroup, from swizzled tiles in shared memory.
-//
-//   WGMMA           1: wgmma, asynchronous; 0: ldmatrix and mma, which read the same tiles
 
 #pragma once
-
-#if WGMMA
 
 #define TEXT_4(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
 #define TEXT_16 TEXT_4(0, 1, 2, 3) ", " TEXT_4(4, 5, 6, 7) ", " TEXT_4(8, 9, 10, 11) ", " TEXT_4(12, 13, 14, 15)
@@ -13,13 +9,7 @@
 #define TEXT_64 TEXT_48 ", " TEXT_4(48, 49, 50, 51) ", " TEXT_4(52, 53, 54, 55) ", " TEXT_4(56, 57, 58, 59) ", " TEXT_4(60, 61, 62, 63)
 #define SUMS_4(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
 #define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
-#if ROWS == 8
-#define SHAPE "m64n8k16", TEXT_4(0, 1, 2, 3), "%4, %5"
-#define SUMS SUMS_4(0)
-#elif ROWS == 16
-#define SHAPE "m64n16k16", TEXT_4(0, 1, 2, 3) ", " TEXT_4(4, 5, 6, 7), "%8, %9"
-#define SUMS SUMS_4(0), SUMS_4(4)
-#elif ROWS == 32
+#if ROWS == 32
 #define SHAPE "m64n32k16", TEXT_16, "%16, %17"
 #define SUMS SUMS_16(0)
 #elif ROWS == 64
@@ -49,37 +39,4 @@ __device__ __forceinline__ void multiply_step(float (&sums)[ROWS / 2], unsigned 
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-template <int PENDING>
-__device__ __forceinline__ void wait_for_products(float (&sums)[ROWS / 2]) {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory");
-}
-
-#else
-
-__device__ __forceinline__ uint4 load_matrices(unsigned address) {
-    uint4 v;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
-    return v;
-}
-
-__device__ __forceinline__ unsigned piece_address(unsigned tile, int row, int piece) { return tile + row * 128 + ((piece ^ row % 8) << 4); }
-
-__device__ __forceinline__ void multiply_step(float (&sums)[ROWS / 2], unsigned weights, unsigned x) {
-    const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES % 4;
-    #pragma unroll
-    for (int k = 0; k < STEP / 16; k++) {
-        const uint4 a = load_matrices(piece_address(weights, warp * 16 + lane % 16, 2 * k + lane / 16));
-        #pragma unroll
-        for (int pair = 0; pair < ROWS / 16; pair++) {
-            const uint4 b = load_matrices(piece_address(x, pair * 16 + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
-            multiply(sums + pair * 8, a.x, a.y, a.z, a.w, b.x, b.y);
-            multiply(sums + pair * 8 + 4, a.x, a.y, a.z, a.w, b.z, b.w);
-        }
-    }
-}
-
-template <int PENDING>
-__device__ __forceinline__ void wait_for_products(float (&sums)[ROWS / 2]) {}
-
-#endif
+__device__ __forceinline__ void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }

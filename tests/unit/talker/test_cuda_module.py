@@ -1,0 +1,51 @@
+"""The cache of compiled kernels, with a stand-in for the compiler."""
+
+import importlib
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+MODULE = "qwen3_tts_engine.talker.kernels.cuda_module"
+
+
+@pytest.fixture
+def cuda_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    bindings = MagicMock()
+    for name, module in (("cuda", MagicMock(bindings=bindings)), ("cuda.bindings", bindings)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    module = importlib.import_module(MODULE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "_compile", lambda *_: b"cubin")
+    yield module
+    del sys.modules[MODULE]
+
+
+def test_processes_with_equal_ids_fill_one_cache(
+    cuda_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in containers that share a volume; here threads, which write before either renames."""
+    written, replace = threading.Barrier(2), Path.replace
+
+    def replace_once_both_have_written(part: Path, target: Path) -> Path:
+        written.wait(60)
+        return replace(part, target)
+
+    monkeypatch.setattr(Path, "replace", replace_once_both_have_written)
+    with ThreadPoolExecutor(2) as pool:
+        compiled = pool.map(lambda _: cuda_module.compiled("attention.cu", {"ROWS": 1}, "sm_90"), range(2))
+        assert list(compiled) == [b"cubin"] * 2
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".cubin"]
+
+
+def test_cached_kernel_is_not_compiled_again(cuda_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cuda_module.compiled("attention.cu", {}, "sm_90") == b"cubin"
+    monkeypatch.setattr(cuda_module, "_compile", lambda *_: b"other")
+    assert cuda_module.compiled("attention.cu", {}, "sm_90") == b"cubin"
+    assert cuda_module.compiled("attention.cu", {}, "sm_80") == b"other"
