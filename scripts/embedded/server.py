@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,9 @@ from typing import IO, Annotated
 
 import typer
 
+from qwen3_tts_client.records.prometheus import parse, scrape
+from scripts.embedded.drain import DEFAULT_SECONDS, FILE_VARIABLE, SECONDS_VARIABLE, Drain, responds
+from scripts.embedded.gpu_lock import locked_gpu, visible_gpus
 from scripts.embedded.installation import ServerError, backend_options, find_tritonserver, server_environment
 from scripts.embedded.mps import MpsDaemon
 from scripts.embedded.protection import (
@@ -33,7 +36,7 @@ from scripts.embedded.protection import (
     new_admin_key,
     protections,
 )
-from scripts.embedded.supervisor import responds, supervise
+from scripts.embedded.supervisor import HTTP_PORT, METRICS_PORT, port_of, supervise
 
 # Models can be loaded and unloaded at run time.
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
@@ -41,6 +44,7 @@ EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 # call allocates: measured on an H200, a round trip of 64 states takes 10 ms instead of 2.8.
 GPU_OPTIONS = ("--cuda-memory-pool-byte-size=0:2147483648",)
 READY_POLL_SECONDS = 0.1
+READY = "qwen3_tts_ready"
 # Files that a developer may have built in the model repository.
 BUILT = ("__pycache__", "model.onnx*", "model.safetensors", "golden.safetensors", "model.json", "*_encoder*")
 
@@ -149,12 +153,18 @@ class TritonServer:
 
 
 def is_ready(ports: Ports, model: str | None = None) -> bool:
-    """Whether the server, or one of its models, reports ready.
+    """Whether one of the server's models reports ready, or by default the server and every talker.
 
-    The server's own readiness is for its start only: Triton 2.51 still reports it after a model has died.
+    That of the server is for its start only: Triton 2.51 still reports it after a model has died.
     """
     path = f"models/{model}/ready" if model else "health/ready"
-    return responds(f"http://localhost:{ports.http}/v2/{path}")
+    return responds(f"http://localhost:{ports.http}/v2/{path}") and (bool(model) or _talkers_serve(ports))
+
+
+def _talkers_serve(ports: Ports) -> bool:
+    """By their metrics, since Triton 2.51 does not ask the models; true without metrics."""
+    samples = parse(scrape(f"http://localhost:{ports.metrics}/metrics") or "")
+    return all(value for name, value in samples.items() if name.startswith(READY))
 
 
 def server_command(repository: Path, options: Sequence[str], admin_key: str) -> list[str]:
@@ -164,6 +174,14 @@ def server_command(repository: Path, options: Sequence[str], admin_key: str) -> 
     return [str(server), f"--model-repository={repository}", *protections(options, usage.stdout, admin_key), *options]
 
 
+def drain_of(command: Sequence[str], build_folder: Path, seconds: float) -> Drain:
+    """The drain of a server; its file is named by the server's port, since servers may share the folder."""
+    http, metrics = port_of(command, "http", HTTP_PORT), port_of(command, "metrics", METRICS_PORT)
+    file = Path(os.environ.get(FILE_VARIABLE) or build_folder / f"drain-{http}").resolve()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return Drain(file, f"http://localhost:{metrics}/metrics", seconds)
+
+
 def main(
     context: typer.Context,
     model_repository: Annotated[Path, typer.Option(exists=True, file_okay=False)] = Path("model_repository"),
@@ -171,6 +189,10 @@ def main(
     real_backend: Annotated[
         list[Path] | None, typer.Option(exists=True, file_okay=False, help="folder of a compiled backend")
     ] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, envvar=SECONDS_VARIABLE, help="time for open streams after SIGTERM or Ctrl-C")
+    ] = DEFAULT_SECONDS,
+    exclusive_gpu: Annotated[bool, typer.Option(help="refuse to share the GPU with another server")] = False,
 ) -> None:
     """Serve a model repository and restart a dead server; every other option goes to tritonserver unchanged."""
     key_file = build_folder / "admin_key"
@@ -181,13 +203,23 @@ def main(
         if not os.environ.get(ADMIN_KEY_VARIABLE):
             print(f"The key for the header {HTTP_HEADER} is in {key_file}", file=sys.stderr, flush=True)
         bound_files(os.getpid())
-        code = supervise(command, partial(MpsDaemon, server_environment()))
+        drain = drain_of(command, build_folder, drain_seconds)
+        environment = server_environment() | {FILE_VARIABLE: str(drain.file)}
+        with ExitStack() as locks:
+            for gpu in visible_gpus(environment):
+                locks.enter_context(locked_gpu(gpu, exclusively=exclusive_gpu))
+            code = supervise(command, partial(MpsDaemon, environment), drain)
     except (ServerError, AdminKeyError) as error:
         sys.exit(f"error: {error}")
     sys.exit(code)
 
 
-if __name__ == "__main__":
+def run_command(command: Callable[..., None]) -> None:
+    """Runs a command of typer, whose context gets the options that it does not know."""
     app = typer.Typer(add_completion=False)
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(main)
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(command)
     app()
+
+
+if __name__ == "__main__":
+    run_command(main)

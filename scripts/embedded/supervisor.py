@@ -1,5 +1,7 @@
 """Runs tritonserver, restarts it when it dies, and exits with its exit code on SIGINT or SIGTERM.
 
+The first signal drains a ready server (drain.py), the next one ends its streams, and one more kills it.
+
 A server that never became ready is started max_failed_starts times, with exponential backoff; one that did is restarted
 without a limit.
 """
@@ -9,8 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -18,14 +19,18 @@ from types import FrameType
 
 import psutil
 
+from scripts.embedded.drain import POLL_SECONDS, Drain, responds
+
 PROBE_SECONDS = 0.5
-# tritonserver's own default.
-HTTP_PORT = 8000
+# tritonserver's own defaults.
+HTTP_PORT, METRICS_PORT = 8000, 8002
 # Exit code of a server that loads but cannot serve (qwen3_tts_engine/lifecycle/guard.py).
 UNUSABLE = -signal.SIGUSR1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # A stub exits a third of a second after its server, its guard at most two seconds later.
 ORPHAN_SECONDS = 5.0
+# Triton's own limit is 30 s, after which release 2.51 hangs if a client holds a gRPC stream open.
+EXIT_SECONDS = 45.0
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,16 @@ class Supervisor:
     patience: Patience = Patience()
     end_orphans: Callable[[], object] = lambda: None
     """Called after a server has exited, before the next start."""
+    drain: Drain | None = None
+    """None, or one of 0 s, ends the server at once."""
+    exit_seconds: float = EXIT_SECONDS
     _stopping: threading.Event = field(default_factory=threading.Event)
     _process: subprocess.Popen[bytes] | None = None
     _signal: int = signal.SIGTERM
+    _became_ready: bool = False
+    _is_draining: bool = False
+    _killed_at: float | None = None
+    """Monotonic seconds; None until the server has been told to end."""
 
     def run(self) -> int:
         """The exit code for a shell."""
@@ -67,40 +79,82 @@ class Supervisor:
             self._stopping.wait(pause)
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:
-        """Signal handler: forwards the signal."""
-        self._signal = number
+        """Signal handler: begins a drain, ends the server, or kills it."""
+        self._signal, is_first = number, not self._stopping.is_set()
         self._stopping.set()
-        if self._process is not None:
-            self._process.send_signal(number)
+        if is_first and self.drain is not None and self.drain.seconds > 0 and (self._became_ready or self.is_ready()):
+            _log(f"streams finish, within {self.drain.seconds:g} s; a second signal ends them")
+            self.drain.begin()
+            self._is_draining = True
+        else:
+            self._end()
 
     def _run_once(self) -> tuple[int, bool]:
         """Exit code, negative for a signal, and whether the server had become ready."""
         if self._stopping.is_set():
             return 0, False
-        became_ready = False
+        if self.drain is not None:
+            self.drain.clear()
         with self.environment() as environment:
             if self._stopping.is_set():
                 return 0, False
             # Python ignores SIGXFSZ, and so must the server (protection.bound_files).
             self._process = subprocess.Popen(
-                self.command, env=environment, preexec_fn=end_with_parent, restore_signals=False
+                self.command,
+                env=environment,
+                preexec_fn=end_with_parent,
+                restore_signals=False,
+                # Ctrl-C at the terminal would end the server before it is drained.
+                start_new_session=True,
             )
             if self._stopping.is_set():  # during the start
-                self._process.send_signal(self._signal)
-            while (code := _wait(self._process)) is None:
-                became_ready = became_ready or self.is_ready()
+                self._end()
+            code = self._watch(self._process)
+        became_ready, self._became_ready = self._became_ready, False
         self.end_orphans()
         return code, became_ready and code != UNUSABLE
 
+    def _watch(self, process: subprocess.Popen[bytes]) -> int:
+        """The exit code, negative for a signal; ends a server that has been drained, kills one that does not end."""
+        while (code := _wait(process, POLL_SECONDS if self._is_draining else PROBE_SECONDS)) is None:
+            self._became_ready = self._became_ready or self.is_ready()
+            if self._is_draining and self.drain is not None and self.drain.is_over():
+                _log("the drain is over; tritonserver ends")
+                self._end()
+            if self._killed_at is not None and time.monotonic() > self._killed_at:
+                _log(f"tritonserver has not ended within {self.exit_seconds:g} s; it is killed")
+                process.kill()
+        return code
 
-def supervise(command: Sequence[str], environment: Callable[[], AbstractContextManager[Mapping[str, str]]]) -> int:
+    def _end(self) -> None:
+        """Forwards the signal; kills a server that has been told before."""
+        self._is_draining = False
+        if self._process is None:
+            return
+        if self._killed_at is None:
+            self._killed_at = time.monotonic() + self.exit_seconds
+            self._process.send_signal(self._signal)
+        else:
+            self._process.kill()
+
+
+def supervise(
+    command: Sequence[str],
+    environment: Callable[[], AbstractContextManager[Mapping[str, str]]],
+    drain: Drain | None = None,
+) -> int:
     """Runs tritonserver until a signal stops it; returns the exit code."""
-    url = f"http://localhost:{_http_port(command)}/v2/models/qwen3_tts/ready"
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    supervisor = Supervisor(command, environment, lambda: responds(url), end_orphans=end_orphans)
+    url = f"http://localhost:{port_of(command, 'http', HTTP_PORT)}/v2/models/qwen3_tts/ready"
+    adopt_orphans()
+    supervisor = Supervisor(command, environment, lambda: responds(url), end_orphans=end_orphans, drain=drain)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, supervisor.stop)
     return supervisor.run()
+
+
+def adopt_orphans() -> None:
+    """Orphans among this process's descendants become its children."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_orphans() -> None:
@@ -112,25 +166,17 @@ def end_orphans() -> None:
     psutil.wait_procs(alive)
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int | None:
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
     try:
-        return process.wait(PROBE_SECONDS)
+        return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
 
 
-def responds(url: str) -> bool:
-    """Whether a GET succeeds."""
-    try:
-        with urllib.request.urlopen(url, timeout=2):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def _http_port(command: Sequence[str]) -> int:
-    ports = [option.partition("=")[2] for option in command if option.startswith("--http-port=")]
-    return int(ports[-1]) if ports else HTTP_PORT
+def port_of(command: Sequence[str], service: str, default: int) -> int:
+    """The port of "http", "grpc" or "metrics" in a server's command."""
+    ports = [option.partition("=")[2] for option in command if option.startswith(f"--{service}-port=")]
+    return int(ports[-1]) if ports else default
 
 
 def _shell_code(code: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import triton_python_backend_utils as pb_utils
 
-from encoder_program import guard
+from encoder_program import guard, instance
 from encoder_program.program import MODEL_FILE, EncoderProgram, InvalidInputError
 
 log = logging.getLogger("encoder_program")
@@ -20,8 +20,8 @@ class TritonPythonModel:
         """Loads and warms up the program; an error fails the load with a message that names it."""
         # Under MPS the codec comes first. Read when CUDA starts.
         os.environ.setdefault("CUDA_MPS_CLIENT_PRIORITY", "1")
-        _log_through_triton(args["model_name"])
-        device = _assigned_device(args)
+        instance.log_through_triton(log, args["model_name"])
+        device = instance.assigned_device(args)
         folder = Path(args["model_repository"]) / args["model_version"]
         self._program = EncoderProgram.load(folder / MODEL_FILE, device)
         if device.type == "cuda":
@@ -53,29 +53,3 @@ class TritonPythonModel:
 
 def _tensors(request: Any) -> dict[str, torch.Tensor]:
     return {tensor.name(): torch.from_dlpack(tensor.to_dlpack()) for tensor in request.inputs()}
-
-
-def _assigned_device(args: dict[str, str]) -> torch.device:
-    if args["model_instance_kind"] != "GPU":
-        # The talker needs the other cores.
-        torch.set_num_threads(2)
-        return torch.device("cpu")
-    device = torch.device("cuda", int(args["model_instance_device_id"]))
-    torch.cuda.set_device(device)
-    torch.set_num_threads(1)
-    return device
-
-
-class _TritonHandler(logging.Handler):
-    def __init__(self, model: str) -> None:
-        super().__init__()
-        self._model = model
-
-    def emit(self, record: logging.LogRecord) -> None:
-        write = pb_utils.Logger.log_info if record.levelno < logging.WARNING else pb_utils.Logger.log_warn
-        write(f"{self._model}: {self.format(record)}")
-
-
-def _log_through_triton(model: str) -> None:
-    log.handlers, log.propagate = [_TritonHandler(model)], False
-    log.setLevel(logging.INFO)

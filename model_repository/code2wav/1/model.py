@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
 
-from code2wav_step import guard, startup
+from code2wav_step import guard, instance, startup
 from code2wav_step.line import Line
 from code2wav_step.requests import InvalidInputError, RequestReader
 from code2wav_step.shared_states import SharedStates
@@ -25,8 +25,8 @@ class TritonPythonModel:
         """Loads the weights and captures the graphs; an error fails the load with a message that names it."""
         # Before the first CUDA call, which reads it: under MPS the codec (0, normal) goes before the talker (1).
         os.environ.setdefault("CUDA_MPS_CLIENT_PRIORITY", "0")
-        _log_through_triton()
-        device = _assigned_device(args)
+        instance.log_through_triton(log, args["model_name"])
+        device = instance.assigned_device(args)
         folder = Path(args["model_repository"]) / args["model_version"]
         weights = startup.load_weights(folder / startup.MODEL_FILE, device)
         self._contract = weights.config.contract
@@ -113,25 +113,3 @@ class TritonPythonModel:
         names = (self._contract.codes, self._contract.state, self._contract.history, self._contract.places)
         found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in names}
         return {name: torch.from_dlpack(tensor.to_dlpack()) for name, tensor in found.items() if tensor is not None}
-
-
-def _assigned_device(args: dict[str, str]) -> torch.device:
-    if args["model_instance_kind"] != "GPU":
-        # The talker needs the other cores.
-        torch.set_num_threads(2)
-        return torch.device("cpu")
-    device = torch.device("cuda", int(args["model_instance_device_id"]))
-    torch.cuda.set_device(device)
-    torch.set_num_threads(1)
-    return device
-
-
-class _TritonHandler(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        write = pb_utils.Logger.log_info if record.levelno < logging.WARNING else pb_utils.Logger.log_warn
-        write(f"code2wav: {self.format(record)}")
-
-
-def _log_through_triton() -> None:
-    log.handlers, log.propagate = [_TritonHandler()], False
-    log.setLevel(logging.INFO)

@@ -128,3 +128,18 @@ def test_close_sends_every_pending_final(watched: Watched) -> None:
     sinks[0].finish(Cancelled("cancelled by the client"))
     watched.watcher.close()
     assert sender.ended
+
+
+def test_counts_requests_until_their_final_is_sent(watched: Watched) -> None:
+    """A drain waits for them, and Triton must not end while the end of a cancelled one is due."""
+    ended, cancelled, sinks = Sender(), Sender(), []
+    watched.accept(ended, sinks.append)
+    watched.accept(cancelled, sinks.append)
+    assert watched.watcher.open_requests() == 2
+    sinks[0].finish(None)
+    assert watched.watcher.open_requests() == 1
+    sinks[1].finish(Cancelled("cancelled by the client"))
+    assert watched.watcher.open_requests() == 1
+    while not cancelled.ended:
+        watched.wait_rounds(1)
+    assert watched.watcher.open_requests() == 0

@@ -32,15 +32,16 @@ def start(adapter: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Calla
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        monkeypatch.setattr(module, first, stop)
+        owner, _, name = first.rpartition(".")
+        monkeypatch.setattr(getattr(module, owner) if owner else module, name, stop)
         with pytest.raises(FirstCallError):
-            module.TritonPythonModel().initialize({})
+            module.TritonPythonModel().initialize({"model_name": model})
 
     monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: None)
     return start
 
 
-MODELS = [("code2wav", "_log_through_triton", "0"), ("qwen3_tts", "_lift_file_limit", "1")]
+MODELS = [("code2wav", "instance.log_through_triton", "0"), ("qwen3_tts", "_lift_file_limit", "1")]
 
 
 @pytest.mark.parametrize(("model", "first", "priority"), MODELS)

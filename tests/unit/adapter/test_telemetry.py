@@ -1,5 +1,6 @@
 """Reports of metrics cost a bounded number of messages."""
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -32,14 +33,15 @@ class MetricFamily:
 @pytest.fixture
 def telemetry(adapter: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     module = adapter("telemetry", SimpleNamespace(MetricFamily=MetricFamily))
-    monkeypatch.setattr(module, "METRICS_PERIOD", 1e9)
+    for name in ("METRICS_PERIOD", "UNREADY_PERIOD"):
+        monkeypatch.setattr(module, name, 1e9)
     return module
 
 
 @pytest.mark.parametrize("count", [3, 50, 1000])
 def test_a_histogram_gets_a_bounded_sample_and_a_counter_everything(telemetry: Any, count: int) -> None:
     recorder = metrics.Recorder()
-    reporter = telemetry.MetricsReporter(recorder, {"model": "m"})
+    reporter = telemetry.MetricsReporter(recorder, dict, {"model": "m"})
     for value in range(count):
         recorder.observe(metrics.TTFA, value)
         recorder.count(metrics.FRAMES)
@@ -50,3 +52,19 @@ def test_a_histogram_gets_a_bounded_sample_and_a_counter_everything(telemetry: A
     assert len(set(observed)) == len(observed)
     assert set(observed) <= set(range(count))
     assert reporter._metrics[metrics.FRAMES.name,].values == [count]
+
+
+def test_ready_is_0_until_requests_are_served(telemetry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, was_asked_again = iter([0, 0, 1]), threading.Event()
+    for name in ("METRICS_PERIOD", "UNREADY_PERIOD"):
+        monkeypatch.setattr(telemetry, name, 0.01)
+
+    def states() -> dict[str, float]:
+        if (ready := next(answers, None)) is None:
+            was_asked_again.set()
+        return {metrics.READY.name: 1 if ready is None else ready}
+
+    reporter = telemetry.MetricsReporter(metrics.Recorder(), states, {})
+    assert was_asked_again.wait(60)
+    reporter.close()
+    assert reporter._metrics[metrics.READY.name,].values[:4] == [0, 0, 1, 1]

@@ -79,7 +79,7 @@ def test_the_launcher_passes_a_compiled_backend_to_the_server(tmp_path: Path, mo
     context: Any = SimpleNamespace(args=["--model-config-name=onnxruntime"])
     with pytest.raises(SystemExit, match="7"):
         server.main(context, tmp_path / "models", tmp_path, [compiled(tmp_path, "onnxruntime")])
-    [process, (command, _)] = started
+    [process, (command, _, drain)] = started
     assert process == os.getpid()
     last = [
         "--model-config-name=onnxruntime",
@@ -87,4 +87,5 @@ def test_the_launcher_passes_a_compiled_backend_to_the_server(tmp_path: Path, mo
         f"--backend-directory={tmp_path / 'backends'}",
     ]
     assert command[-len(last) :] == last
+    assert (drain.file, drain.metrics_url) == (tmp_path / "drain-8000", "http://localhost:8002/metrics")
     assert "libtriton_onnxruntime.so" in names(tmp_path / "backends" / "onnxruntime")

@@ -247,7 +247,7 @@ def test_launcher_gives_each_start_a_daemon(
 ) -> None:
     received: list[dict[str, str]] = []
 
-    def supervise(command: list[str], environment: Any) -> int:
+    def supervise(command: list[str], environment: Any, drain: Any) -> int:
         for _ in range(2):
             with environment() as given:
                 received.append(given)

@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from scripts.embedded.drain import Drain
 from scripts.embedded.supervisor import Patience, Supervisor
 
 HASTY = Patience(max_failed_starts=3, pause_seconds=0.001)
@@ -89,6 +91,96 @@ def test_forwards_signals_and_returns_the_servers_exit_code(number: signal.Signa
         process.stdout.readline()
         process.send_signal(number)
         assert process.wait(30) == 7
+
+
+# Records that it was ended; ready from its start.
+DRAINED = "trap 'echo ended >>ended; exit 7' TERM; echo started; while :; do sleep 0.01; done"
+
+
+def drained(tmp_path: Path, seconds: float) -> subprocess.Popen[bytes]:
+    """A supervisor whose server is ready and drains until a file `idle` exists."""
+    program = (
+        "import os, sys\nfrom contextlib import nullcontext\nfrom pathlib import Path\n"
+        "from scripts.embedded import drain, supervisor\n"
+        "drain.is_idle = lambda metrics: Path('idle').exists()\n"
+        "supervisor.responds = lambda url: print('ready', flush=True) or True\n"
+        f"one = drain.Drain(Path('drain'), 'http://localhost:9/', {seconds}, notice_seconds=0)\n"
+        f"server = ['sh', '-c', {DRAINED!r}]\n"
+        "sys.exit(supervisor.supervise(server, lambda: nullcontext(os.environ), one))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-c", program]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == [b"started\n", b"ready\n"]
+    return process
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.01)
+
+
+def test_the_first_signal_drains_a_ready_server(tmp_path: Path) -> None:
+    with drained(tmp_path, seconds=1000) as process:
+        process.terminate()
+        wait_for(lambda: (tmp_path / "drain").exists() and (tmp_path / "drain").read_text() == "refusing\n")
+        assert process.poll() is None
+        assert not (tmp_path / "ended").exists()
+        (tmp_path / "idle").touch()
+        _, log = process.communicate(timeout=30)
+    assert process.returncode == 7
+    assert (tmp_path / "ended").read_text() == "ended\n"
+    assert b"supervisor: streams finish, within 1000 s; a second signal ends them" in log
+
+
+def test_the_second_signal_ends_a_server_that_drains(tmp_path: Path) -> None:
+    with drained(tmp_path, seconds=1000) as process:
+        process.send_signal(signal.SIGTERM)
+        wait_for((tmp_path / "drain").exists)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 7
+
+
+def test_a_server_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    """Triton 2.51 hangs while a client holds a gRPC stream open."""
+    command = server(tmp_path, "trap '' TERM; touch ready; while :; do sleep 0.01; done")
+
+    def is_ready() -> bool:
+        if (tmp_path / "ready").exists() and not supervisor._stopping.is_set():
+            supervisor.stop(signal.SIGTERM)
+        return False
+
+    supervisor = Supervisor(command, inherited, is_ready, HASTY, exit_seconds=0.1)
+    assert supervisor.run() == 128 + signal.SIGKILL
+
+
+def test_a_signal_after_the_end_was_ordered_kills_the_server(tmp_path: Path) -> None:
+    command = server(tmp_path, "trap 'touch told' TERM; touch ready; while :; do sleep 0.01; done")
+
+    def is_ready() -> bool:
+        if (tmp_path / "told").exists() or ((tmp_path / "ready").exists() and not supervisor._stopping.is_set()):
+            supervisor.stop(signal.SIGTERM)
+        return False
+
+    supervisor = Supervisor(command, inherited, is_ready, HASTY, exit_seconds=1000)
+    assert supervisor.run() == 128 + signal.SIGKILL
+
+
+def test_a_drain_of_no_time_ends_the_server_at_once(tmp_path: Path) -> None:
+    with drained(tmp_path, seconds=0) as process:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode == 7
+    assert not (tmp_path / "drain").exists()
+
+
+def test_a_server_starts_without_the_drain_of_the_one_before(tmp_path: Path) -> None:
+    one = Drain(tmp_path / "drain", "http://localhost:9/")
+    one.begin()
+    command = server(tmp_path, f"[ -e {one.file} ] && exit 3; exit 0")
+    assert Supervisor(command, inherited, lambda: False, HASTY, drain=one).run() == 0
 
 
 def test_kills_orphans_of_a_dead_server(tmp_path: Path) -> None:

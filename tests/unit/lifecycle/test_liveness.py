@@ -10,7 +10,8 @@ from qwen3_tts_engine.lifecycle.liveness import CallWatch, CountedCodec
 from qwen3_tts_engine.request import RequestError, Unavailable
 from tests.fakes.scripted import ScriptedCodec
 
-CHUNKS = Chunks([], np.empty(0, int), np.zeros((1, 2, 16), int), np.empty(0), np.empty(0), np.empty(0), np.empty(0))
+NONE = np.empty(0)
+CHUNKS = Chunks([], np.empty(0, int), np.zeros((1, 2, 16), int), NONE, NONE, NONE, NONE, NONE)
 
 
 class Codec:

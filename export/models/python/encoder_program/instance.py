@@ -1,0 +1,1 @@
+../../../../model_repository/code2wav/1/code2wav_step/instance.py

@@ -1,0 +1,123 @@
+"""A server that drains: unready for balancers, closed to new requests, and open until its streams have ended."""
+
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scripts.embedded.drain import REFUSING
+from scripts.embedded.server import Ports, is_ready
+from tests.e2e.serving import Caller, eventually
+from tests.e2e.test_deaths import PATIENCE, launched
+from tests.e2e.test_streamed_text import SequenceStream
+from tests.e2e.test_streams import assert_own_frames
+
+# At 10 ms a frame: 4 s.
+FRAMES = 400
+LIMIT_SECONDS = 3.0
+SECOND = "qwen3_tts_second"
+
+
+class Launched:
+    """A launcher and a caller of its server."""
+
+    def __init__(self, process: subprocess.Popen[bytes], caller: Caller, folder: Path, ports: Ports) -> None:
+        self.process, self.caller = process, caller
+        self._drain_file = folder / f"drain-{ports.http}"
+
+    def step(self) -> str:
+        return self._drain_file.read_text().strip() if self._drain_file.exists() else ""
+
+    def drain(self) -> None:
+        """Returns once new requests are refused."""
+        self.process.terminate()
+        eventually(lambda: self.step() == REFUSING)
+
+
+@pytest.fixture
+def repository(scripted_repository: Path, tmp_path: Path) -> Path:
+    """With a second talker."""
+    repository = tmp_path / "model_repository"
+    shutil.copytree(scripted_repository, repository)
+    shutil.copytree(repository / "qwen3_tts", repository / SECOND)
+    config = repository / SECOND / "config.pbtxt"
+    config.write_text(config.read_text().replace('name: "qwen3_tts"', f'name: "{SECOND}"', 1))
+    return repository
+
+
+@pytest.fixture
+def server(
+    repository: Path, scripted_environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Launched]:
+    ports, folder = Ports.free(), tmp_path / "build"
+    folder.mkdir()
+    environment = scripted_environment | {
+        f"{SECOND.upper()}_CHECKPOINT": scripted_environment["QWEN3_TTS_CHECKPOINT"],
+        "QWEN3_TTS_DRAIN_SECONDS": str(getattr(request, "param", 1000)),
+    }
+    with launched(repository, environment, ports, folder) as process:
+        eventually(lambda: is_ready(ports, "qwen3_tts") and is_ready(ports, SECOND), PATIENCE)
+        with Caller(SimpleNamespace(ports=ports)) as caller:  # type: ignore[arg-type]
+            yield Launched(process, caller, folder, ports)
+
+
+def test_open_streams_of_all_models_finish_and_new_requests_are_refused(server: Launched) -> None:
+    caller = server.caller
+    words = SequenceStream(caller)
+    words.send("These words ", start=True, max_frames=FRAMES)
+    with ThreadPoolExecutor(3) as pool:
+        streams = [pool.submit(caller.speak, seed=seed, max_frames=FRAMES) for seed in range(2)]
+        second = pool.submit(caller.speak, seed=9, max_frames=FRAMES, model=SECOND)
+        eventually(lambda: caller.metric("qwen3_tts_requests_open") == 4)
+        server.drain()
+        for model in ("qwen3_tts", SECOND):
+            refused = caller.speak(seed=5, max_frames=1, model=model)
+            assert refused.error == "UNAVAILABLE: the server is draining: send the request to another server"
+        words.send("still arrive.", end=True)
+        for seed, stream in enumerate(streams):
+            assert_own_frames(stream.result(PATIENCE), seed, FRAMES)
+        assert_own_frames(second.result(PATIENCE), 9, FRAMES)
+        words.finish()
+    assert words.errors == []
+    assert server.process.wait(PATIENCE) == 0
+
+
+def test_cancelled_streams_end_a_drain(server: Launched) -> None:
+    streams = [server.caller.stream(seed=seed, max_frames=4000) for seed in range(2)]
+    for stream in streams:
+        next(stream)
+    server.drain()
+    assert server.process.poll() is None
+    for stream in streams:
+        stream.close()  # type: ignore[attr-defined]
+    # 4 000 frames would take 40 s.
+    assert server.process.wait(20) == 0
+
+
+@pytest.mark.parametrize("server", [LIMIT_SECONDS], indirect=True)
+def test_the_limit_ends_open_streams(server: Launched) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(server.caller.speak, seed=3, max_frames=4000)
+        eventually(lambda: server.caller.metric("qwen3_tts_requests_open") == 1)
+        server.drain()
+        began = time.monotonic()
+        received = stream.result(PATIENCE)
+        assert str(received.error).startswith("UNAVAILABLE")
+        assert time.monotonic() - began > LIMIT_SECONDS - 1
+    assert server.process.wait(PATIENCE) in (0, 1)
+
+
+def test_a_second_signal_ends_open_streams(server: Launched) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(server.caller.speak, seed=3, max_frames=4000)
+        eventually(lambda: server.caller.metric("qwen3_tts_requests_open") == 1)
+        server.drain()
+        server.process.send_signal(signal.SIGTERM)
+        assert str(stream.result(PATIENCE).error).startswith("UNAVAILABLE")
+    assert server.process.wait(PATIENCE) in (0, 1)
