@@ -70,9 +70,20 @@ no_mps() {
     echo "mps: $1; without MPS talker and codec take turns on the GPU: a fifth to a third less throughput at 64 to" \
         "1 000 streams, measured on one H200" >&2
 }
-# The signals of `docker stop` and Ctrl-C reach the server, also those that come before it has started.
+# The signals of `docker stop` and Ctrl-C reach the server, also those that come before it has started. The first one
+# drains it (docs/operations.md, Shutdown), a second one ends it at once.
 server='' signals=0 seen=-1
-trap 'signals=$((signals + 1)); [ -z "$server" ] || kill -TERM "$server" || true' INT TERM
+export QWEN3_TTS_DRAIN_FILE=${QWEN3_TTS_DRAIN_FILE:-${TMPDIR:-/tmp}/drain}
+rm -f "$QWEN3_TTS_DRAIN_FILE"
+trap 'signals=$((signals + 1)); [ -z "$server" ] || end_server' INT TERM
+# shellcheck disable=SC2329 # called by the trap
+end_server() {
+    if [ "$signals" -eq 1 ] && [ "${QWEN3_TTS_DRAIN_SECONDS:-30}" != 0 ]; then
+        { python3 -I -S drain.py || true; kill -TERM "$server"; } &
+    else
+        kill -TERM "$server" || true
+    fi
+}
 start_mps
 # A request is copied into memory that tritonserver shares with the model, a file that never shrinks: limit it to 768 MiB.
 # With the signal ignored, a request beyond that gets an error.

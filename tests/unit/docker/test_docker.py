@@ -24,6 +24,7 @@ from qwen3_tts_engine.checkpoint.configs import SpeechTokenizerConfig
 from qwen3_tts_engine.codec.contract import MAX_BATCH, state_size
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, MAIN_MODEL, EngineConfig
 from scripts.benchmarks.common import settings_of_environment
+from scripts.embedded.drain import DEFAULT_SECONDS, FILE_VARIABLE, NOTICE_SECONDS, SECONDS_VARIABLE
 from scripts.embedded.mps import MPS_VARIABLE
 from scripts.embedded.protection import (
     ADMIN_KEY_VARIABLE,
@@ -93,7 +94,7 @@ def test_compose_file_is_valid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "extras"),
     [
-        ("requirements.txt", ["engine", "export"]),
+        ("requirements.txt", ["engine", "export", "postgres"]),
         ("client-requirements.txt", []),
         ("gateway-requirements.txt", ["gateway"]),
     ],
@@ -272,8 +273,9 @@ def test_each_start_generates_an_admin_key_when_none_is_given(tmp_path: Path) ->
     assert all(re.fullmatch(r"[0-9a-f]{32}", key) for key in keys)
 
 
-def test_benchmark_records_hold_no_admin_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ADMIN_KEY_VARIABLE, KEY)
+def test_benchmark_records_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (ADMIN_KEY_VARIABLE, "QWEN3_TTS_VOICES_DSN", "QWEN3_TTS_DESIGN_VOICES_DSN"):
+        monkeypatch.setenv(name, KEY)
     monkeypatch.setenv("QWEN3_TTS_MAX_STREAMS", "7")
     recorded = settings_of_environment()
     assert recorded["QWEN3_TTS_MAX_STREAMS"] == "7"
@@ -356,11 +358,13 @@ def test_one_variable_selects_the_form_for_build_and_server() -> None:
     assert "CODEC_FORM=tensorrt " in instructions("ENV")[-1] + " "
 
 
-def serve_script(tmp_path: Path, body: str) -> subprocess.Popen[str]:
-    """docker/serve.sh with a stand-in tritonserver that runs the shell code `body`."""
-    (tmp_path / "tritonserver").write_text(f"#!/bin/sh\necho started\n{body}\n")
-    (tmp_path / "tritonserver").chmod(0o755)
+def serve_script(tmp_path: Path, body: str, drain: str = "exit 0", **given: str) -> subprocess.Popen[str]:
+    """docker/serve.sh with a stand-in tritonserver that runs the shell code `body`, and for drain.py `drain`."""
+    for name, code in (("tritonserver", f"echo started\n{body}"), ("python3", drain)):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CODEC_FORM": "python", MPS_VARIABLE: "off"}
+    environment |= {"TMPDIR": str(tmp_path)} | given
     return subprocess.Popen([SERVE], env=environment, stdout=subprocess.PIPE, text=True)
 
 
@@ -379,6 +383,58 @@ def test_stopped_container_waits_for_the_server(tmp_path: Path) -> None:
         assert script.wait(30) == 7
 
 
+UNTIL_TERM = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done"
+
+
+def test_stopped_container_drains_the_server_first(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "drained")
+    drain = f'echo "$@ $QWEN3_TTS_DRAIN_FILE" >{tmp_path}/arguments; echo draining; read -r _ <{tmp_path}/drained'
+    (tmp_path / "drain").touch()
+    with serve_script(tmp_path, UNTIL_TERM, drain) as script:
+        assert script.stdout is not None
+        assert [script.stdout.readline() for _ in range(2)] == ["started\n", "ready\n"]
+        assert not (tmp_path / "drain").exists(), "the drain of the container's last start"
+        script.terminate()
+        assert script.stdout.readline() == "draining\n"
+        assert script.poll() is None
+        (tmp_path / "drained").write_text("\n")
+        assert script.wait(30) == 7
+    assert (tmp_path / "arguments").read_text() == f"-I -S drain.py {tmp_path}/drain\n"
+
+
+def test_second_signal_ends_a_container_that_drains(tmp_path: Path) -> None:
+    with serve_script(
+        tmp_path,
+        UNTIL_TERM,
+        f"echo draining; exec >&-; while [ -d {tmp_path} ]; do sleep 0.1; done & echo $! >{tmp_path}/pid; wait",
+    ) as script:
+        assert script.stdout is not None
+        assert [script.stdout.readline() for _ in range(2)] == ["started\n", "ready\n"]
+        script.terminate()
+        assert script.stdout.readline() == "draining\n"
+        script.terminate()
+        assert script.wait(30) == 7
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def test_no_time_for_a_drain_ends_the_server_at_once(tmp_path: Path) -> None:
+    with serve_script(tmp_path, UNTIL_TERM, f"touch {tmp_path}/called", **{SECONDS_VARIABLE: "0"}) as script:
+        assert script.stdout is not None
+        assert [script.stdout.readline() for _ in range(2)] == ["started\n", "ready\n"]
+        script.terminate()
+        assert script.wait(30) == 7
+    assert not (tmp_path / "called").exists()
+
+
+def test_image_drains_by_the_file_that_its_hooks_know() -> None:
+    """A preStop hook has the image's environment, not that of serve.sh."""
+    assert f"{FILE_VARIABLE}=/tmp/drain " in instructions("ENV")[-1]
+    assert "/tmp" in SERVICES["server"]["tmpfs"]
+    [copied] = [line for line in instructions("COPY") if "serve.sh" in line]
+    assert "scripts/embedded/drain.py" in copied
+    assert "!scripts/embedded/drain.py" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
 def test_health_check_probes_the_model_and_not_the_server() -> None:
     """Triton 2.51 reports a server as ready even if its model is gone."""
     [check] = instructions("HEALTHCHECK")
@@ -387,10 +443,11 @@ def test_health_check_probes_the_model_and_not_the_server() -> None:
 
 
 def test_stop_grace_period_exceeds_the_servers_exit_timeout() -> None:
-    """tritonserver's --exit-timeout-secs defaults to 30."""
+    """A drain comes first; tritonserver's --exit-timeout-secs defaults to 30."""
     assert "--exit-timeout-secs" not in SERVE.read_text()
     grace = SERVICES["server"]["stop_grace_period"]
-    assert int(grace.removesuffix("s")) > 30
+    assert SERVICES["server"]["environment"][SECONDS_VARIABLE] == f"${{{SECONDS_VARIABLE}:-{DEFAULT_SECONDS:g}}}"
+    assert int(grace.removesuffix("s")) > NOTICE_SECONDS + DEFAULT_SECONDS + 30
 
 
 def test_memory_pool_fits_the_states_of_a_call() -> None:
@@ -426,6 +483,7 @@ def test_environment_variables_name_existing_settings() -> None:
         ADMIN_KEY_VARIABLE,
         MPS_VARIABLE,
         KEYS_VARIABLE,
+        SECONDS_VARIABLE,
     }
 
 
