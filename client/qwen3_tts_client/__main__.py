@@ -16,6 +16,7 @@ COMMANDS = {
     "report": ("qwen3_tts_client.analysis.report", "render a record as an HTML page"),
     "import": ("qwen3_tts_client.analysis.perf_analyzer", "import a perf_analyzer export"),
     "compare": ("qwen3_tts_client.analysis.compare", "compare two records"),
+    "capacity": ("qwen3_tts_client.capacity.command", "plan the servers for a number of listeners from a record"),
 }
 
 

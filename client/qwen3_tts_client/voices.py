@@ -1,6 +1,8 @@
 """`qwen3-tts voices`: register, list and delete the voices of a Base checkpoint."""
 
 import argparse
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
@@ -41,19 +43,19 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 def operate(server: Server, request: SpeechRequest, timeout_s: float) -> list[dict[str, Any]]:
     """Returns the voices of an operation: the new one, all, or the deleted one. Raises SpeechError."""
-    voices: list[dict[str, Any]] = []
+    message = encode(request, server.model_name)
     try:
-        for response in server.stub.ModelStreamInfer(iter([encode(request, server.model_name)]), timeout=timeout_s):
-            voices += voices_of(response)
+        # To its end also after an error (see stream.CLOSING_SECONDS).
+        responses = list(server.stub.ModelStreamInfer(iter([message]), timeout=timeout_s))
     except grpc.RpcError as error:
         raise from_rpc(error) from None
-    return voices
+    return voices_of(responses)
 
 
-def voices_of(response: service_pb2.ModelStreamInferResponse) -> list[dict[str, Any]]:
-    """The voices of one response to an operation. Raises SpeechError."""
+def voices_of(responses: Iterable[service_pb2.ModelStreamInferResponse]) -> list[dict[str, Any]]:
+    """The voices of all responses to an operation. Raises SpeechError."""
     voices: list[dict[str, Any]] = []
-    for event in decode(response):
+    for event in itertools.chain.from_iterable(map(decode, responses)):
         match event:
             case VoiceList(found):
                 voices += found

@@ -5,7 +5,6 @@ import base64
 import json
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from websockets.sync.client import connect
 
 from qwen3_tts_client.gateway.audio.formats import FORMATS, NATIVE_RATE
-from qwen3_tts_client.gateway.audio.pipeline import Pipeline
+from qwen3_tts_client.gateway.audio.pipeline import Encoders, Pipeline
 from qwen3_tts_client.protocol import SpeechRequest
 from qwen3_tts_client.say import streamed
 from qwen3_tts_client.stream import Timeouts
@@ -79,7 +78,7 @@ def test_every_format_decodes_to_the_samples_of_grpc(client: openai.OpenAI, expe
     if name in LOSSLESS:
         np.testing.assert_allclose(decoded, expected, atol=ROUNDING)
     assert abs(len(decoded) / rate - len(expected) / NATIVE_RATE) < PADDING_S
-    encoder = Pipeline(name, None, None, ThreadPoolExecutor(1))
+    encoder = Pipeline(name, None, None, Encoders(1))
     offline, _ = decode(asyncio.run(encoded(encoder, expected)), name)
     assert correlation(offline, decoded, rate, rate) > SAME_CODEC
 

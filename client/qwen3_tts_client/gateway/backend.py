@@ -112,16 +112,15 @@ class Backend:
         await asyncio.gather(*(server.close() for server in self.servers))
 
     async def _try(self, attempt: Callable[[TritonServer], Awaitable[T]]) -> T:
-        """Tries another server once if the first is down or refuses."""
+        """Tries another server once if the first is down or refuses; a single one again, since it may be a proxy."""
         server = self._choose()
         try:
             return await attempt(server)
         except SpeechError as error:
-            other = self._choose(server)
-            if error.outcome not in ELSEWHERE or other is server:
+            if error.outcome not in ELSEWHERE:
                 raise
             server.avoid_until_s = time.monotonic() + AVOID_SECONDS
-            return await attempt(other)
+            return await attempt(self._choose(server))
 
     def _choose(self, failed: TritonServer | None = None) -> TritonServer:
         """The server with the fewest streams of this gateway; in turn among equals."""
@@ -156,10 +155,9 @@ class Backend:
 
 
 async def _operate(server: TritonServer, message: Message, timeout_s: float) -> list[dict[str, Any]]:
-    voices: list[dict[str, Any]] = []
     try:
-        async for response in server.stub.ModelStreamInfer([message], timeout=timeout_s):
-            voices += voices_of(response)
+        # To its end also after an error (see stream.CLOSING_SECONDS).
+        responses = [response async for response in server.stub.ModelStreamInfer([message], timeout=timeout_s)]
     except grpc.RpcError as error:
         raise from_rpc(error) from None
-    return voices
+    return voices_of(responses)

@@ -60,7 +60,8 @@ class Settings(BaseModel):
     request_seconds: Seconds = 300.0
     chunk_seconds: Seconds = 60.0
     idle_seconds: Seconds = 60.0  # between the messages of a WebSocket client
-    encoder_threads: Count = max(2, os.cpu_count() or 1)
+    # More contend for Python's lock with the event loop.
+    encoder_threads: Count = min(4, max(2, os.cpu_count() or 1))
     log_text: bool = False
 
 

@@ -1,7 +1,7 @@
 """What the endpoints share, made once for each process."""
 
 from qwen3_tts_client.gateway.access import Access
-from qwen3_tts_client.gateway.audio.pipeline import make_executor
+from qwen3_tts_client.gateway.audio.pipeline import Encoders
 from qwen3_tts_client.gateway.backend import Backend
 from qwen3_tts_client.gateway.config import Settings
 from qwen3_tts_client.gateway.metrics import Metrics
@@ -17,13 +17,13 @@ class Services:
         self.settings = settings
         self.access = access
         self.metrics = metrics
-        self.executor = make_executor(settings.encoder_threads)
+        self.encoders = Encoders(settings.encoder_threads)
         timeouts = Timeouts(settings.request_seconds, settings.chunk_seconds)
         self.backend = Backend(settings.servers, settings.connections, timeouts)
         self.models = Models(settings, self.backend)
-        self.builder = RequestBuilder(settings, self.models, self.executor)
+        self.builder = RequestBuilder(settings, self.models, self.encoders.executor)
         metrics.streams.set_function(lambda: self.backend.streams)
 
     async def close(self) -> None:
         await self.backend.close()
-        self.executor.shutdown(wait=False)
+        self.encoders.executor.shutdown(wait=False)

@@ -108,7 +108,7 @@ class Speaker:
         services, options = self._services, turn.options
         exchange.model = model = services.models.resolve(options.model)
         request = await services.builder.build(options, "", model)
-        pipeline = Pipeline(options.response_format, options.sample_rate, options.speed, services.executor)
+        pipeline = Pipeline(options.response_format, options.sample_rate, options.speed, services.encoders)
         speech = await services.backend.start(
             lambda: sequence(request, model, exchange.request_id, turn.text), exchange.trace
         )

@@ -54,7 +54,7 @@ class SpeechEndpoint:
         try:
             request = await services.builder.build(body, body.input, model)
             message = encode(request, model, exchange.request_id)
-            pipeline = Pipeline(body.response_format, body.sample_rate, body.speed, services.executor)
+            pipeline = Pipeline(body.response_format, body.sample_rate, body.speed, services.encoders)
             speech = await services.backend.start(lambda: [message], exchange.trace)
         except SpeechError as error:
             exchange.outcome = error.outcome

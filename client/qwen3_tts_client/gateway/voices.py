@@ -74,7 +74,7 @@ class VoiceEndpoints:
             raise APIError(400, "name: required", "name", "missing")
         if not isinstance(sample, UploadFile):
             raise APIError(400, "audio_sample: required, a file", "audio_sample", "missing")
-        samples, rate = await decode_file(await sample.read(), "audio_sample", self._services.executor)
+        samples, rate = await decode_file(await sample.read(), "audio_sample", self._services.encoders.executor)
         ref_text = _text(form, "ref_text")
         return SpeechRequest(
             "",

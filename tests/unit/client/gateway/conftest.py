@@ -34,10 +34,8 @@ def script(**fields: object) -> str:
     return json.dumps(fields)
 
 
-def wait_for(condition: Callable[[], bool], limit_s: float = 10) -> float:
-    """Returns the seconds that it took."""
+def wait_for(condition: Callable[[], bool], limit_s: float = 10) -> None:
     start_s = time.monotonic()
     while not condition():
         assert time.monotonic() < start_s + limit_s
         time.sleep(0.005)
-    return time.monotonic() - start_s

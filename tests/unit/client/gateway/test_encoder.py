@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-from concurrent.futures import ThreadPoolExecutor
 
 import av
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from qwen3_tts_client.gateway.audio.encoder import make_encoder
 from qwen3_tts_client.gateway.audio.filters import Resampler, Tempo
 from qwen3_tts_client.gateway.audio.formats import FORMATS, NATIVE_RATE
-from qwen3_tts_client.gateway.audio.pipeline import Pipeline
+from qwen3_tts_client.gateway.audio.pipeline import Encoders, Pipeline
 from tests.unit.client.gateway.decoding import correlation, decode
 
 FRAME = 1920
@@ -79,8 +78,7 @@ def test_wav_without_audio_has_a_header() -> None:
 
 @pytest.mark.parametrize(("name", "rate"), [(n, r) for n, f in FORMATS.items() for r in f.rates])
 def test_every_rate_of_every_format(name: str, rate: int) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        encoded = run(Pipeline(name, rate, None, pool), voice(6))
+    encoded = run(Pipeline(name, rate, None, Encoders(1)), voice(6))
     decoded, decoded_rate = decode(encoded, name, rate)
     assert abs(len(decoded) / decoded_rate - 6 * 0.08) < 0.2
 

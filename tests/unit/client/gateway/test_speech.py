@@ -3,7 +3,6 @@
 import base64
 import json
 import socket
-import time
 
 import httpx
 import numpy as np
@@ -63,11 +62,9 @@ def test_request_id_and_trace_reach_the_server(client: httpx.Client, stub: StubS
 
 
 def test_first_chunk_is_sent_before_the_last_exists(gateway: RunningGateway) -> None:
-    body = {"input": script(chunks=[[0, 1], [400, 1]]), "response_format": "mp3"}
-    start_s = time.monotonic()
+    body = {"input": script(chunks=[[0, 1]], hang=True), "response_format": "mp3"}
     with httpx.stream("POST", gateway.url + PATH, json=body) as response:
-        next(response.iter_raw())
-        assert time.monotonic() - start_s < 0.3
+        assert next(response.iter_raw())
 
 
 @pytest.mark.parametrize("fields", [{"stream_format": "sse"}, {"stream": True}])
@@ -169,7 +166,7 @@ def test_a_disconnect_cancels_the_stream(gateway: RunningGateway, stub: StubServ
         wait_for(lambda: len(stub.servicer.received) > received)
         if chunks:
             assert connection.recv(4096)
-    assert wait_for(lambda: stub.servicer.cancelled > before) < 0.2
+    wait_for(lambda: stub.servicer.cancelled > before)
     wait_for(lambda: gateway.services.backend.streams == 0)
 
 
