@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import triton_python_backend_utils as pb_utils
 
-from qwen3_tts_engine import startup
+from qwen3_tts_engine import metrics, startup
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.frontend.dispatcher import Dispatcher
@@ -22,6 +22,7 @@ from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.frontend.sequences import Sequences
 from qwen3_tts_engine.interfaces import CodecClient, Runner
 from qwen3_tts_engine.lifecycle import guard, warm_up
+from qwen3_tts_engine.lifecycle.draining import DrainFile
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.lifecycle.liveness import CountedCodec
 from qwen3_tts_engine.lifecycle.opening import Opening
@@ -85,12 +86,13 @@ class TritonPythonModel:
         self._engine.on_death = self._on_death
         bls.CALLS.begin(config.call_timeout_seconds, self._engine.die)
         sequences = Sequences(self._engine, prompts, config.sequence_idle_seconds, config.max_text_characters)
-        self._dispatcher = Dispatcher(self._engine, prompts, voices, sequences)
+        self._drain = DrainFile(config.drain_file)
+        self._dispatcher = Dispatcher(self._engine, prompts, voices, sequences, self._drain.refuses)
         self._watcher = CancelWatcher(self._engine.cancel, sequences.expire)
-        labels = {"model": self._name, "version": self._args["model_version"]}
-        self._reporter = telemetry.MetricsReporter(self._engine.recorder, labels)
         capacity = config.max_streams + config.max_waiting
         self._gate, self._intake = Gate(capacity), Worker("intake", capacity)
+        labels = {"model": self._name, "version": self._args["model_version"]}
+        self._reporter = telemetry.MetricsReporter(self._engine.recorder, self._states, labels)
         self._opening = Opening(self._engine, self._gate, config, on_thread)
 
     def make_runner(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> Runner:
@@ -117,7 +119,7 @@ class TritonPythonModel:
 
     def is_ready(self) -> bool:
         """Readiness; called by Triton releases that support it (python_backend pull request 430)."""
-        return self._gate.is_open and self._engine.is_alive
+        return self._gate.is_open and self._engine.is_alive and not self._drain.is_present()
 
     def finalize(self) -> None:
         self._opening.close()
@@ -134,6 +136,15 @@ class TritonPythonModel:
     @property
     def _repository(self) -> Path:
         return Path(self._args["model_repository"]).parent
+
+    def _states(self) -> dict[str, float]:
+        """Gauges, in the order of their report: who reads that requests are refused reads those that were open then."""
+        is_draining = self._drain.refuses()
+        return {
+            metrics.READY.name: self.is_ready(),
+            metrics.OPEN.name: self._watcher.open_requests(),
+            metrics.DRAINING.name: is_draining,
+        }
 
     def _on_death(self, error: BaseException) -> None:
         log.error("the engine of %s died: %s; when_dead=%s", self._name, error, self._config.when_dead)

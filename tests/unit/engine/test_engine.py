@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from qwen3_tts_engine.core.batches import Frames
+from qwen3_tts_engine.delivery import Job, Outbox
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Outcome, RequestError, Unavailable
@@ -88,27 +89,23 @@ def test_every_stream_gets_its_own_frames_in_order(harness: Harness) -> None:
 @pytest.mark.parametrize("harness", [(0, False)], indirect=True, ids=["read-at-once"])
 def test_the_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
     """The end is sampled while the codec's thread is about to enqueue the last frame."""
-    outbox, launch = harness.engine._delivery._outbox, harness.runner.launch
+    queue, launch = harness.engine._delivery._queue, harness.runner.launch
     enqueuing, ended = threading.Event(), threading.Event()
 
-    class Outbox:
-        get = staticmethod(outbox.get)
-
-        @staticmethod
-        def put(job: Callable[[], None] | None) -> None:
-            if threading.current_thread().name == "codec":
-                enqueuing.set()
-                ended.wait(0.3)
-            outbox.put(job)
-            if threading.current_thread().name == "talker":
-                ended.set()
+    def queue_slowly(outbox: Outbox, due: float, job: Job | None) -> None:
+        if threading.current_thread().name == "codec":
+            enqueuing.set()
+            ended.wait(0.3)
+        queue(outbox, due, job)
+        if threading.current_thread().name == "talker":
+            ended.set()
 
     def launch_end_after_last_chunk(slots: np.ndarray) -> Frames:
         if harness.runner.launched:
             enqueuing.wait()
         return launch(slots)
 
-    harness.engine._delivery._outbox = Outbox()  # type: ignore[assignment]
+    harness.engine._delivery._queue = queue_slowly  # type: ignore[method-assign]
     harness.runner.launch = launch_end_after_last_chunk  # type: ignore[method-assign]
     harness.runner.lengths[7] = 1
     listener = harness.speak(seed=7)

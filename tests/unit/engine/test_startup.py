@@ -1,6 +1,7 @@
 """Errors of a talker that cannot start."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest
 from qwen3_tts_engine.config import ConfigError, EngineConfig
-from qwen3_tts_engine.startup import check_instances, choose_device, open_codec
+from qwen3_tts_engine.startup import check_instances, choose_device, open_codec, open_store
 from qwen3_tts_engine.talker.loader import load_runner
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
@@ -42,6 +43,29 @@ def test_rejects_more_than_one_talker() -> None:
     for several in ([one | {"gpus": [0, 1]}], [one, one], [one | {"count": 2}]):
         with pytest.raises(ConfigError, match="instance_group: 2 instances"):
             check_instances(several)
+
+
+def test_rejects_a_connection_string_among_the_parameters_without_quoting_it() -> None:
+    """Triton shows parameters to every caller."""
+    given = {"checkpoint": "any", "voices_dsn": "postgresql://me:secret@host/voices"}
+    with pytest.raises(ConfigError, match="voices_dsn: every caller can read a parameter: set QWEN3_TTS_VOICES_DSN"):
+        EngineConfig.from_parameters(given, {})
+    config = EngineConfig.from_parameters({"checkpoint": "any"}, {"QWEN3_TTS_VOICES_DSN": given["voices_dsn"]})
+    assert config.voices_dsn is not None
+    assert config.voices_dsn.get_secret_value() == given["voices_dsn"]
+    assert "secret" not in f"{config} {config!r} {config.model_dump_json()}"
+    with pytest.raises(ConfigError, match=r"^checkpoint: Field required$"):
+        EngineConfig.from_parameters({}, {"QWEN3_TTS_VOICES_DSN": given["voices_dsn"]})
+
+
+def test_rejects_a_database_of_voices_without_its_client(
+    monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path
+) -> None:
+    monkeypatch.delitem(sys.modules, "qwen3_tts_engine.voices.postgres_store", raising=False)
+    monkeypatch.delitem(sys.modules, "qwen3_tts_engine.voices.database", raising=False)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(ConfigError, match=r"voices_dsn: .*psycopg.*: install 'psycopg\[binary\]', the extra postgres"):
+        open_store(config_of(tiny_checkpoint, voices_dsn="host=/tmp"))
 
 
 def test_rejects_a_cache_too_small_for_one_stream(tiny_checkpoint: Path) -> None:

@@ -9,12 +9,13 @@ import torch
 
 from qwen3_tts_engine.codec.proof import CodecProofError
 from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.delivery import SENDERS
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.lifecycle.opening import Opening
 from qwen3_tts_engine.startup import build_engine, on_thread
 from qwen3_tts_engine.voices.record import Origin
 from qwen3_tts_engine.voices.service import Voices
-from qwen3_tts_engine.voices.store import VoiceStore
+from qwen3_tts_engine.voices.sqlite_store import SqliteStore
 from tests.fakes.scripted import NUM_CODEBOOKS, ScriptedCodec, ScriptedRunner
 
 WAIT = 10.0
@@ -34,10 +35,9 @@ class Started:
             self.all.set()
 
 
-@pytest.mark.parametrize(
-    ("take_turns", "names"), [("off", {"talker", "codec", "sender"}), ("on", {"talker", "sender"})]
-)
-def test_engine_threads_set_the_device(take_turns: str, names: set[str]) -> None:
+@pytest.mark.parametrize(("take_turns", "loops"), [("off", {"talker", "codec"}), ("on", {"talker"})])
+def test_engine_threads_set_the_device(take_turns: str, loops: set[str]) -> None:
+    names = loops | {f"sender {i}" for i in range(SENDERS)}
     started = Started(len(names))
     config = EngineConfig.model_validate({"checkpoint": "any", "max_streams": 2, "take_turns": take_turns})
     engine = build_engine(config, NUM_CODEBOOKS, ScriptedRunner(2), ScriptedCodec(), started)
@@ -48,12 +48,12 @@ def test_engine_threads_set_the_device(take_turns: str, names: set[str]) -> None
 
 
 def test_voice_threads_set_the_device(tmp_path: Path) -> None:
-    started = Started(3)
-    store, config = VoiceStore(tmp_path, 1, 1), EngineConfig(checkpoint="any")
+    started = Started(4)
+    store, config = SqliteStore(tmp_path, 1, 1), EngineConfig(checkpoint="any")
     voices = Voices(MagicMock(), store, Origin(1, "", ""), config, MagicMock(), started)
     assert started.all.wait(WAIT)
     voices.close()
-    assert started.names == {"registry", "recordings", "encoders"}
+    assert started.names == {"registry", "voice operations", "recordings", "encoders"}
 
 
 def test_opening_thread_sets_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

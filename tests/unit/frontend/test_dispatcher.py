@@ -33,7 +33,8 @@ class Harness:
         if self.voices:
             self.voices.find = lambda request, then: then(self.found)
         self.caller = MagicMock(key="key", arrived=1.5, is_cancelled=lambda: False)
-        self.dispatcher = Dispatcher(self.engine, self.prompts, self.voices, self.sequences)
+        self.is_draining = False
+        self.dispatcher = Dispatcher(self.engine, self.prompts, self.voices, self.sequences, lambda: self.is_draining)
 
     def accept(self, position: SequencePosition | None = None, **fields: Any) -> None:
         self.dispatcher.accept(fields, self.caller, position)
@@ -149,3 +150,23 @@ def test_refuses_a_voice_operation_in_a_sequence() -> None:
     harness = Harness(clones=True)
     with pytest.raises(InvalidRequest, match="operation: 'list_voices': only speak can be a sequence"):
         harness.accept(FIRST, operation="list_voices")
+
+
+@pytest.mark.parametrize("fields", [{"text": "x", "speaker": "ryan"}, {"operation": "list_voices"}])
+@pytest.mark.parametrize("position", [None, FIRST])
+def test_refuses_new_requests_while_the_server_drains(
+    fields: dict[str, Any], position: SequencePosition | None
+) -> None:
+    harness = Harness(clones=True)
+    harness.is_draining = True
+    with pytest.raises(Unavailable, match="the server is draining"):
+        harness.accept(position, **fields)
+    assert not harness.engine.submit.called
+    assert not harness.sequences.open.called
+
+
+def test_open_sequences_get_their_text_while_the_server_drains() -> None:
+    harness = Harness()
+    harness.is_draining = True
+    harness.accept(LATER, text="more")
+    harness.sequences.append.assert_called_once_with(7, "more", True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.checkpoint.configs import ModelConfig
@@ -17,6 +17,8 @@ MAIN_MODEL = "qwen3_tts"
 MAX_REFERENCE_SECONDS = 120
 # Settings that several models on one server never share.
 PER_MODEL_SETTINGS = ("checkpoint", "revision", "speaker_encoder")
+# Settings that only the environment may have: Triton shows a model's parameters to every caller.
+SECRET_SETTINGS = ("voices_dsn",)
 # Upper bound of a prompt's rows besides instruction and text, max_text_tokens each (docs/model.md, Prompt rows).
 CONTROL_ROWS = 16
 
@@ -67,6 +69,9 @@ class EngineConfig(BaseModel):
     """Consecutive failures of codec calls after which the engine counts as dead."""
     call_timeout_seconds: float = Field(default=60.0, gt=0)
     """Timeout of a codec or encoder call; beyond it the engine counts as dead."""
+    drain_file: str = ""
+    """While this file exists, the model is not ready; while it contains `refusing`, new requests get UNAVAILABLE and
+    open streams continue (docs/fleet.md, Draining). The serve.sh scripts set it. Empty: none."""
     max_streams: int = Field(default=256, ge=1, le=1024)
     """Streams that may run concurrently; each holds a slot from admission to its last chunk."""
     max_waiting: int = Field(default=256, ge=0)
@@ -111,6 +116,9 @@ class EngineConfig(BaseModel):
     """The longest reference of a voice to clone; its frames become part of every prompt."""
     voices_folder: str = "~/.local/share/qwen3_tts/voices"
     """Folder of the registered voices; models may share one. Created with the first voice."""
+    voices_dsn: SecretStr | None = None
+    """Connection string of a PostgreSQL database that keeps the registered voices in place of voices_folder, for
+    several servers (docs/voices.md). It may hold a password, so only the environment may have it."""
     max_voices: int = Field(default=1000, ge=0)
     """Voices that may be registered."""
     voices_mib: int = Field(default=8192, ge=1)
@@ -147,6 +155,10 @@ class EngineConfig(BaseModel):
         """
         environment = os.environ if environment is None else environment
         settings = {name: value for name, value in parameters.items() if value != ""}
+        if public := settings.keys() & set(SECRET_SETTINGS):
+            name = public.pop()
+            variable = ENVIRONMENT_PREFIX + name.upper()
+            raise ConfigError(f"{name}: every caller can read a parameter: set {variable} in the environment instead")
         for name in cls.model_fields:
             for prefix in _prefixes(model, name):
                 if value := environment.get(prefix + name.upper()):
@@ -177,7 +189,10 @@ def _prefixes(model: str, setting: str) -> list[str]:
 
 
 def _describe(error: Any) -> str:
-    return f"{'.'.join(map(str, error['loc']))}: {error['input']!r}: {error['msg']}"
+    name = ".".join(map(str, error["loc"]))
+    # The input of a missing setting is all of the settings, secret ones among them.
+    is_quoted = error["type"] != "missing" and name not in SECRET_SETTINGS
+    return f"{name}: {error['input']!r}: {error['msg']}" if is_quoted else f"{name}: {error['msg']}"
 
 
 def max_positions(model: ModelConfig, config: EngineConfig) -> int:

@@ -53,7 +53,7 @@ class Engine:
         self._last_collected = 0.0
         self._delivery = Delivery(self.recorder, self.fail)
         self._loops = {"talker": self._run_talker} | ({} if take_turns else {"codec": self._run_codec})
-        self._threads = LoopThreads(self._loops | {"sender": self._delivery.run}, on_thread_start, self._die_of)
+        self._threads = LoopThreads(self._loops | self._delivery.loops, on_thread_start, self._die_of)
 
     def start(self) -> None:
         self._threads.start()
@@ -101,11 +101,10 @@ class Engine:
     def close(self, timeout: float = 10.0) -> None:
         """End every stream with UNAVAILABLE and stop all threads; safe to call twice."""
         self._shut_down(Unavailable("the server is shutting down"))
-        for name in self._loops:
-            self._threads.join(name, timeout)
+        self._threads.join(self._loops, timeout)
         # After their last output.
         self._delivery.close()
-        self._threads.join("sender", timeout)
+        self._threads.join(self._delivery.loops, timeout)
 
     def die(self, error: Exception) -> None:
         """End every stream with an error and refuse new ones with UNAVAILABLE."""
@@ -155,7 +154,7 @@ class Engine:
             ended |= self.scheduler.cut_silent(chunks)
             self._talker_work.notify()
             # Under the lock, so that a stream's end cannot overtake its audio.
-            self._delivery.put(chunks.streams, audio, failed, ended, decoded)
+            self._delivery.put(chunks, audio, failed, ended, decoded)
 
     def _next_work(self, idle: bool, last: Batch | Chunks | None) -> Batch | Chunks | None:
         """The talker thread's next work after `last`; None once the engine is closed.

@@ -32,6 +32,7 @@ from qwen3_tts_engine.talker import mps
 from qwen3_tts_engine.voices import encoders
 from qwen3_tts_engine.voices.record import Origin
 from qwen3_tts_engine.voices.service import ReferenceEncoder, Voices
+from qwen3_tts_engine.voices.sqlite_store import SqliteStore
 from qwen3_tts_engine.voices.store import VoiceStore
 
 log = logging.getLogger(__name__)
@@ -131,9 +132,20 @@ def open_voices(
     """The voice service of a Base checkpoint."""
     hidden = checkpoint.config.talker_config.hidden_size
     origin = Origin(hidden, checkpoint.speaker_digest, checkpoint.codec_digest)
-    folder = Path(config.voices_folder).expanduser()
-    store = VoiceStore(folder, config.max_voices, config.voices_mib << 20)
-    return Voices(encoder, store, origin, config, prompts.check_reference, on_thread_start)
+    return Voices(encoder, open_store(config), origin, config, prompts.check_reference, on_thread_start)
+
+
+def open_store(config: EngineConfig) -> VoiceStore:
+    """The registry that the settings name. Raises ConfigError when its database cannot be used."""
+    limits = (config.max_voices, config.voices_mib << 20)
+    if config.voices_dsn is None:
+        return SqliteStore(Path(config.voices_folder).expanduser(), *limits)
+    try:
+        # Only here, since a server without a database needs no client of one.
+        from qwen3_tts_engine.voices.postgres_store import PostgresStore
+    except ImportError as error:
+        raise ConfigError(f"voices_dsn: {error}: install 'psycopg[binary]', the extra postgres") from None
+    return PostgresStore(config.voices_dsn.get_secret_value(), *limits)
 
 
 def open_codec(

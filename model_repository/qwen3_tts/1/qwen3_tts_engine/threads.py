@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from qwen3_tts_engine.request import Unavailable
 
@@ -85,11 +85,12 @@ class LoopThreads:
         for thread in self._threads.values():
             thread.start()
 
-    def join(self, name: str, timeout: float) -> None:
-        """Wait for a loop to end; returns at once before `start` and on that thread itself."""
-        thread = self._threads[name]
-        if thread.is_alive() and thread is not threading.current_thread():
-            thread.join(timeout)
+    def join(self, names: Iterable[str], timeout: float) -> None:
+        """Wait for loops to end, for each at most `timeout`; not before `start`, and not on a thread for itself."""
+        for name in names:
+            thread = self._threads[name]
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(timeout)
 
     def _run(self, loop: Callable[[], None]) -> None:
         try:

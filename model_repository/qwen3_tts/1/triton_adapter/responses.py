@@ -131,6 +131,11 @@ class CancelWatcher:
         with self._changed:
             self._due.pop(sink, None)
 
+    def open_requests(self) -> int:
+        """Requests whose FINAL has not been sent."""
+        with self._changed:
+            return len(self._due) + len(self._ends)
+
     def settle(self, end: Callable[[], None]) -> None:
         """Call `end` after CANCEL_SETTLE."""
         with self._changed:

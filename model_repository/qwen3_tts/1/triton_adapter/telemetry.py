@@ -3,6 +3,7 @@
 import logging
 import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -12,16 +13,21 @@ from qwen3_tts_engine import metrics
 log = logging.getLogger("qwen3_tts")
 
 METRICS_PERIOD = 0.5
+# While the server starts or drains: the launcher waits for both.
+UNREADY_PERIOD = 0.05
 # Observations of one histogram per period; of more a random sample is reported. At 300 requests a second all of them
 # would be 2 000 messages a second, beside 3 400 of audio.
 MAX_OBSERVATIONS = 50
 
 
 class MetricsReporter:
-    """Reports the engine's metrics to Triton twice a second, since each value costs a message."""
+    """Reports the engine's metrics to Triton twice a second while it is ready, since each value costs a message."""
 
-    def __init__(self, recorder: metrics.Recorder, labels: dict[str, str]) -> None:
-        self._recorder = recorder
+    def __init__(
+        self, recorder: metrics.Recorder, states: Callable[[], dict[str, float]], labels: dict[str, str]
+    ) -> None:
+        """`states` returns gauges by name, READY among them; they are reported in its order."""
+        self._recorder, self._states = recorder, states
         self._metrics: dict[tuple[str, ...], Any] = {}
         self._families = [self._register(metric, labels) for metric in metrics.METRICS]
         self._closed = threading.Event()
@@ -41,9 +47,14 @@ class MetricsReporter:
         return family
 
     def _run(self) -> None:
-        while not self._closed.wait(METRICS_PERIOD):
+        period = UNREADY_PERIOD
+        while not self._closed.wait(period):
             try:
-                self._report(self._recorder.take())
+                states = self._states()
+                period = METRICS_PERIOD if states[metrics.READY.name] else UNREADY_PERIOD
+                readings = self._recorder.take()
+                readings.gauges |= states
+                self._report(readings)
             except Exception:
                 log.exception("reporting metrics failed")
 

@@ -94,8 +94,9 @@ class Utterances:
     def chunks(self, slots: np.ndarray, frames: int) -> Chunks:
         utterance, position = self._utterance[slots], self._position[slots]
         codes = self._golden.codes[utterance[:, None], position[:, None] + np.arange(frames)]
-        counts, ready_at = np.full(len(slots), frames), np.zeros(len(slots))
-        return Chunks([_STREAM] * len(slots), slots, codes, position.astype(np.int32), counts, ready_at, position == 0)
+        counts, times = np.full(len(slots), frames), np.zeros(len(slots))
+        history, streams = position.astype(np.int32), [_STREAM] * len(slots)
+        return Chunks(streams, slots, codes, history, counts, times, position == 0, times)
 
     def expected(self, slots: np.ndarray, frames: int) -> np.ndarray:
         """Golden samples, int16 [rows, samples]."""

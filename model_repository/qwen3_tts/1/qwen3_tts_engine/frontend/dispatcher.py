@@ -15,6 +15,7 @@ from qwen3_tts_engine.request import (
     RequestError,
     SpeechOptions,
     SynthesisRequest,
+    Unavailable,
     VoiceOperation,
     VoiceOperationName,
 )
@@ -48,18 +49,28 @@ Refuse = Callable[[RequestError], None]
 
 
 class Dispatcher:
-    def __init__(self, engine: Engine, prompts: PromptBuilder, voices: Voices | None, sequences: Sequences) -> None:
-        """`voices` is None for checkpoints without voice cloning."""
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: PromptBuilder,
+        voices: Voices | None,
+        sequences: Sequences,
+        is_draining: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`voices` is None for checkpoints without voice cloning; while `is_draining`, only open sequences continue."""
         self._engine = engine
         self._prompts = prompts
         self._voices = voices
         self._sequences = sequences
+        self._is_draining = is_draining
 
     def accept(self, fields: dict[str, Any], caller: Caller, position: SequencePosition | None) -> None:
         """Dispatch a request; `position` is its place in a sequence, if any.
 
         Raises RequestError for an immediate refusal; later ones go through the caller.
         """
+        if (position is None or position.start) and self._is_draining():
+            raise Unavailable("the server is draining: send the request to another server")
         operation = fields.pop("operation", SPEAK)
         if operation not in OPERATIONS:
             raise InvalidRequest("operation", operation, f"one of {', '.join(OPERATIONS)}")

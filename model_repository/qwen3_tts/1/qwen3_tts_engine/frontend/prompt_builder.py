@@ -9,6 +9,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig, max_positions
 from qwen3_tts_engine.core.streams import NONE, Prompt, Sink, Stream, no_prompt
 from qwen3_tts_engine.frontend.modes import check_mode, describe
+from qwen3_tts_engine.frontend.prompt_rows import PromptRows
 from qwen3_tts_engine.frontend.streamed_text import StreamedText
 from qwen3_tts_engine.frontend.text_pieces import PiecewiseText
 from qwen3_tts_engine.frontend.tokenizer import SpokenText, TextTokenizer
@@ -110,7 +111,7 @@ class PromptBuilder:
         check_mode(self._model, request)
         speaker = self._speaker(request)
         language = self._language(request.language, speaker)
-        rows = _Rows(self._talker.num_code_groups)
+        rows = PromptRows(self._talker.num_code_groups)
         rows.add(self._instruct(request), NONE)
         rows.add(spoken.role, NONE)
         self._add_prefix(rows, language, None if speaker is None else self._talker.spk_id[speaker], request.cloned)
@@ -172,7 +173,7 @@ class PromptBuilder:
             return []
         return self._tokenizer.instruct(request.instruct)
 
-    def _add_prefix(self, rows: "_Rows", language: int, speaker: int | None, voice: Voice | None) -> None:
+    def _add_prefix(self, rows: PromptRows, language: int, speaker: int | None, voice: Voice | None) -> None:
         talker, model = self._talker, self._model
         codes = [talker.codec_think_id, talker.codec_think_bos_id, language, talker.codec_think_eos_id]
         if language == NONE:
@@ -183,7 +184,7 @@ class PromptBuilder:
             rows.add_vector(model.tts_pad_token_id, voice.x_vector)
         rows.add([model.tts_bos_token_id], talker.codec_pad_id)
 
-    def _add_text(self, rows: "_Rows", spoken: SpokenText, voice: Voice | None) -> list[int]:
+    def _add_text(self, rows: PromptRows, spoken: SpokenText, voice: Voice | None) -> list[int]:
         """Returns the ids that are fed after the prompt."""
         if voice is not None and voice.codes is not None:
             return self._add_in_context(rows, spoken, voice.text or "", voice.codes)
@@ -196,7 +197,7 @@ class PromptBuilder:
         rows.add([model.tts_pad_token_id], talker.codec_bos_id)
         return []
 
-    def _add_in_context(self, rows: "_Rows", spoken: SpokenText, ref_text: str, codes: np.ndarray) -> list[int]:
+    def _add_in_context(self, rows: PromptRows, spoken: SpokenText, ref_text: str, codes: np.ndarray) -> list[int]:
         """Prepend the reference: its text before the text, its frames before the new ones."""
         talker, model = self._talker, self._model
         if len(codes) > (limit := self._config.max_reference_frames):
@@ -218,32 +219,3 @@ class PromptBuilder:
     def _streams_text(self) -> bool:
         layout = self._config.text_layout
         return self._model.tts_model_type == "base" if layout == "auto" else layout == "streaming"
-
-
-class _Rows:
-    def __init__(self, num_codebooks: int) -> None:
-        self._num_codebooks = num_codebooks
-        self._text: list[int] = []
-        self._codes: list[np.ndarray] = []
-        self._vector: np.ndarray | None = None
-        self._vector_row = NONE
-
-    def add(self, text_ids: list[int], code: int) -> None:
-        """Add rows with `code` in codebook 0."""
-        frames = np.full((len(text_ids), self._num_codebooks), NONE, np.int32)
-        frames[:, 0] = code
-        self.add_frames(text_ids, frames)
-
-    def add_frames(self, text_ids: list[int], frames: np.ndarray) -> None:
-        """Add rows with whole frames, int32 [rows, codebooks]."""
-        self._text += text_ids
-        self._codes.append(frames)
-
-    def add_vector(self, text_id: int, vector: np.ndarray) -> None:
-        """Add the x-vector row of a cloned voice."""
-        self._vector, self._vector_row = vector, len(self._text)
-        self.add([text_id], NONE)
-
-    def prompt(self, trailing: list[int], num_spoken: int) -> Prompt:
-        text, codes = np.array(self._text, np.int32), np.concatenate(self._codes)
-        return Prompt(text, codes, trailing, num_spoken, self._vector, self._vector_row)

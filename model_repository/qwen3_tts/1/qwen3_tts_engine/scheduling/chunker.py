@@ -141,8 +141,8 @@ class Chunker:
         offsets = np.minimum(np.arange(length), counts[:, None] - 1)
         codes = table.codes[slots[:, None], decoded[:, None] + offsets].astype(np.int32)
         streams = [stream for slot in slots if (stream := table.streams[slot])]
-        ready_at = table.written_at[slots, decoded + counts - 1]
-        return Chunks(streams, slots, codes, table.reference_frames[slots] + decoded, counts, ready_at, decoded == 0)
+        history, ready_at = table.reference_frames[slots] + decoded, table.written_at[slots, decoded + counts - 1]
+        return Chunks(streams, slots, codes, history, counts, ready_at, decoded == 0, table.deadline[slots])
 
 
 def _round_down(frames: np.ndarray) -> np.ndarray:

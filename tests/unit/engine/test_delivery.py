@@ -1,0 +1,124 @@
+"""The order in which audio and ends are sent."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from qwen3_tts_engine import delivery, metrics
+from qwen3_tts_engine.core.batches import Audio, Chunks
+from qwen3_tts_engine.core.streams import FinishReason, Stream, Summary
+from qwen3_tts_engine.delivery import Delivery
+from qwen3_tts_engine.request import RequestError
+from tests.fakes.scripted import NUM_CODEBOOKS, make_stream
+
+Sent = list[tuple[str, int | str]]
+EARLIER = -1e9
+
+
+class Line:
+    """A delivery that has not begun to send, and what its listeners receive."""
+
+    def __init__(self) -> None:
+        self.sent: Sent = []
+        self.failed: list[str] = []
+        self.delivery = Delivery(metrics.Recorder(dict), lambda stream, _: self.failed.append(stream.key))
+
+    def stream(self, key: str) -> Stream:
+        stream = make_stream(key, Sink(key, self.sent))
+        stream.reason = FinishReason.STOP
+        return stream
+
+    def decode(
+        self, due: dict[Stream, float], value: int, ended: Sequence[Stream] = (), failed: Sequence[Stream] = ()
+    ) -> None:
+        """A codec call of one sample of this value for each stream."""
+        count = len(due)
+        zeros = np.zeros(count)
+        codes = np.zeros((count, 1, NUM_CODEBOOKS), np.int32)
+        chunks = Chunks(list(due), zeros, codes, zeros, np.ones(count), zeros, zeros, np.array(list(due.values())))
+        audio = Audio([np.full(1, value, np.int16)] * count, np.zeros(count, int))
+        errors = {row: RequestError("injected") for row, stream in enumerate(due) if stream in failed}
+        self.delivery.put(chunks, audio, errors, set(ended), 0.0)
+
+    def run(self) -> Sent:
+        self.delivery.close()
+        for send_all in self.delivery.loops.values():
+            send_all()
+        return self.sent
+
+
+class Sink:
+    def __init__(self, key: str, sent: Sent) -> None:
+        self._key, self._sent = key, sent
+
+    def send(self, pcm: np.ndarray) -> None:
+        self._sent.append((self._key, int(pcm[0])))
+
+    def finish(self, error: RequestError | None, summary: Summary | None = None) -> None:
+        self._sent.append((self._key, "error" if error else "end"))
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> Line:
+    """With one sender, so that the order is that of all."""
+    monkeypatch.setattr(delivery, "SENDERS", 1)
+    return Line()
+
+
+def test_first_audio_overtakes_the_audio_of_listeners_with_a_lead(line: Line) -> None:
+    old, older, new = map(line.stream, ("old", "older", "new"))
+    line.decode({older: 3.0, old: 9.0}, 1)
+    line.decode({new: EARLIER}, 2)
+    assert line.run() == [("new", 2), ("older", 1), ("old", 1)]
+
+
+def test_streams_keep_their_order_and_end_behind_their_audio(line: Line) -> None:
+    ending, other = line.stream("ending"), line.stream("other")
+    line.decode({ending: EARLIER, other: 1.0}, 1)
+    line.decode({ending: 1.0, other: 2.0}, 2, ended=[ending])
+    line.decode({other: 3.0}, 3)
+    line.delivery.end(other)
+    assert [item for key, item in line.run() if key == "ending"] == [1, 2, "end"]
+    assert [item for key, item in line.sent if key == "other"] == [1, 2, 3, "end"]
+
+
+def test_streams_are_divided_among_senders_and_keep_their_order() -> None:
+    line = Line()
+    streams = [line.stream(str(i)) for i in range(64)]
+    for value in range(3):
+        line.decode(dict.fromkeys(streams, float(value)), value, ended=streams if value == 2 else ())
+    line.delivery.close()
+    shares: list[set[str]] = []
+    for send_all in line.delivery.loops.values():
+        line.sent.clear()
+        send_all()
+        shares.append({key for key, _ in line.sent})
+        assert all([item for key, item in line.sent if key == own] == [0, 1, 2, "end"] for own in shares[-1])
+    assert all(shares)
+    assert sorted(key for share in shares for key in share) == sorted(stream.key for stream in streams)
+
+
+def test_an_end_does_not_wait_for_the_audio_of_others(line: Line) -> None:
+    ended, others = line.stream("ended"), [line.stream(str(i)) for i in range(8)]
+    line.decode({ended: 1.0} | dict.fromkeys(others, 5.0), 1)
+    line.delivery.end(ended)
+    assert line.run()[:2] == [("ended", 1), ("ended", "end")]
+
+
+def test_close_sends_all_that_is_queued(line: Line) -> None:
+    line.decode({line.stream(str(i)): float(i) for i in range(5)}, 1)
+    assert len(line.run()) == 5
+
+
+def test_failed_chunk_fails_its_stream_only(line: Line) -> None:
+    bad, good = line.stream("bad"), line.stream("good")
+    line.decode({bad: 1.0, good: 1.0}, 1, failed=[bad])
+    assert line.run() == [("good", 1)]
+    assert line.failed == ["bad"]
+
+
+def test_each_chunk_is_observed(line: Line) -> None:
+    line.decode({line.stream("a"): 0.0, line.stream("b"): 0.0}, 1)
+    line.run()
+    assert len(line.delivery._recorder.take().observed[metrics.SEND.name]) == 2
