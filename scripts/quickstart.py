@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from qwen3_tts_engine.checkpoint.checkpoint import CONFIG
+from scripts.embedded.drain import responds
 from scripts.embedded.installation import ServerError, backend_options
 from scripts.embedded.server import EXPLICIT, Ports, TritonServer
-from scripts.embedded.supervisor import responds
 from scripts.synthetic.checkpoint import make_checkpoint
 
 ROOT = Path(__file__).parents[1]

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC1091
-# Source this with the extra to install (embedded or test). Uses the active virtual environment, otherwise creates and
+# Source this with the extra to install (embedded, fleet or test). Uses the active virtual environment, otherwise creates and
 # activates .venv. Installs once.
 
 if [ -z "${VIRTUAL_ENV:-}" ]; then
@@ -17,7 +17,11 @@ if [ "$(cat "$setup_stamp" 2>/dev/null)" != "$setup_sum" ]; then
     if [ "$1" = test ]; then
         # The oracle, whose own requirements are for its web demo and its audio front end; a client of the gateway.
         python -m pip install --no-deps qwen-tts==0.1.1 pipecat-ai==1.14.0
+        # Helm 4, a library for any Python, which the tests load in 3.11 too.
+        python -m pip install --no-deps --ignore-requires-python helm-sdkpy==0.1.32
         command -v chromedriver >/dev/null || scripts/chromium.sh || echo "No Chromium: skipping the tests of the page"
+        { command -v initdb && command -v postgres; } >/dev/null || scripts/postgres.sh ||
+            echo "No PostgreSQL: skipping the tests of the voices' database"
     fi
     echo "$setup_sum" >"$setup_stamp"
 fi

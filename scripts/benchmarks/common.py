@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
+from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, SECRET_SETTINGS
 from qwen3_tts_engine.core.streams import Summary
 from qwen3_tts_engine.request import RequestError
 from scripts.embedded.protection import ADMIN_KEY_VARIABLE
@@ -35,6 +35,10 @@ def gpu_of(machine: Mapping[str, Any]) -> str:
 
 
 def settings_of_environment() -> dict[str, str]:
-    settings = {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX) and value}
-    settings.pop(ADMIN_KEY_VARIABLE, None)
-    return settings
+    """All settings but the secret ones, of any model."""
+    secrets = (ADMIN_KEY_VARIABLE, *(f"_{name.upper()}" for name in SECRET_SETTINGS))
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if value and name.startswith(ENVIRONMENT_PREFIX) and not name.endswith(secrets)
+    }

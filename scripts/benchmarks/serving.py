@@ -46,6 +46,7 @@ def main(
         str | None, typer.Option(help="START:END:STEP in which to search the largest good request rate")
     ] = None,
     measurement_interval: Annotated[int, typer.Option(help="ms per load")] = 15_000,
+    workers: Annotated[int, typer.Option(help="client processes; bursts need several")] = 1,
     text: Annotated[str | None, typer.Option(help="for every request, instead of the client's 200 sentences")] = None,
     speaker: Annotated[str, typer.Option(help="of the checkpoint")] = "vivian",
     max_frames: Annotated[int, typer.Option(min=0, help="of a request; 0 leaves the limit to the server")] = 71,
@@ -59,7 +60,7 @@ def main(
     loads: list[object] = ["--first-request", *(["--burst", burst] if burst else [])]
     loads += ["--concurrency", concurrency, "--request-rate", request_rate, "--artifact-dir", artifact_dir]
     bench = ["bench", "--measurement-interval", measurement_interval, "--warmup-request-count", 16]
-    bench += ["--speaker", speaker, *(["--text", text] if text else [])]
+    bench += ["--workers", workers, "--speaker", speaker, *(["--text", text] if text else [])]
     # With random weights, streams seldom end by themselves.
     bench += ["--max-frames", max_frames] if max_frames else []
     with server_of(form, checkpoint, max_streams, artifact_dir / "server.log", real_backend or []):
