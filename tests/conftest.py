@@ -1,9 +1,10 @@
 """Fixtures that take seconds, made once per session."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,6 +18,9 @@ from export.forms.onnx_form import ONNX
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.synthetic.checkpoint import make_checkpoint
 from scripts.synthetic.configs import ModelType
+
+if TYPE_CHECKING:
+    from tests.postgres import PostgresServer
 
 # gRPC reads it at import. With it, a fork beside running calls prints a line, which tests of processes would read.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
@@ -72,3 +76,14 @@ def tiny_base_models(checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempP
         for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
             export_encoder(encoder, checkpoint, repository / encoder.name, ONNX_RUNTIME, progress)
     return repository
+
+
+@pytest.fixture(scope="session")
+def postgres() -> "Iterator[PostgresServer]":
+    """A running server; a test that stops it starts it again."""
+    # Not every machine that runs tests has psycopg.
+    from tests.postgres import PostgresServer
+
+    server = PostgresServer()
+    yield server
+    server.remove()

@@ -3,6 +3,7 @@
 import ctypes
 import importlib
 import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -94,7 +95,10 @@ def use_timing_cache(trt: Any, config: Any, path: Path) -> None:
 def save_timing_cache(trt: Any, config: Any, path: Path) -> None:
     if not is_ahead_of_time(trt):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(memoryview(config.get_timing_cache().serialize()))
+        # Write and rename, since another export may be reading.
+        part = path.with_suffix(f".{uuid.uuid4().hex}")
+        part.write_bytes(memoryview(config.get_timing_cache().serialize()))
+        part.replace(path)
 
 
 def progress_monitor(trt: Any, report: Report) -> Any:

@@ -43,6 +43,13 @@ def copy_repository(target: Path, fakes: bool) -> Path:
     return target
 
 
+def repository_with(exported: Path, folder: Path) -> Path:
+    """Copies the model repository into `folder`, with the models that were exported into another one."""
+    repository = copy_repository(folder / "model_repository", fakes=False)
+    shutil.copytree(exported, repository, dirs_exist_ok=True)
+    return repository
+
+
 @contextmanager
 def serve(
     repository: Path,
@@ -65,8 +72,7 @@ def serve(
 @contextmanager
 def serve_speech(exported: Path, checkpoint: Path, folder: Path) -> Iterator[TritonServer]:
     """Yields a ready server of the real talker with the codec exported into `exported`, through ONNX Runtime."""
-    repository = copy_repository(folder / "model_repository", fakes=False)
-    shutil.copytree(exported, repository, dirs_exist_ok=True)
+    repository = repository_with(exported, folder)
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint)}
     with serve(repository, folder, environment, (*EXPLICIT, "--model-config-name=onnxruntime")) as server:
         yield server
@@ -129,10 +135,12 @@ class Caller:
         text: str = "Hello.",
         speaker: str | None = "ryan",
         responses: Responses | None = None,
+        model: str = "qwen3_tts",
         **fields: Any,
     ) -> Iterator[Any]:
         """Yields (arrival, chunk) for one request; raises SpeechError."""
-        return speak(self.stub, [encode(SpeechRequest(text, speaker=speaker, **fields))], Timeouts(120, 60), responses)
+        message = encode(SpeechRequest(text, speaker=speaker, **fields), model)
+        return speak(self.stub, [message], Timeouts(120, 60), responses)
 
     def speak(self, text: str = "Hello.", **fields: Any) -> Received:
         received, responses = Received(), Responses()

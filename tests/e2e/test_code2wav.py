@@ -1,7 +1,6 @@
 """The code2wav model, served by the stand-in for Triton's ONNX Runtime backend and by the real one."""
 
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import cycle
@@ -18,7 +17,7 @@ from export.agreement import compare
 from export.verify import IRREGULAR_CHUNKS
 from qwen3_tts_engine.codec.contract import CODES, HISTORY, MAX_BATCH, MAX_FRAMES, STATE, STATE_OUT, WAVEFORM
 from tests.e2e.codec import ANSWER_SECONDS, Codec, Tensors, serve_codec
-from tests.e2e.serving import copy_repository, real_backend
+from tests.e2e.serving import real_backend, repository_with
 
 OPTIONS = ("--model-config-name=onnxruntime",)
 BACKENDS = ("stand_in", "real")
@@ -35,9 +34,7 @@ NEIGHBOURS, MALFORMED_CALLS, ROUNDS = 24, 3, 20
 
 @pytest.fixture(scope="module")
 def repository(tiny_code2wav: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    repository = copy_repository(tmp_path_factory.mktemp("codec") / "model_repository", fakes=False)
-    shutil.copytree(tiny_code2wav, repository, dirs_exist_ok=True)
-    return repository
+    return repository_with(tiny_code2wav, tmp_path_factory.mktemp("codec"))
 
 
 @pytest.fixture(scope="module")

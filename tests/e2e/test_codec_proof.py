@@ -1,7 +1,6 @@
 """The talker compares the codec with golden cases before the first request, through a real tritonserver."""
 
 import re
-import shutil
 import signal
 import statistics
 from pathlib import Path
@@ -12,9 +11,10 @@ from onnx import TensorProto, helper
 
 from export.forms.onnx_form import ONNX
 from qwen3_tts_engine.codec.golden import GOLDEN
+from scripts.embedded import server as embedded
 from scripts.embedded.installation import ServerError
 from scripts.embedded.server import EXPLICIT
-from tests.e2e.serving import Caller, copy_repository, serve
+from tests.e2e.serving import Caller, repository_with, serve
 
 OPTIONS = (*EXPLICIT, "--model-config-name=onnxruntime")
 TALKER_ONLY = ("--model-control-mode=explicit", "--load-model=qwen3_tts")
@@ -26,9 +26,13 @@ PATIENCE = 120.0
 
 @pytest.fixture
 def repository(tiny_code2wav: Path, tmp_path: Path) -> Path:
-    repository = copy_repository(tmp_path / "model_repository", fakes=False)
-    shutil.copytree(tiny_code2wav, repository, dirs_exist_ok=True)
-    return repository
+    return repository_with(tiny_code2wav, tmp_path)
+
+
+@pytest.fixture
+def _loaded_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers whose codec is rejected are never ready."""
+    monkeypatch.setattr(embedded, "_talkers_serve", lambda ports: True)
 
 
 def environment(checkpoint: Path, **settings: str) -> dict[str, str]:
@@ -52,7 +56,7 @@ def lines(folder: Path, beginning: str) -> list[str]:
 
 def test_valid_codec_agrees_once_and_serves_requests(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     with serve(repository, tmp_path, environment(tiny_checkpoint), OPTIONS) as server, Caller(server) as caller:
-        # Arrives during or after the comparison.
+        assert lines(tmp_path, "warm-up speech took "), "the server is ready before it is warm"
         assert caller.speak(max_frames=4).error is None
         frames = caller.metric("qwen3_tts_frames_total")
         assert frames <= 4, "warm-up speech is not counted"
@@ -61,9 +65,9 @@ def test_valid_codec_agrees_once_and_serves_requests(repository: Path, tiny_chec
         print(f"TTFA after the golden cases: first {ttfa[0]:.1f} ms, median {statistics.median(ttfa):.1f} ms")
         [line] = lines(tmp_path, AGREES)
         print(line)
-        assert lines(tmp_path, "warm-up speech took ")
 
 
+@pytest.mark.usefixtures("_loaded_is_enough")
 def test_codec_that_differs_rejects_requests_and_ends_the_server(
     repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -79,6 +83,7 @@ def test_codec_that_differs_rejects_requests_and_ends_the_server(
     assert "; at least 60.0 dB is required. Export the codec again on this machine" in line
 
 
+@pytest.mark.usefixtures("_loaded_is_enough")
 def test_codec_that_differs_with_when_dead_stay_rejects_every_request(
     repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -111,6 +116,7 @@ def test_missing_golden_cases_prevent_start(repository: Path, tiny_checkpoint: P
     assert lines(tmp_path, f"{golden}: missing; `python -m export` of the checkpoint writes it beside the codec")
 
 
+@pytest.mark.usefixtures("_loaded_is_enough")
 def test_codec_that_is_not_loaded_ends_the_server(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     short_wait = environment(tiny_checkpoint, CODEC_WAIT_SECONDS="0.5")
     with serve(repository, tmp_path, short_wait, TALKER_ONLY) as server:

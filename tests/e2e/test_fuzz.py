@@ -1,6 +1,5 @@
 """Fuzzes request tensors and audio: every request ends, no stream leaks and the server keeps serving."""
 
-import shutil
 import struct
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from tritonclient.grpc import service_pb2
 from qwen3_tts_client.protocol import AudioChunk, End, Error, VoiceList, decode
 from scripts.embedded.server import EXPLICIT
 from tests.conftest import CheckpointOf
-from tests.e2e.serving import Caller, copy_repository, eventually, serve
+from tests.e2e.serving import Caller, eventually, repository_with, serve
 from tests.oracle.test_encoders import recording
 
 # Concurrent requests in an example; number of examples.
@@ -126,8 +125,7 @@ def caller(
     tiny_base_models: Path, checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Caller]:
     folder = tmp_path_factory.mktemp("fuzz")
-    repository = copy_repository(folder / "model_repository", fakes=False)
-    shutil.copytree(tiny_base_models, repository, dirs_exist_ok=True)
+    repository = repository_with(tiny_base_models, folder)
     environment = {
         "QWEN3_TTS_CHECKPOINT": str(checkpoint_of("base")),
         "QWEN3_TTS_VOICES_FOLDER": str(folder / "voices"),

@@ -26,7 +26,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.add_model import add_model
 from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.conftest import CheckpointOf
-from tests.e2e.serving import ROOT, Caller, Received, copy_repository, serve
+from tests.e2e.serving import ROOT, Caller, Received, repository_with, serve
 from tests.oracle.test_encoders import recording
 
 DESIGN = "qwen3_tts_design"
@@ -38,8 +38,7 @@ LONG = "The first sentence is here. A second one follows it. Now comes the third
 def server(
     tiny_code2wav: Path, checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    repository = copy_repository(tmp_path_factory.mktemp("two") / "model_repository", fakes=False)
-    shutil.copytree(tiny_code2wav, repository, dirs_exist_ok=True)
+    repository = repository_with(tiny_code2wav, tmp_path_factory.mktemp("two"))
     add_model(DESIGN, str(checkpoint_of("voice_design")), repository)
     environment = {
         "QWEN3_TTS_CHECKPOINT": str(checkpoint_of("custom_voice")),
@@ -178,8 +177,7 @@ def test_two_base_checkpoints_use_separate_speaker_encoders(
     tensors = load_file(base / "model.safetensors")
     halved = {n: tensor / 2 for n, tensor in tensors.items() if n.startswith("speaker_encoder.fc.")}
     save_file(tensors | halved, other / "model.safetensors")
-    repository = copy_repository(tmp_path / "model_repository", fakes=False)
-    shutil.copytree(tiny_base_models, repository, dirs_exist_ok=True)
+    repository = repository_with(tiny_base_models, tmp_path)
     with Progress(disable=True) as progress:
         folder = repository / "speaker_encoder_other"
         export_encoder(SPEAKER_ENCODER, Checkpoint.open(str(other)), folder, ONNX_RUNTIME, progress)

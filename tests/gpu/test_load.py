@@ -79,6 +79,7 @@ def test_codes_under_random_load_equal_codes_alone(engine: Engine, checkpoint: C
                     "speaker": "ryan",
                     "seed": seed,
                     "max_frames": rng.randint(1, 150),
+                    "trim_silence": False,
                 }
             ),
             rng.uniform(0, 0.1) if rng.random() < 0.4 else None,

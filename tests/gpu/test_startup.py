@@ -20,13 +20,13 @@ def _no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from qwen3_tts_engine.talker.kernels import cuda_module
     from qwen3_tts_engine.talker.ops import kernel_ops
 
-    def fail(name: str, source: bytes, options: object) -> bytes:
+    def fail(name: str, *_: object) -> bytes:
         raise cuda_module.KernelError(f"{name} does not compile: injected")
 
     monkeypatch.setattr(cuda_module, "_compile", fail)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     # Forget kernels that other tests compiled.
-    for cached in (kernel_ops._kernel, kernel_ops._skinny_kernel):
+    for cached in (kernel_ops._kernel, kernel_ops._linear_kernel):
         cached.cache_clear()
 
 

@@ -1,11 +1,14 @@
 """The documents agree with the code: files, settings, tensors, metrics, messages."""
 
+import json
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from qwen3_tts_client.__main__ import main
 from qwen3_tts_engine import metrics
 from scripts import configuration_page
 from tests.fakes.stub_server import FRAME_SAMPLES, StubServer
@@ -21,6 +24,7 @@ SOURCE_SUFFIXES = {".py", ".pbtxt", ".sh", ".cu", ".cuh", ".h", ".cpp"}
 SOURCES = sorted(
     path for folder in SOURCE_FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in SOURCE_SUFFIXES
 )
+CAPACITY = DOCS / "capacity.md"
 # Pages whose double quotes are messages.
 API, OPERATIONS = DOCS / "api.md", DOCS / "operations.md"
 # Sources of messages; the tests contain those of Triton.
@@ -136,6 +140,21 @@ def test_python_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with StubServer(frames=3) as server:
         exec(compile(speak.replace("localhost:8001", server.url), str(API), "exec"), {})
     assert (tmp_path / "hello.wav").stat().st_size == 44 + 3 * FRAME_SAMPLES * 2
+
+
+def test_capacity_table_is_that_of_its_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    block = re.compile(r"^```\n\$ qwen3-tts ([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    [(command, output)] = block.findall(CAPACITY.read_text())
+    main(shlex.split(command))
+    assert capsys.readouterr().out == output
+
+
+def test_simulated_figures_are_of_the_current_record() -> None:
+    [(record, commit)] = re.findall(r"\]\((\S+)\) of commit (\w+)", CAPACITY.read_text())
+    assert json.loads((DOCS / record).read_text())["commit"].startswith(commit), "run the commands of docs/capacity.md"
 
 
 def test_badges_match_the_project() -> None:

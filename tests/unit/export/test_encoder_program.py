@@ -136,7 +136,7 @@ def test_model_folder_is_complete_and_current(repository: Path, checkpoint: Chec
     export_program(SPEAKER_ENCODER, checkpoint, folder)
     version = folder / "1"
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    package = {f"1/encoder_program/{name}.py" for name in ("__init__", "guard", "program")}
+    package = {f"1/encoder_program/{name}.py" for name in ("__init__", "guard", "instance", "program")}
     assert found == {"config.pbtxt", "1/model.json", "1/model.pt2", "1/model.py"} | package
     assert not any(path.is_symlink() for path in folder.rglob("*"))
     manifest = encoders.read_encoder(version, checkpoint.speaker_digest, checkpoint.folder)

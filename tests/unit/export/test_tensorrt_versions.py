@@ -85,6 +85,15 @@ def test_builds_extend_the_timing_cache(version: str, tmp_path: Path) -> None:
         assert timings.read_bytes() == b"timing " * builds
 
 
+def test_an_export_that_reads_the_timing_cache_is_not_disturbed(version: str, tmp_path: Path) -> None:
+    build(tmp_path)
+    [timings] = (tmp_path / "cache").iterdir()
+    with timings.open("rb") as reader:
+        build(tmp_path)
+        assert reader.read() == b"timing "
+    assert timings.read_bytes() == b"timing timing "
+
+
 def test_reports_progress_where_the_version_has_a_monitor(
     version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

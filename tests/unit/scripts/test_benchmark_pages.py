@@ -82,6 +82,27 @@ def test_serving_tables_match_their_record(page: Path) -> None:
         assert numbers(stalled)[:2] == [row["stalled_over_50ms"], row["requests"]]
 
 
+def test_overlap_table_matches_its_record() -> None:
+    measured = {row["load"]: row for row in record("serving-overlap-h200.json")["rows"]}
+    rows = table(PAGES[0], "load under MPS")
+    assert len(rows) > 10
+    for load, *cells in rows:
+        row = measured[load]
+        expected = [row[name] for name in ("ttfa_p50_ms", "ttfa_p95_ms", "audio_s_per_s", "stalled_over_50ms")]
+        found = [number for cell in cells for number in numbers(cell)]
+        assert found == pytest.approx([*expected, row["requests"]], rel=0.015, abs=0.06)
+
+
+def test_gateway_table_matches_its_record() -> None:
+    rows = table(FOLDER.parent / "gateway.md", "on an H200")
+    measured = record("gateway-h200.json")["rows"]
+    columns = ("ttfa_p50_ms", "ttfa_p95_ms", "audio_s_per_s", "stalled_over_50ms", "requests")
+    assert [cells[:3] for cells in rows] == [[row["path"], row["load"], row["format"]] for row in measured]
+    for cells, row in zip(rows, measured, strict=True):
+        found = [number for cell in cells[3:] for number in numbers(cell)]
+        assert found == pytest.approx([row[column] for column in columns], rel=0.015, abs=0.06)
+
+
 def test_codec_call_table_matches_its_record() -> None:
     measured = {row["load"]: row for row in record("serving-h200.json")["rows"]}
     rows = table(PAGES[0], "rows a call")
