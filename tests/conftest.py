@@ -35,6 +35,12 @@ settings.load_profile("patient")
 CheckpointOf = Callable[[ModelType], Path]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("timing"):
+            item.add_marker(pytest.mark.flaky(reruns=2))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """Tiny operations gain nothing from a second thread and wait for it on a busy machine."""

@@ -193,6 +193,7 @@ def test_streams_are_spread_evenly(fleet: Fleet) -> None:
     assert_even(spread(fleet))
 
 
+@pytest.mark.timing
 def test_killed_server_takes_only_its_own_streams(fleet: Fleet) -> None:
     with load_on(fleet) as load, caller_of(Ports(grpc=fleet.port)) as newcomer:
         time.sleep(IN_HAND_SECONDS)

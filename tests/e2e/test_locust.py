@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.stub_server import StubServer
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +24,7 @@ def locust(server: StubServer, folder: Path, *scripts: dict[str, object]) -> tup
         return done.returncode, {line["Name"]: line for line in csv.DictReader(lines)}
 
 
+@pytest.mark.timing
 def test_successful_streams_report_ttfa_stalls_and_total_time(tmp_path: Path) -> None:
     with StubServer() as server:
         code, entries = locust(server, tmp_path, {"chunks": [[30, 1], [160, 2]], "silence_ms": 60})

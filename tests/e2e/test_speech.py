@@ -80,22 +80,16 @@ def test_equal_seeds_give_equal_speech_beside_other_streams(caller: Caller) -> N
         np.testing.assert_allclose(received.samples / 32767, alone.samples / 32767, atol=1e-4)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("server", ["stand_in"], indirect=True)
 def test_eight_concurrent_streams_are_batched_and_fed_in_time(caller: Caller) -> None:
     """A frame of eight streams takes less than twice as long as one of a single stream, and stalls are within
-    stall_limit_ms: bounds relative to the machine's speed. Best of three runs, to exclude other load on it.
+    stall_limit_ms: bounds relative to the machine's speed.
     """
-    rounds = [speak_alone_and_with_others(caller) for _ in range(3)]
-    for alone, concurrent in rounds:
-        assert {received.error for received in (alone, *concurrent)} == {None}
-    slowdowns = [frame_seconds(concurrent[LONGEST]) / frame_seconds(alone) for alone, concurrent in rounds]
-    stalls = [[round(stalled_ms(received), 1) for received in concurrent] for _, concurrent in rounds]
-    limits = [stall_limit_ms(frame_seconds(concurrent[LONGEST])) for _, concurrent in rounds]
-    print("slowdowns", slowdowns, "stalls in ms", stalls, "of at most", limits)
-    assert any(
-        slowdown < 2 and max(stalled) <= limit
-        for slowdown, stalled, limit in zip(slowdowns, stalls, limits, strict=True)
-    )
+    alone, concurrent = speak_alone_and_with_others(caller)
+    assert {received.error for received in (alone, *concurrent)} == {None}
+    assert frame_seconds(concurrent[LONGEST]) < 2 * frame_seconds(alone)
+    assert max(stalled_ms(received) for received in concurrent) <= stall_limit_ms(frame_seconds(concurrent[LONGEST]))
 
 
 def speak_alone_and_with_others(caller: Caller) -> tuple[Received, list[Received]]:

@@ -96,6 +96,7 @@ def test_first_request_receives_the_audio_and_each_request_ends_once(caller: Cal
     assert stream.frames == [(5, number) for number in range(30)]
 
 
+@pytest.mark.timing
 def test_audio_starts_before_the_third_of_words_sent_every_200_ms(caller: Caller) -> None:
     stream = SequenceStream(caller)
     sent = []

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import psutil
+import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from qwen3_tts_client.protocol import SpeechRequest, encode
@@ -109,6 +110,7 @@ def test_client_disconnect_cancels_all_its_streams(scripted: TritonServer, calle
     assert_own_frames(caller.speak(seed=3, max_frames=9), 3, 9)
 
 
+@pytest.mark.timing
 def test_slow_reader_uses_bounded_memory_and_does_not_delay_other_streams(caller: Caller) -> None:
     frames, pause = 4000, 30.0
     before = caller.speak(seed=1, max_frames=200)
@@ -144,6 +146,7 @@ def test_shutdown_ends_every_stream_in_flight(
                 assert received.error.startswith("UNAVAILABLE")
 
 
+@pytest.mark.timing
 def test_chunk_overhead_is_close_to_bare_triton(
     scripted_repository: Path, scripted_environment: dict[str, str], tmp_path: Path
 ) -> None:

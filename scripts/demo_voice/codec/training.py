@@ -20,6 +20,7 @@ from scripts.demo_voice.stepping import (
     Step,
     adam,
     half_precision,
+    load_optimizer,
     set_rate,
     update,
 )
@@ -123,7 +124,7 @@ class CodecTraining:
             return
         self.averages.load(list(state["averages"]["model"].values()))
         for optimizer, own in zip((self._sounding, self._coding, self._judging), state["optimizers"], strict=True):
-            optimizer.load_state_dict(own)
+            load_optimizer(optimizer, own)
 
     def _run(self, positions: Tensor) -> Metrics:
         samples, phones = self._buffer.crops(positions)

@@ -23,6 +23,7 @@ from scripts.demo_voice.stepping import (
     best_device,
     cosine,
     half_precision,
+    load_optimizer,
     readable,
     set_rate,
     update,
@@ -119,7 +120,7 @@ class TalkerTraining:
         self.step = state["step"] if "optimizers" in state else 0
         self.averages.load([p.data for p in self.model.parameters()])
         if "optimizers" in state:
-            self._optimizer.load_state_dict(state["optimizers"][0])
+            load_optimizer(self._optimizer, state["optimizers"][0])
             self.averages.load(list(state["averages"]["model"].values()))
 
     def _run(self, packs: Tensor) -> Metrics:

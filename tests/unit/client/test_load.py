@@ -77,6 +77,7 @@ def test_closed_loop_keeps_the_requested_concurrency() -> None:
     assert len(server.sent) == server.ended == 20
 
 
+@pytest.mark.timing
 def test_closed_loop_staggers_its_first_requests() -> None:
     server = Server(seconds=1)
     staggered = replace(phase("closed", 4, requests=4), stagger_ns=NS // 5)
