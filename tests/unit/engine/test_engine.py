@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qwen3_tts_engine.core.batches import Frames
-from qwen3_tts_engine.delivery import Job, Outbox
+from qwen3_tts_engine.delivery import Item, Outbox
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Outcome, RequestError, Unavailable
@@ -87,16 +87,16 @@ def test_every_stream_gets_its_own_frames_in_order(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("harness", [(0, False)], indirect=True, ids=["read-at-once"])
-def test_the_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
+def test_the_end_never_overtakes_the_last_chunk(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end is sampled while the codec's thread is about to enqueue the last frame."""
-    queue, launch = harness.engine._delivery._queue, harness.runner.launch
+    put, launch = Outbox.put, harness.runner.launch
     enqueuing, ended = threading.Event(), threading.Event()
 
-    def queue_slowly(outbox: Outbox, due: float, job: Job | None) -> None:
+    def put_slowly(outbox: Outbox, items: list[Item]) -> None:
         if threading.current_thread().name == "codec":
             enqueuing.set()
             ended.wait(0.3)
-        queue(outbox, due, job)
+        put(outbox, items)
         if threading.current_thread().name == "talker":
             ended.set()
 
@@ -105,7 +105,7 @@ def test_the_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
             enqueuing.wait()
         return launch(slots)
 
-    harness.engine._delivery._queue = queue_slowly  # type: ignore[method-assign]
+    monkeypatch.setattr(Outbox, "put", put_slowly)
     harness.runner.launch = launch_end_after_last_chunk  # type: ignore[method-assign]
     harness.runner.lengths[7] = 1
     listener = harness.speak(seed=7)

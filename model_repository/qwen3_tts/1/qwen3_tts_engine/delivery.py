@@ -1,12 +1,13 @@
 """Sends decoded audio on threads of its own, so that Triton never blocks talker or codec."""
 
+import heapq
 import itertools
 import logging
 import math
 import time
 from collections.abc import Callable
 from functools import partial
-from queue import PriorityQueue
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -23,11 +24,32 @@ log = logging.getLogger(__name__)
 # responses of one on two CPU cores, four no more than two.
 SENDERS = 2
 Job = Callable[[], None]
-Outbox = PriorityQueue[tuple[float, int, Job | None]]
+# When the listener underruns, a number that decides between equals, and what sends; None ends the sender.
+Item = tuple[float, int, Job | None]
+
+
+class Outbox:
+    """What one sender has to send, in any order in, the earliest due out.
+
+    The sender alone sorts: codec and talker, which fill it under the engine's lock, never wait for a lock of its.
+    """
+
+    def __init__(self) -> None:
+        self._arriving = SimpleQueue[list[Item]]()
+        self._sorted: list[Item] = []
+
+    def put(self, items: list[Item]) -> None:
+        self._arriving.put(items)
+
+    def get(self) -> Job | None:
+        while not self._sorted or not self._arriving.empty():
+            for item in self._arriving.get():
+                heapq.heappush(self._sorted, item)
+        return heapq.heappop(self._sorted)[2]
 
 
 class Delivery:
-    """Outboxes and their sender loops: the listener whose audio ends first is next, and before all the first audio.
+    """Outboxes and their sender loops: listeners without audio in order of decoding, then whose audio ends first.
 
     A stream has one outbox, so that its responses keep their order.
     """
@@ -44,7 +66,7 @@ class Delivery:
     def close(self) -> None:
         """End the loops after the queued items."""
         for outbox in self._outboxes:
-            self._queue(outbox, math.inf, None)
+            outbox.put([(math.inf, next(self._numbers), None)])
 
     def put(
         self, chunks: Chunks, audio: Audio, failed: dict[int, RequestError], ended: set[Stream], decoded: float
@@ -53,15 +75,21 @@ class Delivery:
 
         `decoded` is the end of the call, in perf_counter seconds.
         """
+        items: list[list[Item]] = [[] for _ in self._outboxes]
+        due = np.maximum(chunks.due, decoded).tolist()
         for row, (stream, samples) in enumerate(zip(chunks.streams, audio.pcm, strict=True)):
             # It only increases, so that a stream's chunks keep their order.
-            stream.due = float(chunks.due[row])
+            stream.due = due[row]
             job = partial(self._deliver, stream, samples, failed.get(row), stream in ended, decoded)
-            self._queue(self._outbox(stream), stream.due, job)
+            items[self._sender(stream)].append((stream.due, next(self._numbers), job))
+        for outbox, own in zip(self._outboxes, items, strict=True):
+            if own:
+                outbox.put(own)
 
     def end(self, stream: Stream) -> None:
         """Queue a stream's successful end, behind its audio."""
-        self._queue(self._outbox(stream), stream.due, partial(self._end, stream, None))
+        item = (stream.due, next(self._numbers), partial(self._end, stream, None))
+        self._outboxes[self._sender(stream)].put([item])
 
     def finish(self, sink: Sink, error: RequestError | None, summary: Summary | None = None) -> None:
         """End a stream now. Called once, since the scheduler has removed the stream."""
@@ -71,11 +99,8 @@ class Delivery:
         except Exception:
             log.exception("sending the end of a stream failed")
 
-    def _outbox(self, stream: Stream) -> Outbox:
-        return self._outboxes[hash(stream.key) % len(self._outboxes)]
-
-    def _queue(self, outbox: Outbox, due: float, job: Job | None) -> None:
-        outbox.put((due, next(self._numbers), job))
+    def _sender(self, stream: Stream) -> int:
+        return hash(stream.key) % len(self._outboxes)
 
     def _deliver(
         self, stream: Stream, samples: np.ndarray, error: RequestError | None, is_last: bool, decoded: float
@@ -114,5 +139,5 @@ class Delivery:
 
 
 def _send_all(outbox: Outbox) -> None:
-    while (job := outbox.get()[2]) is not None:
+    while (job := outbox.get()) is not None:
         job()
