@@ -3,12 +3,13 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from qwen3_tts_engine.core.batches import Frames
-from qwen3_tts_engine.delivery import Item, Outbox
+from qwen3_tts_engine.core.streams import Stream
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Outcome, RequestError, Unavailable
@@ -87,25 +88,27 @@ def test_every_stream_gets_its_own_frames_in_order(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("harness", [(0, False)], indirect=True, ids=["read-at-once"])
-def test_the_end_never_overtakes_the_last_chunk(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
     """The end is sampled while the codec's thread is about to enqueue the last frame."""
-    put, launch = Outbox.put, harness.runner.launch
+    delivery = harness.engine._delivery
+    put, end, launch = delivery.put, delivery.end, harness.runner.launch
     enqueuing, ended = threading.Event(), threading.Event()
 
-    def put_slowly(outbox: Outbox, items: list[Item]) -> None:
-        if threading.current_thread().name == "codec":
-            enqueuing.set()
-            ended.wait(0.3)
-        put(outbox, items)
-        if threading.current_thread().name == "talker":
-            ended.set()
+    def put_slowly(*chunks: Any) -> None:
+        enqueuing.set()
+        ended.wait(0.3)
+        put(*chunks)
+
+    def end_then_go_on(stream: Stream) -> None:
+        end(stream)
+        ended.set()
 
     def launch_end_after_last_chunk(slots: np.ndarray) -> Frames:
         if harness.runner.launched:
             enqueuing.wait()
         return launch(slots)
 
-    monkeypatch.setattr(Outbox, "put", put_slowly)
+    delivery.put, delivery.end = put_slowly, end_then_go_on  # type: ignore[method-assign]
     harness.runner.launch = launch_end_after_last_chunk  # type: ignore[method-assign]
     harness.runner.lengths[7] = 1
     listener = harness.speak(seed=7)

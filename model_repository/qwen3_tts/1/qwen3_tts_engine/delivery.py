@@ -1,9 +1,6 @@
 """Sends decoded audio on threads of its own, so that Triton never blocks talker or codec."""
 
-import heapq
-import itertools
 import logging
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,49 +21,25 @@ log = logging.getLogger(__name__)
 # responses of one on two CPU cores, four no more than two.
 SENDERS = 2
 Job = Callable[[], None]
-# When the listener underruns, a number that decides between equals, and what sends; None ends the sender.
-Item = tuple[float, int, Job | None]
-
-
-class Outbox:
-    """What one sender has to send, in any order in, the earliest due out.
-
-    The sender alone sorts: codec and talker, which fill it under the engine's lock, never wait for a lock of its.
-    """
-
-    def __init__(self) -> None:
-        self._arriving = SimpleQueue[list[Item]]()
-        self._sorted: list[Item] = []
-
-    def put(self, items: list[Item]) -> None:
-        self._arriving.put(items)
-
-    def get(self) -> Job | None:
-        while not self._sorted or not self._arriving.empty():
-            for item in self._arriving.get():
-                heapq.heappush(self._sorted, item)
-        return heapq.heappop(self._sorted)[2]
+# What a codec call or an end leaves to send; None ends the sender.
+Outbox = SimpleQueue[list[Job] | None]
 
 
 class Delivery:
-    """Outboxes and their sender loops: listeners without audio in order of decoding, then whose audio ends first.
-
-    A stream has one outbox, so that its responses keep their order.
-    """
+    """Outboxes and their sender loops. A stream has one outbox, so that its responses keep their order."""
 
     def __init__(self, recorder: metrics.Recorder, fail: Callable[[Stream, RequestError], None]) -> None:
         """`fail` ends a stream after a codec or send error."""
         self._recorder = recorder
         self._fail = fail
-        self._outboxes = [Outbox() for _ in range(SENDERS)]
-        self._numbers = itertools.count()
+        self._outboxes: list[Outbox] = [SimpleQueue() for _ in range(SENDERS)]
         self.loops = {f"sender {i}": partial(_send_all, outbox) for i, outbox in enumerate(self._outboxes)}
         """By thread name."""
 
     def close(self) -> None:
         """End the loops after the queued items."""
         for outbox in self._outboxes:
-            outbox.put([(math.inf, next(self._numbers), None)])
+            outbox.put(None)
 
     def put(
         self, chunks: Chunks, audio: Audio, failed: dict[int, RequestError], ended: set[Stream], decoded: float
@@ -75,21 +48,17 @@ class Delivery:
 
         `decoded` is the end of the call, in perf_counter seconds.
         """
-        items: list[list[Item]] = [[] for _ in self._outboxes]
-        due = np.maximum(chunks.due, decoded).tolist()
+        jobs: list[list[Job]] = [[] for _ in self._outboxes]
         for row, (stream, samples) in enumerate(zip(chunks.streams, audio.pcm, strict=True)):
-            # It only increases, so that a stream's chunks keep their order.
-            stream.due = due[row]
             job = partial(self._deliver, stream, samples, failed.get(row), stream in ended, decoded)
-            items[self._sender(stream)].append((stream.due, next(self._numbers), job))
-        for outbox, own in zip(self._outboxes, items, strict=True):
+            jobs[self._sender(stream)].append(job)
+        for outbox, own in zip(self._outboxes, jobs, strict=True):
             if own:
                 outbox.put(own)
 
     def end(self, stream: Stream) -> None:
         """Queue a stream's successful end, behind its audio."""
-        item = (stream.due, next(self._numbers), partial(self._end, stream, None))
-        self._outboxes[self._sender(stream)].put([item])
+        self._outboxes[self._sender(stream)].put([partial(self._end, stream, None)])
 
     def finish(self, sink: Sink, error: RequestError | None, summary: Summary | None = None) -> None:
         """End a stream now. Called once, since the scheduler has removed the stream."""
@@ -139,5 +108,6 @@ class Delivery:
 
 
 def _send_all(outbox: Outbox) -> None:
-    while (job := outbox.get()) is not None:
-        job()
+    while (jobs := outbox.get()) is not None:
+        for job in jobs:
+            job()
