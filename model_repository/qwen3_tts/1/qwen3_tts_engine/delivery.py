@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 # A response is a round trip to Triton, 0.2 ms, most of it waiting for threads to wake: two senders made 1.4 times the
 # responses of one on two CPU cores, four no more than two.
-SENDERS = 2
+SENDERS = 1
 Job = Callable[[], None]
 # What a codec call or an end leaves to send; None ends the sender.
 Outbox = SimpleQueue[list[Job] | None]
