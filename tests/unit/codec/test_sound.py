@@ -36,7 +36,7 @@ def hear(stream: Stream, pcm: np.ndarray, padding: int = 0) -> Audio:
     count = len(pcm) // SAMPLES_PER_FRAME
     codes = np.zeros((1, count + padding, NUM_CODEBOOKS), np.int32)
     one = np.zeros(1)
-    chunks = Chunks([stream], one, codes, one, np.array([count]), one, one == 0, one)
+    chunks = Chunks([stream], one, codes, one, np.array([count]), one, one == 0)
     return listen(chunks, np.concatenate([pcm, noise(padding * SAMPLES_PER_FRAME, LOUD)])[None])
 
 
@@ -99,7 +99,7 @@ def test_a_stream_that_is_not_withheld_is_sent_whole() -> None:
 def test_a_failed_call_has_no_audio() -> None:
     stream = withheld_stream()
     one = np.zeros(1)
-    chunks = Chunks([stream], one, np.zeros((1, 1, NUM_CODEBOOKS)), one, np.ones(1, int), one, one == 0, one)
+    chunks = Chunks([stream], one, np.zeros((1, 1, NUM_CODEBOOKS)), one, np.ones(1, int), one, one == 0)
     audio = listen(chunks, np.empty((1, 0), np.int16))
     assert (audio.num_samples.tolist(), audio.silent_frames.tolist()) == ([0], [0])
 

@@ -13,7 +13,6 @@ from qwen3_tts_engine.request import RequestError
 from tests.fakes.scripted import NUM_CODEBOOKS, make_stream
 
 Sent = list[tuple[str, int | str]]
-EARLIER = -1e9
 
 
 class Line:
@@ -30,15 +29,15 @@ class Line:
         return stream
 
     def decode(
-        self, due: dict[Stream, float], value: int, ended: Sequence[Stream] = (), failed: Sequence[Stream] = ()
+        self, streams: Sequence[Stream], value: int, ended: Sequence[Stream] = (), failed: Sequence[Stream] = ()
     ) -> None:
         """A codec call of one sample of this value for each stream."""
-        count = len(due)
+        count = len(streams)
         zeros = np.zeros(count)
         codes = np.zeros((count, 1, NUM_CODEBOOKS), np.int32)
-        chunks = Chunks(list(due), zeros, codes, zeros, np.ones(count), zeros, zeros, np.array(list(due.values())))
+        chunks = Chunks(list(streams), zeros, codes, zeros, np.ones(count), zeros, zeros)
         audio = Audio([np.full(1, value, np.int16)] * count, np.zeros(count, int))
-        errors = {row: RequestError("injected") for row, stream in enumerate(due) if stream in failed}
+        errors = {row: RequestError("injected") for row, stream in enumerate(streams) if stream in failed}
         self.delivery.put(chunks, audio, errors, set(ended), 0.0)
 
     def run(self) -> Sent:
@@ -66,28 +65,20 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Line:
     return Line()
 
 
-def test_first_audio_overtakes_the_audio_of_listeners_with_a_lead(line: Line) -> None:
-    old, older, new = map(line.stream, ("old", "older", "new"))
-    line.decode({older: 3.0, old: 9.0}, 1)
-    line.decode({new: EARLIER}, 2)
-    assert line.run() == [("new", 2), ("older", 1), ("old", 1)]
-
-
-def test_streams_keep_their_order_and_end_behind_their_audio(line: Line) -> None:
+def test_audio_is_sent_in_the_order_of_decoding_and_ends_follow_it(line: Line) -> None:
     ending, other = line.stream("ending"), line.stream("other")
-    line.decode({ending: EARLIER, other: 1.0}, 1)
-    line.decode({ending: 1.0, other: 2.0}, 2, ended=[ending])
-    line.decode({other: 3.0}, 3)
+    line.decode([ending, other], 1)
+    line.decode([ending, other], 2, ended=[ending])
     line.delivery.end(other)
-    assert [item for key, item in line.run() if key == "ending"] == [1, 2, "end"]
-    assert [item for key, item in line.sent if key == "other"] == [1, 2, 3, "end"]
+    chunks: Sent = [("ending", 1), ("other", 1), ("ending", 2), ("ending", "end"), ("other", 2), ("other", "end")]
+    assert line.run() == chunks
 
 
 def test_streams_are_divided_among_senders_and_keep_their_order() -> None:
     line = Line()
     streams = [line.stream(str(i)) for i in range(64)]
     for value in range(3):
-        line.decode(dict.fromkeys(streams, float(value)), value, ended=streams if value == 2 else ())
+        line.decode(streams, value, ended=streams if value == 2 else ())
     line.delivery.close()
     shares: list[set[str]] = []
     for send_all in line.delivery.loops.values():
@@ -99,26 +90,19 @@ def test_streams_are_divided_among_senders_and_keep_their_order() -> None:
     assert sorted(key for share in shares for key in share) == sorted(stream.key for stream in streams)
 
 
-def test_an_end_does_not_wait_for_the_audio_of_others(line: Line) -> None:
-    ended, others = line.stream("ended"), [line.stream(str(i)) for i in range(8)]
-    line.decode({ended: 1.0} | dict.fromkeys(others, 5.0), 1)
-    line.delivery.end(ended)
-    assert line.run()[:2] == [("ended", 1), ("ended", "end")]
-
-
 def test_close_sends_all_that_is_queued(line: Line) -> None:
-    line.decode({line.stream(str(i)): float(i) for i in range(5)}, 1)
+    line.decode([line.stream(str(i)) for i in range(5)], 1)
     assert len(line.run()) == 5
 
 
 def test_failed_chunk_fails_its_stream_only(line: Line) -> None:
     bad, good = line.stream("bad"), line.stream("good")
-    line.decode({bad: 1.0, good: 1.0}, 1, failed=[bad])
+    line.decode([bad, good], 1, failed=[bad])
     assert line.run() == [("good", 1)]
     assert line.failed == ["bad"]
 
 
 def test_each_chunk_is_observed(line: Line) -> None:
-    line.decode({line.stream("a"): 0.0, line.stream("b"): 0.0}, 1)
+    line.decode([line.stream("a"), line.stream("b")], 1)
     line.run()
     assert len(line.delivery._recorder.take().observed[metrics.SEND.name]) == 2

@@ -1,6 +1,5 @@
 """Utterances in flight: their prompts, their statuses, their ends."""
 
-import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -147,8 +146,6 @@ class Stream:
     """Frame cap of a part whose text has not arrived; no pages are reserved for it."""
     is_withheld: bool = False
     """Whether no audio is sent yet because all of it was silent."""
-    due: float = -math.inf
-    """When the listener needs the last chunk that was queued for delivery."""
     withheld: np.ndarray = field(default_factory=lambda: NO_SAMPLES)
     """Silent beginning, int16 [samples], while `is_withheld`."""
     withheld_samples: int = 0

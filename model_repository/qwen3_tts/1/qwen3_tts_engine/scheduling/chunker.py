@@ -142,7 +142,7 @@ class Chunker:
         codes = table.codes[slots[:, None], decoded[:, None] + offsets].astype(np.int32)
         streams = [stream for slot in slots if (stream := table.streams[slot])]
         history, ready_at = table.reference_frames[slots] + decoded, table.written_at[slots, decoded + counts - 1]
-        return Chunks(streams, slots, codes, history, counts, ready_at, decoded == 0, table.deadline[slots])
+        return Chunks(streams, slots, codes, history, counts, ready_at, decoded == 0)
 
 
 def _round_down(frames: np.ndarray) -> np.ndarray:
