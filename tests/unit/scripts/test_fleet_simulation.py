@@ -192,7 +192,8 @@ def test_a_record_with_one_closed_loop_has_no_curve() -> None:
 
 @pytest.mark.parametrize("policy", ["full-scan", "choice-4", "choice-2", "round-robin", "random"])
 def test_figures_of_ten_proxies_on_the_page_are_simulated_ones(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
-    main(SERVING, servers="100", proxies="10", rate=100, length_deviation=0.5, policy=policy, as_json=True)
+    load = {"rate": 150, "audio_seconds": AUDIO_SECONDS, "length_deviation": 0.5}
+    main(SERVING, servers="100", proxies="10", policy=policy, as_json=True, **load)
     [row] = json.loads(capsys.readouterr().out)["rows"]
     [line] = re.findall(rf"^\| `{policy}` \|.* ms, .*$", PAGE.read_text(), re.MULTILINE)
     p95_ms, deviation, busiest = (float(number) for number in re.findall(r"[\d.]+", line.split("|")[3]))
