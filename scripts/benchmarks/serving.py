@@ -153,21 +153,24 @@ def rows(loads: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def codec_calls(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
-    """Number of code2wav calls of a load and mean rows per call; mean time of a call at the talker, and of that in the
-    backend (Triton's compute_infer). Empty without metrics."""
+    """Number of codec calls of a load and mean rows per call; mean time of a call at the talker, and of one through
+    Triton in the backend (compute_infer). Empty without metrics."""
 
     def increase(name: str, label: str = "") -> float:
         return (total(after, name, label) or 0.0) - (total(before, name, label) or 0.0)
 
-    seen, calls = increase("qwen3_tts_codec_seconds_count"), increase("nv_inference_exec_count", CODE2WAV)
+    seen, calls = increase("qwen3_tts_codec_seconds_count"), increase("qwen3_tts_codec_calls_total")
     if not seen or not calls:
         return {}
-    return {
+    found = {
         "codec_calls": int(calls),
-        "codec_rows": round(increase("nv_inference_count", CODE2WAV) / calls, 1),
+        "codec_rows": round(increase("qwen3_tts_codec_chunks_total") / calls, 1),
         "codec_call_ms": round(1e3 * increase("qwen3_tts_codec_seconds_sum") / seen, 2),
-        "codec_own_ms": round(increase("nv_inference_compute_infer_duration_us", CODE2WAV) / calls / 1e3, 2),
     }
+    if through_triton := increase("nv_inference_exec_count", CODE2WAV):
+        microseconds = increase("nv_inference_compute_infer_duration_us", CODE2WAV)
+        found["codec_own_ms"] = round(microseconds / through_triton / 1e3, 2)
+    return found
 
 
 def rounded(statistics: dict[str, float] | None, name: str, digits: int) -> float | None:

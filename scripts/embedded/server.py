@@ -8,6 +8,7 @@ with FOLDER/onnxruntime/libtriton_onnxruntime.so.
 """
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -45,6 +46,7 @@ EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 GPU_OPTIONS = ("--cuda-memory-pool-byte-size=0:2147483648",)
 READY_POLL_SECONDS = 0.1
 READY = "qwen3_tts_ready"
+NO_METRICS = re.compile(r"--allow-metrics[= ](false|0|off|no)\b", re.IGNORECASE)
 # Files that a developer may have built in the model repository.
 BUILT = ("__pycache__", "model.onnx*", "model.safetensors", "golden.safetensors", "model.json", "*_encoder*")
 
@@ -84,6 +86,7 @@ class TritonServer:
         self.admin_key = new_admin_key()
         self._command = server_command(repository, [*ports.options, *options], self.admin_key)
         self._environment = server_environment() | (environment or {})
+        self._has_metrics = not NO_METRICS.search(" ".join(options))
         self._mps = ExitStack()
         self._log = log
         self._ready_timeout = ready_timeout
@@ -127,7 +130,7 @@ class TritonServer:
             time.sleep(READY_POLL_SECONDS)
 
     def is_ready(self, model: str | None = None) -> bool:
-        return is_ready(self.ports, model)
+        return is_ready(self.ports, model, has_metrics=self._has_metrics)
 
     def poll(self) -> int | None:
         """The exit code, None while the server runs."""
@@ -152,19 +155,22 @@ class TritonServer:
                 return self._process.wait()
 
 
-def is_ready(ports: Ports, model: str | None = None) -> bool:
-    """Whether one of the server's models reports ready, or by default the server and every talker.
+def is_ready(ports: Ports, model: str | None = None, *, has_metrics: bool = True) -> bool:
+    """Whether one of the server's models reports ready, or by default the server and, by its metrics, every talker.
 
     That of the server is for its start only: Triton 2.51 still reports it after a model has died.
     """
     path = f"models/{model}/ready" if model else "health/ready"
-    return responds(f"http://localhost:{ports.http}/v2/{path}") and (bool(model) or _talkers_serve(ports))
+    if not responds(f"http://localhost:{ports.http}/v2/{path}"):
+        return False
+    return model is not None or not has_metrics or _talkers_serve(ports)
 
 
 def _talkers_serve(ports: Ports) -> bool:
-    """By their metrics, since Triton 2.51 does not ask the models; true without metrics."""
-    samples = parse(scrape(f"http://localhost:{ports.metrics}/metrics") or "")
-    return all(value for name, value in samples.items() if name.startswith(READY))
+    """By their metrics, since Triton 2.51 does not ask the models. It opens their port after that of its health."""
+    if (text := scrape(f"http://localhost:{ports.metrics}/metrics")) is None:
+        return False
+    return all(value for name, value in parse(text).items() if name.startswith(READY))
 
 
 def server_command(repository: Path, options: Sequence[str], admin_key: str) -> list[str]:

@@ -1,7 +1,11 @@
 """The backend directory of the embedded server: stand-ins and compiled backends."""
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,3 +93,68 @@ def test_the_launcher_passes_a_compiled_backend_to_the_server(tmp_path: Path, mo
     assert command[-len(last) :] == last
     assert (drain.file, drain.metrics_url) == (tmp_path / "drain-8000", "http://localhost:8002/metrics")
     assert "libtriton_onnxruntime.so" in names(tmp_path / "backends" / "onnxruntime")
+
+
+class Endpoint:
+    """An HTTP server that answers every GET with `text`."""
+
+    def __init__(self, text: str) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("localhost", 0), Handler)
+        self.port = self._server.server_port
+        Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Callable[[str], int]]:
+    """Starts an endpoint and returns its port."""
+    with ExitStack() as stack:
+
+        def start(text: str) -> int:
+            opened = Endpoint(text)
+            stack.callback(opened.close)
+            return opened.port
+
+        yield start
+
+
+def test_a_server_is_ready_once_its_metrics_say_that_the_talkers_serve(endpoint: Callable[[str], int]) -> None:
+    health, closed = endpoint(""), server.Ports.free().metrics
+
+    def is_ready(metrics: int, **has: bool) -> bool:
+        return server.is_ready(server.Ports(http=health, metrics=metrics), **has)
+
+    assert is_ready(endpoint('qwen3_tts_ready{model="a"} 1\n'))
+    assert not is_ready(endpoint('qwen3_tts_ready{model="a"} 1\nqwen3_tts_ready{model="b"} 0\n'))
+    assert is_ready(endpoint("nv_gpu_utilization 0\n")), "no talker"
+    assert not is_ready(closed), "Triton opens the port of its metrics last"
+    assert is_ready(closed, has_metrics=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "has_metrics"),
+    [
+        ([], True),
+        (["--allow-metrics=true"], True),
+        (["--allow-metrics=False"], False),
+        (["--allow-metrics", "0"], False),
+    ],
+)
+def test_metrics_are_not_awaited_where_they_are_off(
+    options: list[str], has_metrics: bool, endpoint: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "server_command", lambda *_: [])
+    ports = server.Ports(http=endpoint(""), metrics=server.Ports.free().metrics)
+    assert server.TritonServer(Path(), options=options, ports=ports).is_ready() is not has_metrics

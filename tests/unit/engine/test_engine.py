@@ -323,6 +323,9 @@ def test_metrics_count_requests_frames_and_audio(harness: Harness) -> None:
     assert readings.counted["qwen3_tts_requests_total", "ok"] == 1
     assert readings.counted["qwen3_tts_requests_total", "error"] == 1
     assert readings.counted["qwen3_tts_frames_total", ""] == 10
+    assert (
+        1 <= readings.counted["qwen3_tts_codec_calls_total", ""] <= readings.counted["qwen3_tts_codec_chunks_total", ""]
+    )
     assert readings.counted["qwen3_tts_audio_seconds_total", ""] == pytest.approx(0.8)
     assert len(readings.observed["qwen3_tts_time_to_first_audio_seconds"]) == 1
     assert harness.engine.recorder.take().observed == {}

@@ -29,16 +29,19 @@ def test_codec_calls_are_counted_between_two_scrapes() -> None:
     labels, talker = '{model="code2wav",version="1"}', '{model="qwen3_tts",version="1"}'
     before = {
         f"nv_inference_exec_count{labels}": 10.0,
-        f"nv_inference_count{labels}": 100.0,
+        f"qwen3_tts_codec_calls_total{talker}": 20.0,
+        f"qwen3_tts_codec_chunks_total{talker}": 100.0,
         f"nv_inference_compute_infer_duration_us{labels}": 5_000.0,
         f"nv_inference_compute_infer_duration_us{talker}": 7.0,
         f"qwen3_tts_codec_seconds_count{talker}": 8.0,
         f"qwen3_tts_codec_seconds_sum{talker}": 1.0,
     }
-    more = dict(zip(before, (4.0, 10.0, 6_000.0, 1e6, 4.0, 0.01), strict=True))
+    more = dict(zip(before, (4.0, 5.0, 10.0, 6_000.0, 1e6, 4.0, 0.01), strict=True))
     after = {name: value + more[name] for name, value in before.items()}
-    expected = {"codec_calls": 4, "codec_rows": 2.5, "codec_call_ms": 2.5, "codec_own_ms": 1.5}
+    expected = {"codec_calls": 5, "codec_rows": 2.0, "codec_call_ms": 2.5, "codec_own_ms": 1.5}
     assert codec_calls(before, after) == expected
+    directly = {name: value for name, value in after.items() if not name.startswith("nv_inference")}
+    assert codec_calls(before, before | directly) == {k: v for k, v in expected.items() if k != "codec_own_ms"}
     assert codec_calls({}, {}) == {}
 
 

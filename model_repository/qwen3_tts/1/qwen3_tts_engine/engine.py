@@ -147,6 +147,8 @@ class Engine:
         pcm, failed = decode(self._codec, chunks)
         decoded = time.perf_counter()
         self.recorder.observe(metrics.CODEC, decoded - called)
+        self.recorder.count(metrics.CODEC_CALLS)
+        self.recorder.count(metrics.CODEC_CHUNKS, len(chunks))
         audio = listen(chunks, pcm)
         with self._lock:
             self.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, decoded - called)
