@@ -45,8 +45,7 @@ class Engine:
         self._lock = threading.Lock()
         self._talker_work = threading.Condition(self._lock)
         self._codec_work = threading.Condition(self._lock)
-        self._take_turns = take_turns
-        self._is_idle = False
+        self._take_turns, self._is_idle = take_turns, False
         # On a CPU a call takes longer than a tick, and an urgent one would come late behind a tick and a call.
         self._need_beside_ticks = Need.WORTHWHILE if runner.lookahead else Need.ANY
         self._closed: RequestError | None = None
