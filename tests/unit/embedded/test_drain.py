@@ -3,10 +3,8 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from qwen3_tts_engine.lifecycle import draining
 from qwen3_tts_engine.metrics import DRAINING, OPEN
 from scripts.embedded import drain
 from scripts.embedded.drain import FILE_VARIABLE, REFUSING, UNREADY, Drain, is_idle
+from tests.fakes.page_server import PageServer, serving
 
 NOWHERE = "http://localhost:9/metrics"
 LONG = 1000.0
@@ -51,33 +50,10 @@ def test_names_are_those_of_the_engine() -> None:
     assert (OPEN.name, DRAINING.name, draining.REFUSING) == (drain.OPEN, drain.DRAINING, drain.REFUSING)
 
 
-class Server(HTTPServer):
-    """Answers every path with `text`."""
-
-    text = ""
-
-    def __init__(self) -> None:
-        super().__init__(("localhost", 0), Handler)
-        self.url = f"http://localhost:{self.server_port}/metrics"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        assert isinstance(self.server, Server)
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(self.server.text.encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+def server() -> Iterator[PageServer]:
+    with serving() as server:
         yield server
-        server.shutdown()
 
 
 def test_is_unready_before_it_refuses(tmp_path: Path) -> None:
@@ -90,7 +66,7 @@ def test_is_unready_before_it_refuses(tmp_path: Path) -> None:
     assert one.file.read_text() == f"{REFUSING}\n"
 
 
-def test_is_over_when_no_stream_is_open(tmp_path: Path, server: Server) -> None:
+def test_is_over_when_no_stream_is_open(tmp_path: Path, server: PageServer) -> None:
     one = Drain(tmp_path / "drain", server.url, LONG, notice_seconds=0)
     one.begin()
     # Not while it is only unready: requests still arrive.
@@ -102,7 +78,7 @@ def test_is_over_when_no_stream_is_open(tmp_path: Path, server: Server) -> None:
     assert one.is_over()
 
 
-def test_is_over_at_the_limit(tmp_path: Path, server: Server) -> None:
+def test_is_over_at_the_limit(tmp_path: Path, server: PageServer) -> None:
     server.text = metrics((1.0, 3.0))
     one = Drain(tmp_path / "drain", server.url, LONG, notice_seconds=0)
     one.begin()
@@ -117,7 +93,7 @@ def test_a_server_without_metrics_has_the_whole_time(tmp_path: Path) -> None:
     assert [one.is_over() for _ in range(3)] == [False] * 3
 
 
-def test_a_second_process_continues_a_drain(tmp_path: Path, server: Server) -> None:
+def test_a_second_process_continues_a_drain(tmp_path: Path, server: PageServer) -> None:
     """docker/serve.sh after a preStop hook."""
     server.text = metrics((1.0, 0.0))
     first = Drain(tmp_path / "drain", server.url, LONG, notice_seconds=0)
@@ -142,7 +118,7 @@ def command(*arguments: object, **environment: str) -> subprocess.CompletedProce
     return subprocess.run(program, env=known | environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_command_drains_the_server_of_its_ports(tmp_path: Path, server: Server) -> None:
+def test_the_command_drains_the_server_of_its_ports(tmp_path: Path, server: PageServer) -> None:
     server.text = metrics((1.0, 0.0))
     port, file = server.server_port, tmp_path / "drain"
     done = command("--http-port", port, "--metrics-port", port, "--notice-seconds", 0, **{FILE_VARIABLE: str(file)})

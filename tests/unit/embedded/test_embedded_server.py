@@ -3,9 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from scripts.embedded import server
 from scripts.embedded.installation import ServerError, backend_directory, find_library
 from scripts.embedded.protection import region_options
+from tests.fakes.page_server import serving
 
 TENSORRT = ("libnvinfer.so.8", "libnvinfer_plugin.so.8")
 
@@ -95,39 +94,11 @@ def test_the_launcher_passes_a_compiled_backend_to_the_server(tmp_path: Path, mo
     assert "libtriton_onnxruntime.so" in names(tmp_path / "backends" / "onnxruntime")
 
 
-class Endpoint:
-    """An HTTP server that answers every GET with `text`."""
-
-    def __init__(self, text: str) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("localhost", 0), Handler)
-        self.port = self._server.server_port
-        Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
 @pytest.fixture
 def endpoint() -> Iterator[Callable[[str], int]]:
-    """Starts an endpoint and returns its port."""
+    """Serves a text and returns its port."""
     with ExitStack() as stack:
-
-        def start(text: str) -> int:
-            opened = Endpoint(text)
-            stack.callback(opened.close)
-            return opened.port
-
-        yield start
+        yield lambda text: stack.enter_context(serving(text)).server_port
 
 
 def test_a_server_is_ready_once_its_metrics_say_that_the_talkers_serve(endpoint: Callable[[str], int]) -> None:

@@ -4,8 +4,8 @@ import logging
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import psycopg
 import pytest
@@ -14,12 +14,14 @@ from qwen3_tts_engine.config import ConfigError
 from qwen3_tts_engine.request import InvalidRequest, Unavailable
 from qwen3_tts_engine.voices import database, postgres_store
 from qwen3_tts_engine.voices.postgres_store import PostgresStore
+from tests.e2e import serving
 from tests.postgres import PostgresServer
 from tests.subprocesses import same_imports
 from tests.unit.voices.conftest import MIB, ORIGIN, make_voice
 
 # Longer than any wait of a test.
 PATIENCE = 60.0
+eventually = partial(serving.eventually, seconds=PATIENCE)
 SECRET = "pass-word"
 
 
@@ -28,13 +30,6 @@ def store(dsn: str) -> Iterator[PostgresStore]:
     store = PostgresStore(dsn, 10, MIB)
     yield store
     store.close()
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def is_back(store: PostgresStore) -> bool:
