@@ -11,7 +11,7 @@ import torch
 from scripts.demo_voice import snapshots
 from scripts.demo_voice.codec.training import FROZEN, CodecModel
 from scripts.demo_voice.sizes import FRAME, Sizes
-from scripts.demo_voice.stepping import best_device
+from scripts.demo_voice.stepping import best_device, half_precision
 from scripts.demo_voice.synthesis import Shard
 
 CODES_FILE = "codes.npz"
@@ -63,8 +63,10 @@ def encode_shard(model: CodecModel, shard: Shard, device: torch.device) -> list[
         audio = np.zeros((len(batch), shard.lengths[batch].max()), np.int16)
         for row, i in enumerate(batch):
             audio[row, : shard.lengths[i]] = shard.samples[ends[i] - shard.lengths[i] : ends[i]]
-        z = model.encoder(torch.from_numpy(audio).to(device).float() / 32768)
-        codes = model.decoder.quantizer.encode(z.flatten(0, 1)).unflatten(0, z.shape[:2]).to(torch.uint8).cpu().numpy()
+        with half_precision(device):
+            z = model.encoder(torch.from_numpy(audio).to(device).float() / 32768)
+        flat = model.decoder.quantizer.encode(z.flatten(0, 1).float())
+        codes = flat.unflatten(0, z.shape[:2]).to(torch.uint8).cpu().numpy()
         for row, i in enumerate(batch):
             found[i] = codes[row, : shard.lengths[i] // FRAME]
     return found
