@@ -15,11 +15,10 @@ from qwen3_tts_engine.talker.graph_runner import (
     MAX_PADDED_PREFILL,
     PREFILL_BUCKETS,
     GraphTalkerRunner,
-    _filled_parts,
-    _replays,
 )
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.runner import TalkerRunner
+from qwen3_tts_engine.talker.tick_graph import filled_parts, split
 from qwen3_tts_engine.voice import Voice
 from tests.conftest import CheckpointOf
 from tests.fakes.scripted import Listener
@@ -58,6 +57,7 @@ def test_out_of_memory_fails_only_the_prompt_that_causes_it(
     graphs = as_graph_runner(load_runner(checkpoint, config, torch.device("cpu")))
     open_slots, prefilled = graphs._state.open, list[np.ndarray]()
     graphs._prefills = {512: SimpleNamespace(replay=prefilled.append)}  # type: ignore[dict-item]
+    graphs._pending = []
 
     def fail_for_slot_1(newcomers: list[Newcomer]) -> None:
         if any(newcomer.slot == 1 for newcomer in newcomers):
@@ -69,6 +69,7 @@ def test_out_of_memory_fails_only_the_prompt_that_causes_it(
     [(failed, error)] = graphs.prefill(newcomers)
     assert failed is newcomers[1]
     assert "injected" in str(error)
+    graphs._prefill_pending()
     assert [set(rows[:, 0]) for rows in prefilled] == [{0}, {2}]
     assert graphs._fresh.tolist() == [True, False, True, False]
 
@@ -79,8 +80,8 @@ def test_parts_of_a_long_prefill_fill_their_graphs(count: int) -> None:
     graphs = {bucket: SimpleNamespace(size=bucket) for bucket in PREFILL_BUCKETS}
     replays = [
         (graph.size, part)
-        for filled in _filled_parts(rows, list(graphs))
-        for graph, part in _replays(graphs, filled)  # type: ignore[arg-type]
+        for filled in filled_parts(rows, graphs, MAX_PADDED_PREFILL)
+        for graph, part in split(graphs, filled)  # type: ignore[arg-type]
     ]
     np.testing.assert_array_equal(np.concatenate([part for _, part in replays]), rows)
     *filled, (size, last) = replays

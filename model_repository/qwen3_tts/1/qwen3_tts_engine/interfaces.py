@@ -55,7 +55,7 @@ class Runner(Protocol):
     """Ticks launched before the first is read: 1 overlaps host and GPU work, 0 on the CPU."""
 
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
-        """Load prompts into their slots; returns those that failed, with the reason."""
+        """Load prompts into their slots, by the end of the next launch; returns those that failed, with the reason."""
 
     def grow(self, grown: np.ndarray) -> None:
         """Assign pages to slots, int64 [pages, 3]: slot, index in its page table, page."""

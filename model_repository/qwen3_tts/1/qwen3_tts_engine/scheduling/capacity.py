@@ -122,7 +122,7 @@ class Capacity:
         self._prefill = WorkTime(batching_is_free=batching_is_free)
 
     def add_tick(self, streams: int, seconds: float, prefill_rows: int = 0) -> None:
-        """A tick of `streams`, or one behind a prefill of that many rows."""
+        """A tick of `streams`, which includes or follows the prefill of that many rows."""
         if not prefill_rows:
             self._tick.add(streams, seconds)
         elif 0 < (tick := self.tick_seconds(streams)) < math.inf:

@@ -1,8 +1,7 @@
 """The CUDA runner: every tick and prefill replays graphs captured at startup."""
 
-import bisect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.core.batches import Frames, Newcomer
-from qwen3_tts_engine.pinned_memory import to_pinned
 from qwen3_tts_engine.talker.runner import TalkerRunner
+from qwen3_tts_engine.talker.tick_graph import Run, TickGraph, bucket_of, filled_parts, split, up_to
 
 log = logging.getLogger(__name__)
 
@@ -21,28 +20,11 @@ FIRST_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 1536, 2048)
 # Padding a prefill of more rows costs more than another replay.
 MAX_PADDED_PREFILL = 512
-
-
-class TickGraph:
-    """A captured function of one static int64 input; `replay` fills its first rows and pads the rest."""
-
-    def __init__(self, padding: np.ndarray, run: Callable[[Tensor], Tensor | None], device: torch.device, pool: Any):
-        """`padding` int64 [rows, ...] is the content of unused rows.
-
-        `run` must have run once before, to build its kernels.
-        """
-        self._padding = padding
-        self._input = torch.from_numpy(padding).to(device)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            self._output = run(self._input)
-
-    def replay(self, rows: np.ndarray) -> Tensor | None:
-        """The function's output, valid until the next replay; rows from len(rows) on are padding."""
-        padded = np.concatenate([rows, self._padding[len(rows) :]])
-        self._input.copy_(to_pinned(padded), non_blocking=True)
-        self._graph.replay()
-        return self._output
+# Prompt rows that run in a tick, so that both read the talker's weights once. A graph for each with each of the buckets
+# from MIN_JOINT_FRAMES on: 52 with 1024 slots. Empty: all prompts run before the tick.
+JOINT_PROMPTS = (64, 128, 256, 512)
+# Products of fewer rows have faster kernels, which prompts cannot use.
+MIN_JOINT_FRAMES = 16
 
 
 @dataclass(frozen=True)
@@ -61,26 +43,33 @@ class GraphTalkerRunner(TalkerRunner):
     def capture(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Build all kernels and capture all graphs; none is captured later, under traffic."""
         self._pool: Any = None
-        kinds = (
-            (_up_to(ROW_BUCKETS, self.limits.num_slots), self._padding_pairs, self._mixed_frame),
-            (_up_to(FIRST_BUCKETS, self.limits.num_slots), self._padding_slots, self._first_frame),
-            (PREFILL_BUCKETS, self._padding_rows, self._prefill_rows),
-        )
-        done, total = 0, sum(len(buckets) for buckets, *_ in kinds)
-        captured: list[dict[int, TickGraph]] = []
-        for buckets, padding, run in kinds:
-            graphs = {}
-            # Largest first, so that smaller graphs reuse its memory pool.
-            for bucket in reversed(buckets):
-                graphs[bucket] = self._capture(padding(bucket), run)
-                progress(done := done + 1, total)
-            captured.append(dict(sorted(graphs.items())))
-        self._frames, self._firsts, self._prefills = captured
+        self._pending: list[np.ndarray] = []
+        self._frames: dict[int, TickGraph] = {}
+        self._firsts: dict[int, TickGraph] = {}
+        self._prefills: dict[int, TickGraph] = {}
+        self._joints: dict[int, dict[int, TickGraph]] = {}
+        pairs, prompts = self._padding_pairs, self._padding_rows
+        frames, firsts = (up_to(buckets, self.limits.num_slots) for buckets in (ROW_BUCKETS, FIRST_BUCKETS))
+        # Largest first, so that smaller graphs reuse its memory pool.
+        plan: list[tuple[dict[int, TickGraph], int, Sequence[np.ndarray], Run]]
+        plan = [(self._frames, rows, [pairs(rows)], self._mixed_frame) for rows in reversed(frames)]
+        plan += [(self._firsts, rows, [self._padding_slots(rows)], self._first_frame) for rows in reversed(firsts)]
+        plan += [(self._prefills, rows, [prompts(rows)], self._prefill_rows) for rows in reversed(PREFILL_BUCKETS)]
+        for count in [bucket for bucket in reversed(frames) if bucket >= MIN_JOINT_FRAMES]:
+            joint = self._joints[count] = {}
+            padding = [(rows, [pairs(count), prompts(rows)]) for rows in reversed(JOINT_PROMPTS)]
+            plan += [(joint, rows, unused, self._joint_frame) for rows, unused in padding]
+        for done, (graphs, bucket, unused, run) in enumerate(plan, start=1):
+            graphs[bucket] = self._capture(unused, run)
+            progress(done, len(plan))
 
     @torch.inference_mode()
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
+        """Runner.prefill; the rows run in the next launch."""
+        # Newcomers may have the slots and pages of streams that ended before a launch.
+        self._prefill_pending()
         try:
-            self._prefill_together(newcomers)
+            self._open(newcomers)
         except torch.OutOfMemoryError as error:
             if len(newcomers) == 1:
                 return [(newcomers[0], error)]
@@ -89,19 +78,13 @@ class GraphTalkerRunner(TalkerRunner):
 
     @torch.inference_mode()
     def launch(self, slots: np.ndarray) -> LaunchedTick:  # type: ignore[override]
-        fresh = self._take_fresh(slots)
         codes = torch.empty(len(slots), self._state.num_codebooks, dtype=torch.int64, pin_memory=True)
-        if fresh.all():
-            replays = _replays(self._firsts, slots)
-        else:
-            attending = np.where(fresh, self._state.padding_slot, slots)
-            replays = _replays(self._frames, np.stack([slots, attending], axis=1))
         start = 0
-        for graph, part in replays:
-            drawn = graph.replay(part)
+        for graph, inputs in self._replays(slots):
+            drawn, end = graph.replay(*inputs), start + len(inputs[0])
             assert drawn is not None
-            codes[start : start + len(part)].copy_(drawn[: len(part)], non_blocking=True)
-            start += len(part)
+            codes[start:end].copy_(drawn[: end - start], non_blocking=True)
+            start = end
         done = torch.cuda.Event(blocking=True)
         done.record()
         return LaunchedTick(codes, done)
@@ -111,18 +94,41 @@ class GraphTalkerRunner(TalkerRunner):
         codes = tick.codes.numpy()
         return Frames(codes, codes[:, 0] == self._state.eos)
 
-    def _prefill_together(self, newcomers: list[Newcomer]) -> None:
+    def _open(self, newcomers: list[Newcomer]) -> None:
         self._state.open(newcomers)
-        rows = np.concatenate([self._prompt_rows(newcomer) for newcomer in newcomers])
-        # Each replay stores keys before it attends, so prompts may be split anywhere.
-        for part in _filled_parts(rows, list(self._prefills)):
-            for graph, padded in _replays(self._prefills, part):
-                graph.replay(padded)
+        self._pending += [self._prompt_rows(newcomer) for newcomer in newcomers]
         self._fresh[[newcomer.slot for newcomer in newcomers]] = True
 
-    def _capture(self, padding: np.ndarray, run: Callable[[Tensor], Tensor | None]) -> TickGraph:
+    def _replays(self, slots: np.ndarray) -> list[tuple[TickGraph, tuple[np.ndarray, ...]]]:
+        """The graphs of a frame of each slot, with their inputs; pending prompts that do not fit them are prefilled."""
+        fresh = self._take_fresh(slots)
+        if fresh.all():
+            self._prefill_pending()
+            return [(graph, (part,)) for graph, part in split(self._firsts, slots)]
+        pairs = np.stack([slots, np.where(fresh, self._state.padding_slot, slots)], axis=1)
+        replays: list[tuple[TickGraph, tuple[np.ndarray, ...]]]
+        replays = [(graph, (part,)) for graph, part in split(self._frames, pairs)]
+        joint = self._joints.get(bucket_of(self._frames, len(pairs)), {})
+        if len(prompts := self._prefill_pending(max(joint, default=0))):
+            replays[0] = (joint[bucket_of(joint, len(prompts))], (*replays[0][1], prompts))
+        return replays
+
+    def _prefill_pending(self, most: int = 0) -> np.ndarray:
+        """Prefill pending prompt rows until at most `most` are left; returns those, which are not pending any more."""
+        rows: np.ndarray = np.concatenate([self._padding_rows(0), *self._pending])
+        self._pending.clear()
+        # Each replay stores keys before it attends, so prompts may be split anywhere.
+        for part in filled_parts(rows, self._prefills, MAX_PADDED_PREFILL):
+            if len(rows) <= most:
+                break
+            for graph, filled in split(self._prefills, part):
+                graph.replay(filled)
+            rows = rows[len(part) :]
+        return rows
+
+    def _capture(self, padding: Sequence[np.ndarray], run: Run) -> TickGraph:
         with torch.inference_mode():
-            run(torch.from_numpy(padding).to(self._device))
+            run(*(torch.from_numpy(rows).to(self._device) for rows in padding))
             torch.cuda.synchronize()
             graph = TickGraph(padding, run, self._device, self._pool)
             self._pool = graph._graph.pool()
@@ -168,32 +174,26 @@ class GraphTalkerRunner(TalkerRunner):
         hidden = self._talker.forward(rows.hidden, attention)
         return self._complete(rows, torch.where((slots == attending)[:, None], hidden, prefilled))
 
-    def _prefill_rows(self, rows: Tensor) -> None:
-        slots, positions, receivers, speakers, text_ids = rows[:, :5].T.contiguous()
-        embedded = self._talker.embed(text_ids, rows[:, 5:]) + self._state.vectors[speakers]
+    def _prefill_rows(self, prompts: Tensor) -> None:
+        slots, positions, receivers, embedded = self._embed(prompts)
         attention = self._ops.paged_attention(self._cache, slots, positions, prefill=True)
         self._state.input.index_copy_(0, receivers, self._talker.forward(embedded, attention))
 
+    def _joint_frame(self, pairs: Tensor, prompts: Tensor) -> Tensor:
+        """`_prefill_rows`, then `_mixed_frame`, in one pass through the talker."""
+        slots, attending = pairs.T.contiguous()
+        rows = self._ops.rows(self._state, slots)
+        prompt_slots, positions, receivers, embedded = self._embed(prompts)
+        where = (torch.cat([attending, prompt_slots]), torch.cat([rows.positions, positions]))
+        # One launch for all: a frame's own key, too, is stored before it attends.
+        attention = self._ops.paged_attention(self._cache, *where, prefill=True)
+        hidden = self._talker.forward(torch.cat([rows.hidden, embedded]), attention)
+        self._state.input.index_copy_(0, receivers, hidden[len(pairs) :])
+        prefilled = self._state.input.index_select(0, slots)
+        return self._complete(rows, torch.where((slots == attending)[:, None], hidden[: len(pairs)], prefilled))
 
-def _up_to(buckets: tuple[int, ...], limit: int) -> tuple[int, ...]:
-    """Buckets for up to `limit` rows; a bucket above `limit` is replaced by `limit`."""
-    smaller = tuple(bucket for bucket in buckets if bucket < limit)
-    return smaller if smaller == buckets else (*smaller, limit)
-
-
-def _filled_parts(rows: np.ndarray, buckets: list[int]) -> Iterator[np.ndarray]:
-    """Parts that fill a bucket, as long as more rows are left than may be padded."""
-    while len(rows) > MAX_PADDED_PREFILL:
-        size = buckets[bisect.bisect_right(buckets, len(rows)) - 1]
-        yield rows[:size]
-        rows = rows[size:]
-    if len(rows):
-        yield rows
-
-
-def _replays(graphs: dict[int, TickGraph], rows: np.ndarray) -> Iterator[tuple[TickGraph, np.ndarray]]:
-    """Splits rows by the largest graph, each part with its smallest graph; `graphs` are in ascending order."""
-    buckets = list(graphs)
-    for start in range(0, len(rows), buckets[-1]):
-        part = rows[start : start + buckets[-1]]
-        yield graphs[buckets[bisect.bisect_left(buckets, len(part))]], part
+    def _embed(self, prompts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Slots, positions and receivers of prompt rows, int64 [rows], and the talker's inputs [rows, H]."""
+        slots, positions, receivers, speakers, text_ids = prompts[:, :5].T.contiguous()
+        embedded = self._talker.embed(text_ids, prompts[:, 5:]) + self._state.vectors[speakers]
+        return slots, positions, receivers, embedded

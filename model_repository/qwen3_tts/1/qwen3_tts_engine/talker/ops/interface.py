@@ -69,7 +69,7 @@ class Ops(Protocol):
     def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prefill: bool) -> Attention:
         """Causal attention for rows at `positions` of `slots`, int64 [rows].
 
-        Without `prefill` every slot has one row.
+        With `prefill` all rows' keys are stored before a row attends; without, every slot has one row.
         """
 
     def frame_attention(self, cache: FrameCache, start: int, count: int) -> Attention:
