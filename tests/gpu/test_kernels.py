@@ -130,7 +130,7 @@ def test_norm_and_embedding_agree_with_pytorch(ops: Any, device: torch.device, w
 def test_paged_attention_agrees_in_prefill_and_decode(
     ops: Any, device: torch.device, talker: Talker, config: TalkerConfig | None, lengths: list[int]
 ) -> None:
-    """One prefill of several slots, then two ticks of all slots, with pages in random order."""
+    """One prefill of several slots, two ticks of all slots, then a prompt beside single rows; pages in random order."""
     config = config or talker.config
     norms = random(2, config.head_dim)
     table = torch.randperm(3 * 100, device=device).reshape(3, 100)
@@ -140,6 +140,10 @@ def test_paged_attention_agrees_in_prefill_and_decode(
     order = torch.tensor([2, 0, 1], device=device)
     ticks = [(slots, positions, True)]
     ticks += [(order, torch.tensor(lengths, device=device)[order] + tick, False) for tick in range(2)]
+    prompt = torch.arange(lengths[2], device=device)
+    beside = torch.tensor([lengths[0] + 2, lengths[1] + 2], device=device)
+    joint = torch.tensor([0, 1], device=device), torch.full_like(prompt, 2)
+    ticks.append((torch.cat(joint), torch.cat([beside, prompt]), True))
     for slots, positions, prefill in ticks:
         qkv = random(len(slots), config.query_size + 2 * config.key_value_size)
         found = ops.paged_attention(caches[0], slots, positions, prefill=prefill)(1, qkv, layer(norms))

@@ -6,7 +6,7 @@ import torch
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.talker.runner import TalkerRunner
-from tests.gpu.test_runner import forbid_device_sync, graphs, newcomer
+from tests.gpu.test_runner import forbid_device_sync, graphs, newcomer, prefill
 
 __all__ = ["graphs"]
 PAGE, FRAMES, SLOT = 32, 100, np.array([1])
@@ -43,7 +43,7 @@ def test_prefilled_codes_write_the_same_cache_as_generated_ones(graphs: TalkerRu
     rows = torch.tensor(one.pages)[positions // PAGE] * PAGE + positions % PAGE
     expected = graphs._cache.data[:, :, rows.to(graphs._device)].float()
     with forbid_device_sync():
-        graphs.prefill([Newcomer(one.stream, 1, one.pages, codes.astype(np.int16))])
+        prefill(graphs, [Newcomer(one.stream, 1, one.pages, codes.astype(np.int16))])
     found = graphs._cache.data[:, :, rows.to(graphs._device)].float()
     assert float((found - expected).norm() / expected.norm()) < 0.02
     assert graphs._state.position[1] == len(one.stream.prompt) + 59

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import SynthesisRequest
+from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.runner import TalkerRunner
+from qwen3_tts_engine.talker.tick_graph import TickGraph
 from qwen3_tts_engine.voice import Voice
 from tests.conftest import CheckpointOf
 from tests.fakes.scripted import Listener
@@ -21,6 +24,7 @@ from tests.gpu.conftest import DEVICE
 
 FRAMES = 40
 SLOTS = 16
+JOINING = 3
 PAGES = 8
 CPU = torch.device("cpu")
 
@@ -33,8 +37,10 @@ def config_of(checkpoint: Checkpoint, **settings: object) -> EngineConfig:
 
 
 @pytest.fixture(scope="module")
-def graphs(checkpoint: Checkpoint) -> TalkerRunner:
-    return load_runner(checkpoint, config_of(checkpoint), DEVICE)
+def graphs(checkpoint: Checkpoint) -> GraphTalkerRunner:
+    runner = load_runner(checkpoint, config_of(checkpoint), DEVICE)
+    assert isinstance(runner, GraphTalkerRunner)
+    return runner
 
 
 def newcomer(checkpoint: Checkpoint, slot: int, text: str = "Hello there.", **fields: object) -> Newcomer:
@@ -53,6 +59,14 @@ def forbid_device_sync() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@torch.inference_mode()
+def prefill(runner: TalkerRunner, newcomers: list[Newcomer]) -> None:
+    """Prefill without waiting for a launch."""
+    assert runner.prefill(newcomers) == []
+    if isinstance(runner, GraphTalkerRunner):
+        runner._prefill_pending()
 
 
 def speak(runner: TalkerRunner, newcomers: list[Newcomer], *, together: bool = False) -> np.ndarray:
@@ -110,7 +124,7 @@ def test_long_and_concurrent_prompts_write_the_same_cache(checkpoint: Checkpoint
     caches = []
     for runner, groups in ((graphs, [[n] for n in long]), (graphs, [long]), (cpu, [long])):
         for group in groups:
-            runner.prefill(group)
+            prefill(runner, group)
         pages = torch.tensor([page for n in long for page in n.pages[: len(n.stream.prompt) // 32]])
         rows = pages[:, None] * 32 + torch.arange(32)
         caches.append(runner._cache.data[:, :, rows.flatten().to(runner._device)].float().cpu())
@@ -119,6 +133,66 @@ def test_long_and_concurrent_prompts_write_the_same_cache(checkpoint: Checkpoint
         reference = caches[4 + one]
         for found in (caches[one], caches[2 + one]):
             assert float((found - reference).norm() / reference.norm()) < 0.02
+
+
+def join(runner: TalkerRunner, newcomers: list[Newcomer], frames: int) -> np.ndarray:
+    """Codes [frames, rows, codebooks] from the tick on in which the last JOINING streams join the others."""
+    slots = np.array([n.slot for n in newcomers])
+    assert runner.prefill(newcomers[:-JOINING]) == []
+    runner.collect(runner.launch(slots[:-JOINING]))
+    assert runner.prefill(newcomers[-JOINING:]) == []
+    return np.stack([runner.collect(runner.launch(slots)).codes for _ in range(frames)])
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[TickGraph]:
+    """Graphs in the order of their replays."""
+    graphs, replay = list[TickGraph](), TickGraph.replay
+
+    def record(graph: TickGraph, *inputs: np.ndarray) -> Any:
+        graphs.append(graph)
+        return replay(graph, *inputs)
+
+    monkeypatch.setattr(TickGraph, "replay", record)
+    return graphs
+
+
+def test_prompts_in_a_tick_agree_with_prompts_before_it(
+    checkpoint: Checkpoint, graphs: GraphTalkerRunner, replayed: list[TickGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values agree up to rounding, greedy codes of that tick except for near ties."""
+    newcomers = [newcomer(checkpoint, slot, temperature=0.0) for slot in range(SLOTS)]
+    rows = [(n.pages[row // 32], row % 32) for n in newcomers for row in range(len(n.stream.prompt))]
+    places = torch.tensor([page * 32 + row for page, row in rows], device=DEVICE)
+    joints, found = graphs._joints, []
+    for one in (joints, {}):
+        monkeypatch.setattr(graphs, "_joints", one)
+        graphs._cache.data.zero_()
+        with forbid_device_sync():
+            codes = join(graphs, newcomers, 1)
+        assert (replayed[-1] in joints[SLOTS].values()) == bool(one)
+        found.append((codes, graphs._cache.data[:, :, places].float(), graphs._state.position[:SLOTS].clone()))
+    (joint, joint_cache, joint_positions), (separate, cache, positions) = found
+    assert float((joint_cache - cache).norm() / cache.norm()) < 0.02
+    assert torch.equal(joint_positions, positions)
+    print(
+        f"agreement of the established {(joint == separate)[:, :-JOINING].mean():.2f}, of the newcomers "
+        f"{(joint == separate)[:, -JOINING:].mean():.2f}"
+    )
+    assert (joint == separate).mean() > 0.6
+
+
+def test_batch_invariant_codes_do_not_depend_on_prompts_in_the_tick(
+    checkpoint: Checkpoint, replayed: list[TickGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = load_runner(checkpoint, config_of(checkpoint, batch_invariant=True), DEVICE)
+    assert isinstance(runner, GraphTalkerRunner)
+    joints = [graph for joint in runner._joints.values() for graph in joint.values()]
+    newcomers = [newcomer(checkpoint, slot) for slot in range(SLOTS)]
+    joint = join(runner, newcomers, FRAMES)
+    assert sum(graph in joints for graph in replayed) == 1
+    monkeypatch.setattr(runner, "_joints", {})
+    np.testing.assert_array_equal(join(runner, newcomers, FRAMES), joint)
 
 
 def test_greedy_first_frames_mostly_agree_with_the_cpu(checkpoint: Checkpoint, graphs: TalkerRunner) -> None:
@@ -136,7 +210,7 @@ def test_logits_agree_with_the_cpu_within_bfloat16(checkpoint: Checkpoint) -> No
     runners = [load_runner(checkpoint, config_of(checkpoint), device) for device in (DEVICE, CPU)]
     logits = []
     for runner in runners:
-        runner.prefill([newcomer(checkpoint, slot) for slot in range(4)])
+        prefill(runner, [newcomer(checkpoint, slot) for slot in range(4)])
         with torch.inference_mode():
             rows = runner._ops.rows(runner._state, torch.arange(4, device=runner._device))
             attention = runner._ops.paged_attention(runner._cache, rows.slots, rows.positions, prefill=False)
