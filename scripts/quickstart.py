@@ -1,4 +1,4 @@
-"""Synthetic checkpoint, codec export, server, one sentence, and on request a page. Called by quickstart.sh."""
+"""Codec export, server, one sentence by the demo voice, and on request a page. Called by quickstart.sh."""
 
 import os
 import signal
@@ -11,22 +11,15 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
-from qwen3_tts_engine.checkpoint.checkpoint import CONFIG
 from scripts.embedded.drain import responds
 from scripts.embedded.installation import ServerError, backend_options
 from scripts.embedded.server import EXPLICIT, Ports, TritonServer
-from scripts.synthetic.checkpoint import make_checkpoint
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = ROOT / "model_repository"
-TEXT = (
-    "Hello! This is a talker with random weights, so all it does is babble, "
-    "but it comes through every real part of the server."
-)
-# A talker with random weights ends at random: with this seed after a few seconds.
-SEED = "10"
+CHECKPOINT = ROOT / "scripts" / "demo_voice" / "tiny-speaking"
+TEXT = "Hello! This voice was made for a demonstration, but it comes through every real part of the server."
 POLL_SECONDS = 0.1
 console = Console()
 
@@ -34,16 +27,16 @@ console = Console()
 def main(
     text: Annotated[str, typer.Option(help="text to speak")] = TEXT,
     output: Annotated[Path, typer.Option(help="WAV file")] = ROOT / "build" / "hello.wav",
-    build_folder: Annotated[Path, typer.Option(help="checkpoint, backends and the server's log")] = ROOT / "build",
+    build_folder: Annotated[Path, typer.Option(help="backends and the server's log")] = ROOT / "build",
     serve: Annotated[bool, typer.Option("--serve", help="keep serving, with a page in the browser")] = False,
     port: Annotated[int, typer.Option(help="of the page")] = 8080,
 ) -> None:
-    """Speak one sentence with a small synthetic checkpoint: babble, but from every real part of the server."""
-    checkpoint = prepare_checkpoint(build_folder)
-    run("Exporting the codec", "export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY)
+    """Speak one sentence with the demo voice."""
+    build_folder.mkdir(parents=True, exist_ok=True)
+    run("Exporting the codec", "export", "--checkpoint", CHECKPOINT, "--model-repository", REPOSITORY)
     log = build_folder / "server.log"
     options = [*EXPLICIT, "--model-config-name=onnxruntime", *backend_options(build_folder)]
-    environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint)}
+    environment = {"QWEN3_TTS_CHECKPOINT": str(CHECKPOINT)}
     with log.open("wb") as file, ExitStack() as running:
         server = TritonServer(REPOSITORY, options=options, ports=Ports(), environment=environment, log=file)
         try:
@@ -54,21 +47,11 @@ def main(
         # The server accepts requests during the codec proof: an unmeasured first request waits for its end.
         with console.status("Proving the codec"):
             say("Hello.", "--speaker", "ryan", "--max-frames", "1", "--output", "-")
-        request = ["--speaker", "ryan", "--language", "english", "--seed", SEED]
+        request = ["--speaker", "ryan", "--language", "english"]
         run("Speaking", "qwen3_tts_client", "say", text, *request, "--output", output)
         console.print(f"Listen to {output}")
         if serve:
             serve_page(port, build_folder / "gateway.log")
-
-
-def prepare_checkpoint(build_folder: Path) -> Path:
-    """The tiny checkpoint, created if missing."""
-    folder = build_folder / "checkpoints" / "tiny-custom_voice"
-    if not (folder / CONFIG).is_file():
-        console.print("Making a synthetic checkpoint")
-        with Progress() as progress:
-            make_checkpoint(folder, "tiny", "custom_voice", progress=progress)
-    return folder.resolve()
 
 
 def serve_page(port: int, log: Path) -> None:

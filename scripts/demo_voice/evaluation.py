@@ -1,5 +1,6 @@
 """Compares speech for held-out sentences with the teacher's."""
 
+import sys
 import wave
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from scripts.demo_voice import flite, snapshots
 from scripts.demo_voice.codec.training import SNAPSHOT, CodecModel
 from scripts.demo_voice.flite import FliteVoice
 from scripts.demo_voice.recognition import Ears, cepstra, nearest, word_errors
-from scripts.demo_voice.sizes import FRAME, RATE, VOICE_SPEAKERS, Sizes
+from scripts.demo_voice.sizes import RATE, VOICE_SPEAKERS, Sizes
 from scripts.demo_voice.speaking import PCM_SCALE, Layout, Speaker
 from scripts.demo_voice.synthesis import GAINS, prepare
 from scripts.demo_voice.texts import held_texts
@@ -44,10 +45,12 @@ def evaluate(
 
 
 def teach(texts: Sequence[str], voice: int) -> list[np.ndarray]:
-    """The teacher's samples, as the models learn from them."""
+    """The teacher's samples, as the models learn from them, of any length. Raises ValueError for silence."""
     speak = FliteVoice(flite.VOICES[voice])
-    utterances = [prepare(speak(text), GAINS[voice]) for text in texts]
-    return [np.zeros(FRAME, np.int16) if utterance is None else utterance.samples for utterance in utterances]
+    utterances = [prepare(speak(text), GAINS[voice], sys.maxsize) for text in texts]
+    if None in utterances:
+        raise ValueError(f"the teacher does not speak {texts[utterances.index(None)]!r}")
+    return [utterance.samples for utterance in utterances if utterance is not None]
 
 
 def say(speaker: Speaker, texts: Sequence[str], name: str) -> list[np.ndarray]:
@@ -70,16 +73,17 @@ def copies(folder: Path, sizes: Sizes, sounds: Sequence[np.ndarray]) -> list[np.
 
 
 def report(texts: Sequence[str], found: Sounds, teacher: Sounds, candidates: list[np.ndarray], ears: Ears) -> Report:
+    """`retrieval` among `candidates`, cepstra of the texts in order, if there are any."""
     errors, said = np.sum([word_errors(text, ears(sound)) for text, sound in zip(texts, found, strict=True)], axis=0)
     lengths = np.array([len(sound) / len(own) for sound, own in zip(found, teacher, strict=True)])
-    right = [nearest(cepstra(sound), candidates) == i for i, sound in enumerate(found)]
     figures = {
         "wer": errors / said,
-        "retrieval": np.mean(right),
         "duration": np.median(lengths),
         "durations_within_20_percent": np.mean(np.abs(lengths - 1) <= TOLERANCE),
         "runaways": np.sum(lengths > RUNAWAY),
     }
+    if candidates:
+        figures["retrieval"] = np.mean([nearest(cepstra(sound), candidates) == i for i, sound in enumerate(found)])
     return {name: round(float(value), 3) for name, value in figures.items()}
 
 

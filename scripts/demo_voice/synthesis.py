@@ -93,14 +93,14 @@ def speak(
         yield Shard.join(spoken)
 
 
-def prepare(spoken: Spoken, gain: float) -> Utterance | None:
-    """Trimmed to 40 ms before and 120 ms behind what is audible; None if too short or too long."""
+def prepare(spoken: Spoken, gain: float, longest: int = LONGEST) -> Utterance | None:
+    """Trimmed to 40 ms before and 120 ms behind what is audible; None if too short or longer than `longest` samples."""
     samples = soxr.resample(spoken.samples.astype(np.float32) * gain, flite.RATE, RATE)
     audible = np.flatnonzero(np.abs(samples) > AUDIBLE)
     if not len(audible):
         return None
     first, last = max(0, audible[0] - KEPT_BEFORE), min(len(samples), audible[-1] + KEPT_BEHIND)
-    if not SHORTEST <= last - first <= LONGEST:
+    if not SHORTEST <= last - first <= longest:
         return None
     frames = -(-(last - first) // FRAME)
     whole = np.pad(samples[first:last], (0, frames * FRAME - (last - first)))
