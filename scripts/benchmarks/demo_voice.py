@@ -9,7 +9,6 @@ Each part replaces its own figures in the record.
 import json
 import shlex
 import sys
-import tempfile
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -31,6 +30,7 @@ from scripts.demo_voice.sizes import FRAME, VOICE_SPEAKERS
 from scripts.demo_voice.texts import held_texts
 
 CHECKPOINT = Path(__file__).parents[1] / "demo_voice" / "tiny-speaking"
+ARTIFACTS = Path("artifacts") / "demo-voice"
 TEXT = "This sentence was made to measure how soon the first sound of the demonstration can be heard."
 VOICES = range(len(flite.VOICES))
 FULL_SCALE = 32768
@@ -46,18 +46,17 @@ def main(
     utterances: Annotated[int, typer.Option(help="of the part `ends`")] = 10_000,
     streams: Annotated[int, typer.Option(help="at a time; words must not arrive faster than they are spoken")] = 2,
     processes: Annotated[int, typer.Option(help="that recognise")] = 2,
+    artifact_dir: Annotated[Path, typer.Option(help="for the server's log and the client's records")] = ARTIFACTS,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
+    artifact_dir.mkdir(parents=True, exist_ok=True)
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", form)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        server_of(form, str(checkpoint), max(streams, 8), Path(folder) / "server.log", []) as server,
-    ):
+    with server_of(form, str(checkpoint), max(streams, 8), artifact_dir / "server.log", []) as server:
         url = f"localhost:{server.ports.grpc}"
         served = ServedVoice(url, streams)
         spoken = speak_words(served, sentences) if part == "words" else {}
         figures = count_ends(served, utterances) if part == "ends" else {}
-        figures |= first_sound(Path(folder), url)
+        figures |= first_sound(artifact_dir, url)
     if spoken:
         figures |= word_figures(spoken, processes)
     print(json.dumps(figures, indent=1))

@@ -233,22 +233,22 @@ def test_padding_rows_do_not_advance(ops: Any, device: torch.device, talker: Tal
     assert state.frame.tolist() == [1] + [0] * (len(position) - 1)
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["codebook-0", "later"])
+@pytest.mark.parametrize("vocabulary", [3072, 2048, 1280, 256])
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p"), [(0.9, 50, 1.0), (1.3, 5, 0.8), (0.7, 0, 0.9), (1.0, 1, 1.0), (1.0, 0, 1.0)]
 )
 def test_drawn_codes_follow_the_distribution(
-    ops: Any, device: torch.device, talker: Talker, first: bool, temperature: float, top_k: int, top_p: float
+    ops: Any, device: torch.device, talker: Talker, vocabulary: int, temperature: float, top_k: int, top_p: float
 ) -> None:
-    """Codes drawn with many seeds have the frequencies of the reference distribution."""
-    draws = 20000
+    """Codes drawn with many seeds have the frequencies of the reference distribution; 3072 logits are codebook 0's."""
+    draws, first = 20000, vocabulary == 3072
     state = SlotState(talker, RunnerLimits(draws, num_pages=1, page_size=8, max_positions=8, max_trailing=1))
     chosen = [temperature, top_k, top_p]
     state.options[:] = torch.from_numpy(np.array([*chosen, 1.2, *chosen], np.float64))
     state.seed[:] = torch.arange(draws + 1, device=device) * 7919
     state.frame[:] = 5
     state.seen[:, ::3] = True
-    logits = torch.randn(3072 if first else 2048, device=device) * 4
+    logits = torch.randn(vocabulary, device=device) * 4
     logits[2150:2151] = 9.0
     rows = ops.rows(state, torch.arange(draws, device=device))
     table, out = random(3072, 64), torch.empty(draws, 64, device=device, dtype=BF16)

@@ -5,9 +5,11 @@
 //   CODEBOOKS            codes per frame
 //   WIDTH                width of the drawn code's embedding
 //   FIRST                1: codebook 0, with repetition penalty and suppressed ids
-//   THREADS              threads per block, each with VOCABULARY / THREADS contiguous logits
+//   THREADS              threads per block, each with VOCABULARY / THREADS contiguous logits, a multiple of 4
 
 #include "bfloat16.cuh"
+
+static_assert(VOCABULARY % (4 * THREADS) == 0, "a thread reads its logits in vectors of four");
 
 constexpr int EACH = VOCABULARY / THREADS;
 constexpr int WARPS = THREADS / LANES;

@@ -27,7 +27,7 @@ ATTENTION_WARPS = {16: 8, 48: 4, 1 << 40: 2}
 PREFILL_WARPS = 4
 # Fixed launch shape in batch-invariant mode. 8 rows per block would read the weights twice as often for many rows.
 INVARIANT_HALVES, INVARIANT_WARPS = 2, 4
-FRAME_WARPS, DRAW_THREADS = 4, 256
+FRAME_WARPS, MAX_DRAW_THREADS = 4, 256
 GATE_BLOCK = 1024
 
 
@@ -168,10 +168,11 @@ class KernelRows:
     def draw(self, codebook: int, logits: Tensor, inputs: Tensor, out: Tensor) -> None:
         state = self._state
         sizes = {"VOCABULARY": logits.shape[1], "CODES": state.seen.shape[1], "CODEBOOKS": state.num_codebooks}
-        macros = sizes | {"WIDTH": inputs.shape[1], "FIRST": int(codebook == 0), "THREADS": DRAW_THREADS}
+        threads = _draw_threads(logits.shape[1])
+        macros = sizes | {"WIDTH": inputs.shape[1], "FIRST": int(codebook == 0), "THREADS": threads}
         fields = (state.seed, state.frame, state.options, state.seen)
         numbers = (codebook, state.frame.stride(0), out.stride(0), state.eos)
-        kernel = _kernel("draw.cu", "draw", DRAW_THREADS, **macros)
+        kernel = _kernel("draw.cu", "draw", threads, **macros)
         kernel((len(self.slots), 1), logits, self.slots, *fields, self.codes, inputs, out, *numbers)
 
     def advance(self, text_table: Tensor, code_table: Tensor, pad_text_id: int) -> None:
@@ -183,6 +184,14 @@ class KernelRows:
             self.slots, self.codes, *tables, *fields, pad_text_id, *strides, state.padding_slot,
             CODEBOOKS=state.num_codebooks, WIDTH=state.input.shape[1], **self._launch,
         )  # fmt: skip
+
+
+def _draw_threads(vocabulary: int) -> int:
+    """As many as can each have the same number of logits, in vectors of four. Raises ValueError if none can."""
+    whole = [threads for threads in range(LANES, MAX_DRAW_THREADS + 1, LANES) if vocabulary % (4 * threads) == 0]
+    if not whole:
+        raise ValueError(f"the GPU kernels require a vocabulary that is a multiple of {4 * LANES}, not {vocabulary}")
+    return whole[-1]
 
 
 @cache
