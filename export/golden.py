@@ -6,7 +6,7 @@ from torch import Tensor
 
 from export.modules.codec import CodecStep
 from export.reference import Reference
-from qwen3_tts_engine.audio import CODEBOOK_SIZE, NUM_CODEBOOKS
+from qwen3_tts_engine.audio import NUM_CODEBOOKS
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, split_frames
 from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.codec.states import to_pcm
@@ -19,8 +19,10 @@ FRAMES = 2 * sum(CHUNK_FRAMES)
 
 def make_golden(step: CodecStep, codec_digest: str, snr_db: float) -> Golden:
     """Random codes from a zero state, with the SNR limit of the codec's form."""
-    codes = np.random.default_rng(SEED).integers(0, CODEBOOK_SIZE, (UTTERANCES, FRAMES, NUM_CODEBOOKS), np.int32)
-    samples, _ = to_pcm(_waveform(Reference(step), torch.from_numpy(codes)))
+    reference = Reference(step)
+    shape = (UTTERANCES, FRAMES, NUM_CODEBOOKS)
+    codes = np.random.default_rng(SEED).integers(0, reference.config.codebook_size, shape, np.int32)
+    samples, _ = to_pcm(_waveform(reference, torch.from_numpy(codes)))
     return Golden(codes, samples, snr_db, codec_digest)
 
 

@@ -115,9 +115,7 @@ def first_sound(folder: Path, url: str) -> dict[str, Any]:
 
 def word_figures(spoken: dict[str, list[Sounds]], processes: int) -> dict[str, Any]:
     """Means over the voices, and the figures of each."""
-    tasks = [
-        (found, teacher) for kind in spoken for found, teacher in zip(spoken[kind], spoken["teacher"], strict=True)
-    ]
+    tasks = [(kind, spoken[kind][voice], spoken["teacher"][voice]) for kind in spoken for voice in VOICES]
     with ProcessPoolExecutor(processes) as pool:
         reports = pool.map(_report, tasks)
         by_kind = {kind: [next(reports) for _ in VOICES] for kind in spoken}
