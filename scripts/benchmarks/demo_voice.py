@@ -103,9 +103,9 @@ def first_sound(folder: Path, url: str) -> dict[str, Any]:
         run("qwen3_tts_client", "bench", "--url", url, *load, *request, "--artifact-dir", folder / name)
         for row in read_summary(folder / name)["loads"]:
             found.setdefault(f"c={row['value']}", {})[name] = {
-                "ttfa_ms": row["ttfa_ms"]["p50"],
-                "audible_ttfa_ms": row["audible_ttfa_ms"]["p50"],
-                "rtf": row["rtf"]["p50"],
+                "ttfa_ms": round(row["ttfa_ms"]["p50"], 3),
+                "audible_ttfa_ms": round(row["audible_ttfa_ms"]["p50"], 3),
+                "rtf": round(row["rtf"]["p50"], 3),
             }
     return {
         "audible_ttfa_ms": {load: each["trimmed"]["audible_ttfa_ms"] for load, each in found.items()},

@@ -36,7 +36,7 @@ def test_a_record_names_its_machine_command_and_commit(name: str) -> None:
     assert found["gpu"]
     assert re.match(r"python -m scripts\.(benchmark_|benchmarks\.|soak )", found["command"])
     assert re.fullmatch(r"[0-9a-f]{40}", found["commit"])
-    assert found.get("rows") or found.get("requests") or (found["plan"] and found["serving"])
+    assert found.get("rows") or found.get("requests") or found.get("utterances") or (found["plan"] and found["serving"])
 
 
 def test_talker_table_matches_its_record() -> None:
@@ -100,6 +100,26 @@ def test_gateway_table_matches_its_record() -> None:
     for cells, row in zip(rows, measured, strict=True):
         found = [number for cell in cells[3:] for number in numbers(cell)]
         assert found == pytest.approx([row[column] for column in columns], rel=0.015, abs=0.06)
+
+
+def test_demo_voice_tables_match_their_record() -> None:
+    page, parts = FOLDER.parent / "demo-voice.md", record("demo-voice.json")["parts"]
+    words = parts["words"]
+    figures = (
+        ("teacher", "wer", "teacher_wer"),
+        ("whole", "wer", "wer"),
+        ("streamed", "wer", "streamed_wer"),
+        ("whole", "retrieval", "retrieval"),
+        ("whole", "durations_within_20_percent", "durations_within_20_percent"),
+    )
+    rows = table(page, "words, on two CPU cores")
+    for (_, *cells), (kind, figure, mean) in zip(rows, figures, strict=True):
+        voices = words["voices"][kind].values()
+        assert [float(cell) for cell in cells] == [*(voice[figure] for voice in voices), words[mean]]
+    for load, *cells in table(page, "first sound, p50 in ms"):
+        sounds = parts["ends" if "H200" in load else "words"]["first_sound"][load.split(",")[0]]
+        measured = [sounds[kind][time] for kind in ("trimmed", "untrimmed") for time in ("ttfa_ms", "audible_ttfa_ms")]
+        assert [float(cell) for cell in cells] == pytest.approx(measured, abs=0.051)
 
 
 def test_codec_call_table_matches_its_record() -> None:
