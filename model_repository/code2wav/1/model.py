@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb_utils
 
 from code2wav_step import guard, instance, startup
 from code2wav_step.line import Line
-from code2wav_step.requests import InvalidInputError, RequestReader
+from code2wav_step.requests import InvalidInputError, RequestReader, SharedRequest
 from code2wav_step.shared_states import SharedStates
 
 log = logging.getLogger("code2wav_step")
@@ -100,9 +100,8 @@ class TritonPythonModel:
 
     def _open_line(self, place: dict[str, Any], states: torch.Tensor) -> Line:
         def run(codes: np.ndarray, places: np.ndarray, pcm: np.ndarray) -> None:
-            tensors = {self._contract.codes: torch.from_numpy(codes), self._contract.places: torch.from_numpy(places)}
             with self._lock, torch.cuda.stream(self._stream):
-                samples = self._runner.advance(*self._reader.read_shared(tensors, states))
+                samples = self._runner.advance(*self._reader.check_shared(SharedRequest(codes, states, places)))
                 if self._stream:
                     self._stream.synchronize()
                 pcm[:] = samples.numpy()

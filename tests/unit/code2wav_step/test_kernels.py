@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from code2wav_step.runner import row_addresses
 from code2wav_step.torch_ops import TorchOps
 from tests.fakes.codec_layers import CASES, Inputs, small_config
 
@@ -29,3 +31,31 @@ def test_kernels_match_pytorch(kernel_ops: Any, name: str) -> None:
     )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert all(torch.isfinite(tensor).all() for tensor in found)
+
+
+@pytest.mark.parametrize("after", [[6, 0, 3, 4], [1, 7, 5, 2]], ids=["in place", "elsewhere"])
+def test_states_at_addresses(kernel_ops: Any, after: list[int]) -> None:
+    config, before, frames = small_config(), [6, 0, 3, 4], 5
+    inputs = Inputs(CPU, torch.float32)
+    states, qkv = inputs.normal(8, config.state_size), inputs.normal(4, frames, 3 * 128)
+    history = torch.full((4, 1), config.window, dtype=torch.int32)
+    expected = states.clone()
+    addressed = type(kernel_ops)(config, CPU)
+    assert addressed.address_states(torch.from_numpy(row_addresses(states, np.array([before, after]))))
+
+    def run(ops: Any, state: torch.Tensor, state_out: torch.Tensor) -> torch.Tensor:
+        sequences = ops.open(state, frames)
+        for name, sequence in sequences.items():
+            sequence[:, config.pieces[name].shape[1] :] = 1.0
+        attended: torch.Tensor = ops.attend(qkv, 1, state, history, state_out)
+        ops.close(sequences, state_out)
+        return attended
+
+    expected_out = states[after]
+    expected_attended = run(TorchOps(config, CPU), states[before], expected_out)
+    expected[after] = expected_out
+    placeholder = torch.zeros(4, config.state_size)
+    assert addressed.next_state(placeholder) is placeholder
+    torch.testing.assert_close(run(addressed, placeholder, placeholder), expected_attended, rtol=1e-4, atol=1e-5)
+    assert torch.equal(states, expected)
+    assert not placeholder.any()

@@ -43,6 +43,14 @@ class KernelOps:
         self._fast = device.type == "cuda"
         self._building = False
         self._plans: dict[tuple[int, int], Tensor] = {}
+        self._addresses: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    def address_states(self, addresses: Tensor) -> bool:
+        self._addresses = (addresses[0], addresses[1])
+        return True
+
+    def next_state(self, state: Tensor) -> Tensor:
+        return torch.empty_like(state) if self._addresses[1] is None else state
 
     def build(self, run: Callable[[], object]) -> None:
         """Compiles the kernels that `run` would launch, in parallel."""
@@ -114,7 +122,7 @@ class KernelOps:
         offsets = (self._pieces[name].offset + layer * window for name in (KEYS, VALUES))
         self._launch(
             attention.attention_kernel, (config.num_heads, batch),
-            qkv, state, state_out, history, self._cosine, self._sine, out, *offsets, frames, state.shape[1],
+            qkv, state, state_out, *self._addresses, history, self._cosine, self._sine, out, *offsets, frames, state.shape[1],
             config.head_dim**-0.5, WINDOW=config.window, HEADS=config.num_heads, HALF=config.head_dim // 2,
             BLOCK_T=max(16, triton.next_power_of_2(frames)), BLOCK_S=triton.next_power_of_2(config.slots),
             num_warps=ROW_WARPS,
@@ -179,7 +187,7 @@ class KernelOps:
             self._plans[batch, frames] = plan
         self._launch(
             rowwise.history_kernel, (len(plan), batch),
-            state, self._arena, plan, state.shape[1], CLOSE=close, CHANNELS=HISTORY_CHANNELS, num_warps=ROW_WARPS,
+            state, self._addresses[close], self._arena, plan, state.shape[1], CLOSE=close, CHANNELS=HISTORY_CHANNELS, num_warps=ROW_WARPS,
         )  # fmt: skip
 
     def _plan(self, batch: int, frames: int) -> list[tuple[int, ...]]:

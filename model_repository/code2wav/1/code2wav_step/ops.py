@@ -15,6 +15,17 @@ class Ops(Protocol):
         """Compiles the operations of `run` without executing them."""
         ...
 
+    def address_states(self, addresses: Tensor) -> bool:
+        """From now on the states of entry i are at `addresses` int64 [2, B] on the device: its own and the next one.
+
+        Returns False, and changes nothing, if that is not possible.
+        """
+        ...
+
+    def next_state(self, state: Tensor) -> Tensor:
+        """Memory for the next states; `state` itself when states have addresses."""
+        ...
+
     def open(self, state: Tensor, frames: int) -> Sequences:
         """The input of each causal convolution, by its piece of the state: the past, and room for the new."""
         ...

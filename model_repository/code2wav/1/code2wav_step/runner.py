@@ -1,8 +1,10 @@
 """Runs the step on any batch and chunk length: replays captured CUDA graphs, or calls the step on a CPU."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,52 +33,63 @@ class EagerStepRunner:
 
     lend = __call__
 
-    def advance(self, codes: Tensor, states: Tensor, places: Tensor) -> Tensor:
+    def advance(self, codes: np.ndarray, states: Tensor, places: np.ndarray) -> Tensor:
         """As GraphStepRunner.advance."""
         return _advance(self, self.step.config.contract, codes, states, places)
 
 
 class Buffers:
-    """Static buffers of all graphs: inputs and samples in page-locked memory, the rest on the device."""
+    """Static buffers of all graphs: inputs and samples in page-locked memory, the rest on the device.
+
+    The inputs are adjacent, so that one copy uploads those of a call.
+    """
 
     def __init__(self, config: StepConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.quantizers, self.samples = config.num_quantizers, config.samples_per_frame
-        max_batch = config.contract.max_batch
-        codes = max_batch * config.contract.max_frames * self.quantizers
-        samples = MAX_ROW_FRAMES * self.samples
-        self.host_codes = torch.zeros(codes, dtype=torch.int32, pin_memory=True)
-        self.host_history = torch.zeros(max_batch, 1, dtype=torch.int32, pin_memory=True)
-        self.host_rows = torch.zeros(2, max_batch, dtype=torch.int64, pin_memory=True)
-        self.codes, self.history = self.host_codes.to(device), self.host_history.to(device)
-        self.rows = self.host_rows.to(device)
-        self.state = torch.zeros(max_batch, config.state_size, dtype=dtype, device=device)
-        self.pcm = torch.empty(samples, dtype=torch.int16, pin_memory=True)
+        rows = config.contract.max_batch
+        self._ends = np.cumsum([0, 2 * rows * 8, rows * 4, rows * config.contract.max_frames * self.quantizers * 4])
+        self._host = torch.zeros(int(self._ends[-1]), dtype=torch.uint8, pin_memory=True)
+        self._inputs = self._host.to(device)
+        self.state = torch.zeros(rows, config.state_size, dtype=dtype, device=device)
+        self.pcm = torch.empty(MAX_ROW_FRAMES * self.samples, dtype=torch.int16, pin_memory=True)
+        self._own_addresses = row_addresses(self.state, np.arange(rows))
+        self._host_parts = [part.numpy() for part in self._parts(self._host)]
+        self._host_parts[0][:] = self._own_addresses
+        self.upload(rows, config.contract.max_frames)
+        self.addresses, self._history, self._codes = self._parts(self._inputs)
 
     def inputs(self, rows: int, frames: int) -> tuple[Tensor, Tensor, Tensor]:
-        return self._shaped(self.codes, rows, frames), self.state[:rows], self.history[:rows]
+        codes = self._codes[: rows * frames * self.quantizers].view(rows, frames, self.quantizers)
+        return codes, self.state[:rows], self._history[:rows, None]
 
     def upload(self, rows: int, frames: int) -> None:
-        count = rows * frames * self.quantizers
-        self.codes[:count].copy_(self.host_codes[:count], non_blocking=True)
-        self.history[:rows].copy_(self.host_history[:rows], non_blocking=True)
+        size = self._ends[2] + rows * frames * self.quantizers * 4
+        self._inputs[:size].copy_(self._host[:size], non_blocking=True)
 
-    def fill(self, codes: Tensor, history: Tensor) -> None:
-        """Uses NumPy, ten times as fast as PyTorch here."""
-        rows, frames = codes.shape[:2]
-        self._shaped(self.host_codes, rows, frames).numpy()[:] = codes.numpy()
-        self.host_history.numpy()[:rows] = history.numpy()
-
-    def upload_rows(self, rows: Tensor) -> Tensor:
-        """int32 [B, 2] as int64 [2, B] on the device."""
-        self.host_rows.numpy()[:, : len(rows)] = rows.numpy().T
-        return self.rows.copy_(self.host_rows, non_blocking=True)[:, : len(rows)]
+    def fill(self, codes: np.ndarray, history: np.ndarray, addresses: np.ndarray | None = None) -> None:
+        """`addresses` int64 [2, B] are those of each row's state and its next one, by default in `state`."""
+        all_addresses, all_history, all_codes = self._host_parts
+        rows = len(codes)
+        all_addresses[:] = self._own_addresses
+        if addresses is not None:
+            all_addresses[:, :rows] = addresses
+        all_history[:rows] = history
+        all_codes[: codes.size] = codes.ravel()
 
     def pcm_view(self, rows: int, frames: int) -> Tensor:
         count = frames * self.samples
         return self.pcm[: rows * count].view(rows, count)
 
-    def _shaped(self, codes: Tensor, rows: int, frames: int) -> Tensor:
-        return codes[: rows * frames * self.quantizers].view(rows, frames, self.quantizers)
+    def _parts(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Addresses int64 [2, rows], history int32 [rows] and codes int32."""
+        addresses, history, codes = (inputs[i:j] for i, j in pairwise(self._ends.tolist()))
+        return addresses.view(torch.int64).view(2, -1), history.view(torch.int32), codes.view(torch.int32)
+
+
+def row_addresses(states: Tensor, rows: np.ndarray) -> np.ndarray:
+    """Of rows of states [.., S] in memory; int64 as `rows`."""
+    addresses: np.ndarray = states.data_ptr() + rows.astype(np.int64) * (states.stride(0) * states.element_size())
+    return addresses
 
 
 class StepGraph:
@@ -97,12 +110,14 @@ class StepGraph:
         self.pool = self._graph.pool()
         self._buffers = buffers
 
-    def replay(self, codes: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        """waveform and next state of the states in the buffers. They and the samples are valid until the next replay
-        of any graph, before which this one must have ended."""
-        rows = len(codes)
-        self._buffers.fill(codes, history)
+    def replay(self, codes: np.ndarray, history: np.ndarray, addresses: np.ndarray | None = None) -> None:
+        """As Buffers.fill. The results are valid until the next replay of any graph, before which this one must have
+        ended."""
+        self._buffers.fill(codes, history, addresses)
         self._graph.replay()
+
+    def outputs(self, rows: int) -> tuple[Tensor, Tensor]:
+        """waveform, and the next state of the states in the buffers."""
         waveform, state_out = self._outputs
         return waveform[:rows], state_out[:rows]
 
@@ -114,6 +129,7 @@ class GraphStepRunner:
         self.step, self._config = step, step.config
         self._buckets = Buckets(step.config.contract.max_batch, step.config.contract.max_frames)
         self._buffers = Buffers(step.config, step.weights.codebooks.dtype, device)
+        self._has_addresses = step.ops.address_states(self._buffers.addresses)
         self._graphs: dict[BatchShape, StepGraph] = {}
         self._replayed = torch.cuda.Event()
 
@@ -137,7 +153,7 @@ class GraphStepRunner:
 
         Does not wait for the results.
         """
-        if graph := self._whole_graph(codes):
+        if graph := self._whole_graph(*codes.shape[:2]):
             waveform, state_out = self._replay(graph, codes, state, history)
             return waveform.clone(), state_out.clone()
         return self._in_parts(codes, state, history)
@@ -145,38 +161,35 @@ class GraphStepRunner:
     @torch.inference_mode()
     def lend(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         """As a call; the results are valid until the next one."""
-        graph = self._whole_graph(codes)
+        graph = self._whole_graph(*codes.shape[:2])
         return self._replay(graph, codes, state, history) if graph else self._in_parts(codes, state, history)
 
-    @torch.inference_mode()
-    def advance(self, codes: Tensor, states: Tensor, places: Tensor) -> Tensor:
+    def advance(self, codes: np.ndarray, states: Tensor, places: np.ndarray) -> Tensor:
         """The samples (pcm.to_int16) of streams whose states stay in `states` [.., S]; valid until the next call.
 
-        places [B, 3]: row of each stream's state, row for the next one, and its history; on the host, as codes.
+        Codes and places as in a SharedRequest.
         """
-        graph = self._whole_graph(codes)
-        if graph is None:
-            return _advance(self._in_parts, self._config.contract, codes, states, places)
+        # Without any operation of PyTorch: after a pause of milliseconds each takes the host up to 0.1 ms.
+        graph = self._whole_graph(*codes.shape[:2])
+        if graph is None or not self._has_addresses:
+            return _advance(self.lend, self._config.contract, codes, states, places)
         self._replayed.synchronize()
-        before, after = self._buffers.upload_rows(places[:, :2])
-        torch.index_select(states, 0, before, out=self._buffers.state[: len(codes)])
-        _, state_out = graph.replay(codes, places[:, 2:])
-        states.index_copy_(0, after, state_out)
+        graph.replay(codes, places[:, 2], row_addresses(states, places[:, :2].T))
         self._replayed.record()
         return self._buffers.pcm_view(*codes.shape[:2])
 
-    def _whole_graph(self, codes: Tensor) -> StepGraph | None:
+    def _whole_graph(self, rows: int, frames: int) -> StepGraph | None:
         """The graph for the whole batch, if any."""
-        shape = self._buckets.whole(*codes.shape[:2])
+        shape = self._buckets.whole(rows, frames)
         return self._graphs[shape] if shape else None
 
     def _replay(self, graph: StepGraph, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         # The last replay may still read host buffers that are overwritten next.
         self._replayed.synchronize()
         self._buffers.state[: len(state)].copy_(state, non_blocking=True)
-        outputs = graph.replay(codes, history)
+        graph.replay(codes.numpy(), history.numpy()[:, 0])
         self._replayed.record()
-        return outputs
+        return graph.outputs(len(codes))
 
     def _in_parts(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         rows, frames = codes.shape[:2]
@@ -197,9 +210,10 @@ class GraphStepRunner:
         return waveform, state_out
 
 
-def _advance(run: Run, contract: Contract, codes: Tensor, states: Tensor, places: Tensor) -> Tensor:
+@torch.inference_mode()
+def _advance(run: Run, contract: Contract, codes: np.ndarray, states: Tensor, places: np.ndarray) -> Tensor:
     """GraphStepRunner.advance by any `run` of the step."""
-    before, after = places[:, :2].T.to(states.device, torch.int64)
-    waveform, state_out = run(codes, states.index_select(0, before), places[:, 2:])
+    before, after = torch.from_numpy(places[:, :2].T.astype(np.int64)).to(states.device)
+    waveform, state_out = run(torch.from_numpy(codes), states.index_select(0, before), torch.from_numpy(places)[:, 2:])
     states.index_copy_(0, after, state_out)
     return to_int16(waveform, contract).cpu()

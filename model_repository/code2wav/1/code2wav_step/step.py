@@ -21,7 +21,7 @@ class Step:
         T is 1..32; S and the state's layout are those of `config`.
         """
         ops, weights = self.ops, self.weights
-        state_out = torch.empty_like(state)
+        state_out = ops.next_state(state)
         sequences = ops.open(state, codes.shape[1])
         ops.embed(codes, weights.codebooks, self._new(sequences, "pre_conv"))
         x = ops.product(sequences["pre_conv"], weights.pre)

@@ -27,6 +27,12 @@ class TorchOps:
     def build(self, run: Callable[[], object]) -> None:
         """Nothing to build."""
 
+    def address_states(self, addresses: Tensor) -> bool:
+        return False
+
+    def next_state(self, state: Tensor) -> Tensor:
+        return torch.empty_like(state)
+
     def open(self, state: Tensor, frames: int) -> Sequences:
         sequences = {}
         for name, positions in self._config.positions.items():

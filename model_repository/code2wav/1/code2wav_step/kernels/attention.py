@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from code2wav_step.kernels.rowwise import entry_state
+
 
 @triton.jit
 def _rows(state, qkv, past_at, fresh_at, past, fresh):
@@ -12,11 +14,14 @@ def _rows(state, qkv, past_at, fresh_at, past, fresh):
 
 @triton.jit
 def attention_kernel(
-    qkv, state, state_out, history, cosine, sine, out, keys_offset, values_offset, frames, state_size, scale,
+    qkv, state, state_out, addresses, next_addresses, history, cosine, sine, out, keys_offset, values_offset, frames, state_size, scale,
     WINDOW: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 
 ):  # fmt: skip
-    """ops.Ops.attend, one program per head and batch entry: slots are the window's frames, then the chunk's."""
+    """ops.Ops.attend, one program per head and batch entry: slots are the window's frames, then the chunk's.
+
+    States are rows of `state` and `state_out`, or at `addresses` and `next_addresses` [batch], which may be equal.
+    """
     head, entry = tl.program_id(0), tl.program_id(1)
     WIDTH: tl.constexpr = 2 * HALF * HEADS
     slot, frame = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_T)
@@ -24,7 +29,8 @@ def attention_kernel(
     past, fresh = slot < WINDOW, (slot >= WINDOW) & (slot < WINDOW + frames)
     moved = (slot >= frames) & (slot < WINDOW + frames)
     qkv += entry * frames * 3 * WIDTH
-    kept, next_state = state + entry.to(tl.int64) * state_size, state_out + entry.to(tl.int64) * state_size
+    kept = entry_state(state, addresses, entry.to(tl.int64), state_size)
+    next_state = entry_state(state_out, next_addresses, entry.to(tl.int64), state_size)
     past_row, fresh_row = (slot * WIDTH)[:, None], ((slot - WINDOW) * 3 * WIDTH)[:, None]
     moved_row = ((slot - frames) * WIDTH)[:, None]
 
@@ -32,6 +38,8 @@ def attention_kernel(
     first = _rows(keys, fresh_keys, past_row + half, fresh_row + half, past, fresh)
     second = _rows(keys, fresh_keys, past_row + half + HALF, fresh_row + half + HALF, past, fresh)
     values = _rows(kept + values_offset, qkv + 2 * WIDTH, past_row + whole, fresh_row + whole, past, fresh)
+    if addresses is not None:
+        tl.debug_barrier()  # the window may be shifted in place
     tl.store(next_state + keys_offset + moved_row + half, first, mask=moved[:, None])
     tl.store(next_state + keys_offset + moved_row + half + HALF, second, mask=moved[:, None])
     tl.store(next_state + values_offset + moved_row + whole, values, mask=moved[:, None])

@@ -55,8 +55,20 @@ def last_kernel(
 
 
 @triton.jit
-def history_kernel(state, arena, plan, state_size, CLOSE: tl.constexpr, CHANNELS: tl.constexpr):
+def entry_state(state, addresses, entry, state_size):
+    if addresses is None:
+        found = state + entry * state_size
+    else:
+        # A state begins at a multiple of 16 bytes, as the rows of `state` do.
+        found = tl.multiple_of(tl.load(addresses + entry).to(state.dtype), 16)
+    return found
+
+
+@triton.jit
+def history_kernel(state, addresses, arena, plan, state_size, CLOSE: tl.constexpr, CHANNELS: tl.constexpr):
     """Copies histories [channels, past] of the state to the front of sequences [past + new, channels], or back.
+
+    Entry i's state is row i of `state`, or with `addresses` [batch] at that address.
 
     A line of `plan` is up to CHANNELS channels of a piece: offset in the state, length of the past (64 at most),
     offset in the arena of all sequences, strides of the sequence's batch entries and positions, number of new
@@ -64,7 +76,7 @@ def history_kernel(state, arena, plan, state_size, CLOSE: tl.constexpr, CHANNELS
     """
     line, entry = plan + tl.program_id(0) * 7, tl.program_id(1).to(tl.int64)
     past, row_stride = tl.load(line + 1), tl.load(line + 4)
-    kept = state + entry * state_size + tl.load(line)
+    kept = entry_state(state, addresses, entry, state_size) + tl.load(line)
     moved = arena + tl.load(line + 2) + entry * tl.load(line + 3)
     if CLOSE:
         moved += tl.load(line + 5) * row_stride
