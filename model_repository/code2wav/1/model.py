@@ -100,18 +100,13 @@ class TritonPythonModel:
 
     def _open_line(self, place: dict[str, Any], states: torch.Tensor) -> Line:
         def run(codes: np.ndarray, places: np.ndarray, pcm: np.ndarray) -> None:
-            request = self._reader.check_shared(SharedRequest(codes, states, places))
-            with self._lock:
-                samples = self._runner.advance(*request)
+            with self._lock, torch.cuda.stream(self._stream):
+                samples = self._runner.advance(*self._reader.check_shared(SharedRequest(codes, states, places)))
                 if self._stream:
                     self._stream.synchronize()
                 pcm[:] = samples.numpy()
 
-        def use_stream() -> None:
-            if self._stream:
-                torch.cuda.set_stream(self._stream)
-
-        return Line(place, self._contract.states_memory, self._sizes, run, use_stream)
+        return Line(place, self._contract.states_memory, self._sizes, run)
 
     def _tensors(self, request: Any) -> dict[str, torch.Tensor]:
         names = (self._contract.codes, self._contract.state, self._contract.history, self._contract.places)

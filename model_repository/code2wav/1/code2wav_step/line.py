@@ -21,14 +21,7 @@ Run = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 class Line:
     """code2wav's end: answers calls on a thread until the talker's process ends."""
 
-    def __init__(
-        self,
-        place: dict[str, Any],
-        memory: str,
-        sizes: tuple[int, int],
-        run: Run,
-        on_thread_start: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, place: dict[str, Any], memory: str, sizes: tuple[int, int], run: Run) -> None:
         """`place` is the talker's, with a memory of that name; `sizes` are codebooks and samples of a frame."""
         process, files = int(place["process"]), place["files"]
         self._codebooks, self._samples = sizes
@@ -37,12 +30,11 @@ class Line:
         self._answers = _open_pipe(process, files["answers"], os.O_WRONLY)
         with memory_path([process, files["memory"]], memory).open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
-        self._run, self._on_thread_start = run, on_thread_start
+        self._run = run
         threading.Thread(target=self._serve, name="line", daemon=True).start()
 
     def _serve(self) -> None:
         try:
-            self._on_thread_start()
             os.write(self._answers, OPEN)
             while os.read(self._requests, 1):
                 os.write(self._answers, self._answer())

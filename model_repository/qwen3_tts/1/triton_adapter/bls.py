@@ -33,21 +33,21 @@ class BlsCodec:
         self.states = states
 
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
-        pcm, failed = self._decode(chunks, self.states.rows(chunks))
+        with self.states.on_stream():
+            pcm, failed = self._decode(chunks, self.states.rows(chunks))
         return pcm, failed | invalid_codes(chunks)
 
     def _decode(self, chunks: Chunks, rows: np.ndarray) -> tuple[np.ndarray, dict[int, RequestError]]:
-        with self.states.on_stream():
-            inputs = {
-                contract.CODES: torch.from_numpy(self.states.codes(chunks)),
-                contract.STATE: self.states.gather(rows),
-                contract.HISTORY: torch.from_numpy(self.states.history(chunks)),
-            }
-            outputs = (contract.WAVEFORM, contract.STATE_OUT)
-            waveform, state_out = call_model(contract.MODEL_NAME, inputs, outputs, self.states.device)
-            self.states.store(rows, state_out)
-            # Copies the samples to the host, which also waits for the stored states.
-            return to_pcm(waveform)
+        inputs = {
+            contract.CODES: self.states.codes(chunks),
+            contract.STATE: self.states.gather(rows),
+            contract.HISTORY: torch.from_numpy(self.states.history(chunks)),
+        }
+        outputs = (contract.WAVEFORM, contract.STATE_OUT)
+        waveform, state_out = call_model(contract.MODEL_NAME, inputs, outputs, self.states.device)
+        self.states.store(rows, state_out)
+        # Copies the samples to the host, which also waits for the stored states.
+        return to_pcm(waveform)
 
     def state_after(self, codes: torch.Tensor, max_chunk_frames: int) -> torch.Tensor:
         """The codec state [S] after codes int32 [1, frames, codebooks] of a reference; discards their waveform.
@@ -75,24 +75,26 @@ class SharedStatesCodec(BlsCodec):
     """
 
     def _decode(self, chunks: Chunks, rows: np.ndarray) -> tuple[np.ndarray, dict[int, RequestError]]:
-        places = np.concatenate([rows, self.states.history(chunks)], axis=1)
-        samples = self._advance(self.states.codes(chunks), places)
+        places = torch.from_numpy(np.concatenate([rows, self.states.history(chunks)], axis=1))
+        inputs = {contract.CODES: self.states.codes(chunks), contract.PLACES: places}
+        # The other process cannot wait on this CUDA stream, which may still copy a voice's state.
+        self.states.wait()
+        samples = self._advance(inputs)
         return samples, overflowed(samples)
 
     def state_after(self, codes: torch.Tensor, max_chunk_frames: int) -> torch.Tensor:
         before = self.states.zero_row
         for chunk, history in self._split(codes, max_chunk_frames):
-            places = np.array([[before, self.states.spare_row, history]], np.int32)
-            self._advance(chunk.numpy(), places)
+            places = torch.tensor([[before, self.states.spare_row, history]], dtype=torch.int32)
+            self._advance({contract.CODES: chunk, contract.PLACES: places})
             before = self.states.spare_row
         return self.states.copy_spare()
 
-    def _advance(self, codes: np.ndarray, places: np.ndarray) -> np.ndarray:
+    def _advance(self, inputs: dict[str, torch.Tensor]) -> np.ndarray:
         """Samples int16 [chunks, samples]."""
         if self.states.line and self.states.line.is_open():
             with CALLS.call(contract.MODEL_NAME):
-                return self.states.line.call(codes, places)
-        inputs = {contract.CODES: torch.from_numpy(codes), contract.PLACES: torch.from_numpy(places)}
+                return self.states.line.call(inputs[contract.CODES].numpy(), inputs[contract.PLACES].numpy())
         [pcm] = call_model(contract.MODEL_NAME, inputs, [contract.PCM], CPU, {contract.STATES: self.states.address})
         samples: np.ndarray = pcm.numpy()
         return samples

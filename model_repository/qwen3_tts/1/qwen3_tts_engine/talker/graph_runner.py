@@ -29,11 +29,10 @@ MIN_JOINT_FRAMES = 16
 
 @dataclass(frozen=True)
 class LaunchedTick:
-    """Codes int64 [slots, codebooks] in pinned memory, of which the first `rows` are valid after the event `done`."""
+    """Codes int64 [rows, codebooks] in pinned memory, valid after the event `done`."""
 
     codes: Tensor
     done: torch.cuda.Event
-    rows: int
 
 
 class GraphTalkerRunner(TalkerRunner):
@@ -45,8 +44,6 @@ class GraphTalkerRunner(TalkerRunner):
         """Build all kernels and capture all graphs; none is captured later, under traffic."""
         self._pool: Any = None
         self._pending: list[np.ndarray] = []
-        # Outputs of collected ticks.
-        self._unused: list[tuple[Tensor, torch.cuda.Event]] = []
         self._frames: dict[int, TickGraph] = {}
         self._firsts: dict[int, TickGraph] = {}
         self._prefills: dict[int, TickGraph] = {}
@@ -81,26 +78,21 @@ class GraphTalkerRunner(TalkerRunner):
 
     @torch.inference_mode()
     def launch(self, slots: np.ndarray) -> LaunchedTick:  # type: ignore[override]
-        codes, done = self._unused.pop() if self._unused else self._new_output()
+        codes = torch.empty(len(slots), self._state.num_codebooks, dtype=torch.int64, pin_memory=True)
         start = 0
         for graph, inputs in self._replays(slots):
             drawn, end = graph.replay(*inputs), start + len(inputs[0])
             assert drawn is not None
             codes[start:end].copy_(drawn[: end - start], non_blocking=True)
             start = end
+        done = torch.cuda.Event(blocking=True)
         done.record()
-        return LaunchedTick(codes, done, len(slots))
+        return LaunchedTick(codes, done)
 
     def collect(self, tick: LaunchedTick) -> Frames:  # type: ignore[override]
         tick.done.synchronize()
-        codes = tick.codes.numpy()[: tick.rows].copy()
-        self._unused.append((tick.codes, tick.done))
+        codes = tick.codes.numpy()
         return Frames(codes, codes[:, 0] == self._state.eos)
-
-    def _new_output(self) -> tuple[Tensor, torch.cuda.Event]:
-        """Of a tick, as in LaunchedTick."""
-        shape = (self.limits.num_slots, self._state.num_codebooks)
-        return torch.empty(shape, dtype=torch.int64, pin_memory=True), torch.cuda.Event(blocking=True)
 
     def _open(self, newcomers: list[Newcomer]) -> None:
         self._state.open(newcomers)
