@@ -122,8 +122,9 @@ class KernelOps:
         offsets = (self._pieces[name].offset + layer * window for name in (KEYS, VALUES))
         self._launch(
             attention.attention_kernel, (config.num_heads, batch),
-            qkv, state, state_out, *self._addresses, history, self._cosine, self._sine, out, *offsets, frames, state.shape[1],
-            config.head_dim**-0.5, WINDOW=config.window, HEADS=config.num_heads, HALF=config.head_dim // 2,
+            qkv, state, state_out, *self._addresses, history, self._cosine, self._sine, out,
+            *offsets, frames, state.shape[1], config.head_dim**-0.5,
+            WINDOW=config.window, HEADS=config.num_heads, HALF=config.head_dim // 2,
             BLOCK_T=max(16, triton.next_power_of_2(frames)), BLOCK_S=triton.next_power_of_2(config.slots),
             num_warps=ROW_WARPS,
         )  # fmt: skip
@@ -187,7 +188,8 @@ class KernelOps:
             self._plans[batch, frames] = plan
         self._launch(
             rowwise.history_kernel, (len(plan), batch),
-            state, self._addresses[close], self._arena, plan, state.shape[1], CLOSE=close, CHANNELS=HISTORY_CHANNELS, num_warps=ROW_WARPS,
+            state, self._addresses[close], self._arena, plan, state.shape[1],
+            CLOSE=close, CHANNELS=HISTORY_CHANNELS, num_warps=ROW_WARPS,
         )  # fmt: skip
 
     def _plan(self, batch: int, frames: int) -> list[tuple[int, ...]]:

@@ -14,9 +14,9 @@ def _rows(state, qkv, past_at, fresh_at, past, fresh):
 
 @triton.jit
 def attention_kernel(
-    qkv, state, state_out, addresses, next_addresses, history, cosine, sine, out, keys_offset, values_offset, frames, state_size, scale,
+    qkv, state, state_out, addresses, next_addresses, history, cosine, sine, out,
+    keys_offset, values_offset, frames, state_size, scale,
     WINDOW: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
-
 ):  # fmt: skip
     """ops.Ops.attend, one program per head and batch entry: slots are the window's frames, then the chunk's.
 
