@@ -1,11 +1,8 @@
-"""Three servers behind Envoy: an even spread, a server that is killed under load, and one that is drained."""
+"""Three servers behind Envoy: an even spread, one that is killed, one that is drained; their benchmark."""
 
 import itertools
-import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,15 +13,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
-import psutil
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from qwen3_tts_client.analysis.playback import play
 from qwen3_tts_client.protocol import SAMPLE_RATE
+from scripts.benchmarks import fleet as benchmark
 from scripts.embedded.server import Ports, is_ready
+from scripts.fleet import admin
+from scripts.fleet.background import BackgroundFleet, FleetPorts
 from scripts.fleet.plan import PORTS_PER_SERVER
-from tests import envoy_admin
 from tests.e2e.serving import ROOT, Caller, Received, eventually
 from tests.e2e.test_streamed_text import SequenceStream
 from tests.e2e.test_streams import assert_own_frames
@@ -39,36 +37,10 @@ PATIENCE = 60.0
 seeds = itertools.count(1)
 
 
-class Fleet:
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, port: int, admin_port: int) -> None:
-        """The servers' ports follow Envoy's."""
-        self.process, self._log, self.port, self.admin_port = process, log, port, admin_port
-        firsts = [admin_port + 1 + PORTS_PER_SERVER * number for number in range(SERVERS)]
-        self.ports = [Ports(grpc=first + 1, http=first, metrics=first + 2) for first in firsts]
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def wait_ready(self) -> None:
-        """Until Envoy chooses from all servers."""
-        eventually(lambda: all(is_ready(ports, "qwen3_tts") for ports in self.ports), PATIENCE)
-        eventually(lambda: len(envoy_admin.healthy(self.admin_port)) == SERVERS)
-        # The workers hear of it a moment later.
-        time.sleep(0.2)
-
+class Fleet(BackgroundFleet):
     def metric(self, server: int, name: str, **labels: str) -> float:
-        with caller_of(self.ports[server]) as caller:
+        with caller_of(self.servers[server]) as caller:
             return caller.metric(name, **labels)
-
-    def launcher(self, server: int) -> psutil.Process:
-        option = f"--http-port={self.ports[server].http}"
-        [found] = [child for child in psutil.Process(self.process.pid).children() if option in child.cmdline()]
-        return found
-
-    def tritonserver(self, server: int) -> psutil.Process:
-        [found] = [child for child in self.launcher(server).children() if child.name() == "tritonserver"]
-        return found
 
 
 def caller_of(ports: Ports) -> Caller:
@@ -84,23 +56,15 @@ def caller_of(ports: Ports) -> Caller:
 def fleet(
     scripted_repository: Path, scripted_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Fleet]:
-    folder = tmp_path_factory.mktemp("fleet")
-    port, admin_port, *_ = free_ports(2 + SERVERS * PORTS_PER_SERVER)
-    command = [sys.executable, "-m", "scripts.fleet", f"--model-repository={scripted_repository}"]
-    command += [f"--servers={SERVERS}", f"--build-folder={folder}", f"--port={port}", f"--admin-port={admin_port}"]
-    command += [f"--first-port={admin_port + 1}", "--drain-seconds=60"]
-    environment = os.environ | {"PROJECT_ROOT": str(ROOT), "CUDA_VISIBLE_DEVICES": ""} | scripted_environment
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            fleet = Fleet(process, folder / "log", port, admin_port)
-            fleet.wait_ready()
-            yield fleet
-            process.terminate()
-            assert process.wait(PATIENCE) == 0
-        finally:
-            process.kill()
-            process.wait()
+    port, admin_port, first, *_ = free_ports(2 + SERVERS * PORTS_PER_SERVER)
+    with Fleet(
+        SERVERS,
+        tmp_path_factory.mktemp("fleet"),
+        ports=FleetPorts(port, admin_port, first),
+        options=[f"--model-repository={scripted_repository}", "--drain-seconds=60"],
+        environment={"PROJECT_ROOT": str(ROOT), "CUDA_VISIBLE_DEVICES": ""} | scripted_environment,
+    ) as fleet:
+        yield fleet
 
 
 @dataclass
@@ -146,7 +110,7 @@ class Load:
 @contextmanager
 def load_on(fleet: Fleet) -> Iterator[Load]:
     """STREAMS at once, spread over all servers; ends when its streams have ended."""
-    load = Load(fleet.port)
+    load = Load(fleet.ports.port)
     with ThreadPoolExecutor(STREAMS) as pool:
         callers = [pool.submit(load.speak) for _ in range(STREAMS)]
         try:
@@ -161,8 +125,8 @@ def load_on(fleet: Fleet) -> Iterator[Load]:
 
 def spread(fleet: Fleet, streams: int = 60) -> list[int]:
     """Streams that each server got of a load of its own."""
-    before = envoy_admin.counts(fleet.admin_port, "rq_total")
-    callers = [caller_of(Ports(grpc=fleet.port)) for _ in range(STREAMS)]
+    before = admin.counts(fleet.ports.admin, "rq_total")
+    callers = [caller_of(Ports(grpc=fleet.ports.port)) for _ in range(STREAMS)]
     with ThreadPoolExecutor(STREAMS) as pool:
         speaking: list[Future[Received]] = [
             pool.submit(callers[number % STREAMS].speak, seed=number, max_frames=100) for number in range(streams)
@@ -171,7 +135,7 @@ def spread(fleet: Fleet, streams: int = 60) -> list[int]:
             assert_own_frames(received.result(PATIENCE), number, 100)
     for caller in callers:
         caller.channel.close()
-    return [now - then for now, then in zip(envoy_admin.counts(fleet.admin_port, "rq_total"), before, strict=True)]
+    return [now - then for now, then in zip(admin.counts(fleet.ports.admin, "rq_total"), before, strict=True)]
 
 
 def one_every(seconds: float, count: int, speak: Callable[[], Received]) -> list[Received]:
@@ -195,13 +159,13 @@ def test_streams_are_spread_evenly(fleet: Fleet) -> None:
 
 @pytest.mark.timing
 def test_killed_server_takes_only_its_own_streams(fleet: Fleet) -> None:
-    with load_on(fleet) as load, caller_of(Ports(grpc=fleet.port)) as newcomer:
+    with load_on(fleet) as load, caller_of(Ports(grpc=fleet.ports.port)) as newcomer:
         time.sleep(IN_HAND_SECONDS)
         old = fleet.tritonserver(0)
         old.kill()
         killed = time.perf_counter_ns()
         new = one_every(0.05, 40, lambda: newcomer.speak(seed=7, max_frames=1))
-        eventually(lambda: not old.is_running() and is_ready(fleet.ports[0], "qwen3_tts"), PATIENCE)
+        eventually(lambda: not old.is_running() and is_ready(fleet.servers[0], "qwen3_tts"), PATIENCE)
     failed = load.failed()
     print(f"{len(failed)} of {len(load.spoken)} streams failed: {sorted({str(one.received.error) for one in failed})}")
     # Those that ran on it, and at most those that were sent before Envoy had seen its connections close.
@@ -225,7 +189,7 @@ def test_killed_server_takes_only_its_own_streams(fleet: Fleet) -> None:
 
 def test_drained_server_loses_no_stream(fleet: Fleet) -> None:
     drained = fleet.launcher(1)
-    with caller_of(Ports(grpc=fleet.port)) as caller:
+    with caller_of(Ports(grpc=fleet.ports.port)) as caller:
         # One of them is on each server.
         words = [SequenceStream(caller) for _ in range(SERVERS)]
         for stream in words:
@@ -243,3 +207,20 @@ def test_drained_server_loses_no_stream(fleet: Fleet) -> None:
     fleet.process.send_signal(signal.SIGUSR1)
     fleet.wait_ready()
     assert_even(spread(fleet))
+
+
+def test_benchmark_of_a_fleet(fleet: Fleet, tmp_path: Path) -> None:
+    request = ["--speaker", "ryan", "--max-frames", 50, "--text", "Hello."]
+    table = list(benchmark.Loads(fleet, tmp_path, request, interval=1500, workers=1).rows(3, 4))
+    assert [(row["servers"], row["path"], row["load"]) for row in table] == [
+        (1, "direct", "c=1"), (1, "direct", "c=3"), (1, "direct", "rps=4"),
+        (SERVERS, "envoy", "c=1"), (SERVERS, "envoy", "c=9"), (SERVERS, "envoy", "rps=12"),
+        (SERVERS, "one-killed", "rps=12"),
+    ]  # fmt: skip
+    *whole, killed = table
+    assert [row["errors"] for row in whole] == [0] * len(whole)
+    # Three servers with three streams each make the frames of one three times; the scripted talker takes 10 ms a frame.
+    assert whole[4]["audio_s_per_s"] > 2 * whole[1]["audio_s_per_s"]
+    assert 0 < killed["errors"] < killed["requests"] / SERVERS
+    assert killed["back_after_s"] > 0
+    assert len(fleet.healthy()) == SERVERS

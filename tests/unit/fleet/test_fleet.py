@@ -18,7 +18,7 @@ import psutil
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests import envoy_admin
+from scripts.fleet import admin
 from tests.fakes.gateway import RunningGateway
 from tests.ports import free_ports
 from tests.subprocesses import same_imports
@@ -71,7 +71,7 @@ class RunningFleet:
             time.sleep(0.02)
 
     def healthy(self) -> list[int]:
-        return envoy_admin.healthy(self.admin_port)
+        return admin.healthy(self.admin_port)
 
     def launchers(self) -> dict[int, int]:
         """Process ids by the numbers of the servers."""
@@ -204,7 +204,7 @@ def test_a_gateway_tries_again_where_nothing_was_sent(fleet: RunningFleet) -> No
         url = f"{gateway.url}/v1/audio/speech"
         assert httpx.post(url, json={"input": json.dumps({"chunks": [[0, 1]]})}).status_code == 200
         answers = [pool.submit(httpx.post, url, json={"input": late}, timeout=30) for _ in range(2)]
-        fleet.wait_for(lambda: envoy_admin.counts(fleet.admin_port, "rq_active") == [1, 1])
+        fleet.wait_for(lambda: admin.counts(fleet.admin_port, "rq_active") == [1, 1])
         os.kill(fleet.launchers()[0], signal.SIGKILL)
         assert [answer.result(PATIENCE).status_code for answer in answers] == [200, 200]
     end(fleet)
