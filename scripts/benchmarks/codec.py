@@ -26,6 +26,7 @@ from code2wav_step.buckets import BatchShape, Buckets
 from code2wav_step.kernel_ops import KernelOps
 from code2wav_step.runner import GraphStepRunner
 from code2wav_step.torch_ops import TorchOps
+from code2wav_step.weights import StepWeights
 from export.forms import python_form
 from export.modules.codec import CodecStep
 from export.verify import IRREGULAR_CHUNKS
@@ -56,8 +57,8 @@ def main(
 ) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     device = torch.device("cuda:0")
-    reference = _reference(checkpoint, device)
-    sizes = [_shape(text) for text in shapes.split(",")]
+    reference = reference_step(checkpoint, device)
+    sizes = [shape_of(text) for text in shapes.split(",")]
     every = Buckets(MAX_BATCH, MAX_FRAMES).shapes
     captured = {*sizes, *((rows, frames) for rows, frames in every if rows == LONG_ROWS)}
     runner = _runner(reference, device, kernels, sorted(captured))
@@ -154,12 +155,12 @@ def snr_db(expected: Tensor, actual: Tensor) -> float:
     return float(10 * torch.log10(signal / noise))
 
 
-def _shape(text: str) -> BatchShape:
+def shape_of(text: str) -> BatchShape:
     rows, frames = map(int, text.split("x"))
     return rows, frames
 
 
-def _reference(checkpoint: str | None, device: torch.device) -> CodecStep:
+def reference_step(checkpoint: str | None, device: torch.device) -> CodecStep:
     if checkpoint:
         return CodecStep.from_checkpoint(Checkpoint.open(checkpoint)).to(device)
     config = CodecDecoderConfig.model_validate(CODEC_DECODER)
@@ -167,12 +168,17 @@ def _reference(checkpoint: str | None, device: torch.device) -> CodecStep:
     return CodecStep(config, tensors, torch.float32).eval().to(device)
 
 
-def _runner(reference: CodecStep, device: torch.device, kernels: bool, shapes: list[BatchShape]) -> GraphStepRunner:
-    started = time.perf_counter()
+def load_weights(reference: CodecStep, device: torch.device) -> StepWeights:
+    """As code2wav loads them from the exported file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / startup.MODEL_FILE
         python_form.build(reference, path)
-        weights = startup.load_weights(path, device)
+        return startup.load_weights(path, device)
+
+
+def _runner(reference: CodecStep, device: torch.device, kernels: bool, shapes: list[BatchShape]) -> GraphStepRunner:
+    started = time.perf_counter()
+    weights = load_weights(reference, device)
     kind = KernelOps if kernels else TorchOps
     runner = startup.capture(weights, kind(weights.config, device), device, shapes)
     console.print(f"loaded and captured in {time.perf_counter() - started:.1f} s")

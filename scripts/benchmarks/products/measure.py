@@ -1,7 +1,6 @@
 """Time, error and determinism of one kernel for one product, on a CUDA device."""
 
 import math
-import statistics
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from qwen3_tts_engine.talker.kernels.cuda_module import KernelError, compiled
 from qwen3_tts_engine.talker.kernels.skinny_linear import SkinnyLinear
 from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
 from qwen3_tts_engine.talker.weights import NormLinear
+from scripts.benchmarks.cuda_timing import graph_us
 from scripts.benchmarks.products.candidates import Item
 from scripts.benchmarks.products.shapes import PRODUCTS, Product
 from scripts.benchmarks.products.table import Measurement
@@ -25,7 +25,7 @@ ARCHITECTURE = "sm_90a"
 DEVICE = torch.device("cuda")
 # More than the second-level cache of a GPU, so that weights come from memory, as in a tick.
 WEIGHT_BYTES = 140_000_000
-LAUNCHES, REPLAYS, REPEATS, WARM_UP = 48, 6, 5, 3
+LAUNCHES = 48
 # Computes the product with the i-th copy of the weights.
 Launch = Callable[[int], Tensor]
 
@@ -162,20 +162,4 @@ def reference(product: Product, operands: Operands) -> Tensor:
 def chain_us(launch: Launch, copies: int) -> float:
     """Microseconds per product in a graph of launches that take turns with the copies of the weights."""
     launches = math.ceil(LAUNCHES / copies) * copies
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(launches):
-            launch(i % copies)
-    for _ in range(WARM_UP):
-        graph.replay()
-    return statistics.median(replay_us(graph) for _ in range(REPEATS)) / launches
-
-
-def replay_us(graph: torch.cuda.CUDAGraph) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(REPLAYS):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) * 1000 / REPLAYS
+    return graph_us(lambda: [launch(i % copies) for i in range(launches)]) / launches
