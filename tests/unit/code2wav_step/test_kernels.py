@@ -8,6 +8,7 @@ import torch
 
 from code2wav_step.runner import row_addresses
 from code2wav_step.torch_ops import TorchOps
+from code2wav_step.weights import Product
 from tests.fakes.codec_layers import CASES, Inputs, small_config
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -59,3 +60,12 @@ def test_states_at_addresses(kernel_ops: Any, after: list[int]) -> None:
     torch.testing.assert_close(run(addressed, placeholder, placeholder), expected_attended, rtol=1e-4, atol=1e-5)
     assert torch.equal(states, expected)
     assert not placeholder.any()
+
+
+def test_snake_of_large_angles(kernel_ops: Any) -> None:
+    """To 2e-4, where FP16 rounds results to 1e-3 and more: FP32 knows an angle of 1 000 to 6e-5."""
+    x, alpha = torch.linspace(-20, 20, 64 * 64).view(1, 64, 64), torch.linspace(0.01, 50, 64)
+    layer = Product(torch.eye(64), alpha=alpha, inverse_beta=torch.ones(64))
+    active = kernel_ops.product(x, layer, active=torch.empty_like(x))
+    exact = x.double() + (x.double() * alpha).sin().square()
+    torch.testing.assert_close(active.double(), exact, rtol=0, atol=2e-4)
