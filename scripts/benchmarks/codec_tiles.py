@@ -85,7 +85,7 @@ class Launch:
     @property
     def tile(self) -> Tile:
         blocks = {"BLOCK_N": self.outputs} | self.options
-        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "maxnreg")
+        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "maxnreg", "REUSE")
         return Tile(*(blocks[name] for name in names))
 
     @property
@@ -183,12 +183,13 @@ def candidates(launch: Launch) -> list[Tile]:
     else:
         shapes = set(FEW_ROWS if launch.rows <= SKINNY_ROWS else MANY_ROWS)
     made = [
-        Tile(rows, columns, depth, warps, stages, registers)
+        Tile(rows, columns, depth, warps, stages, registers, reuse)
         for rows, columns in sorted(shapes)
         for depth in sorted(depths)
         for warps in WARPS
         for stages in STAGES
         for registers in (UNIT_REGISTERS if launch.is_unit else (None,))
+        for reuse in ((False, True) if launch.options["TAPS"] > 1 else (False,))
     ]
     return list(dict.fromkeys([launch.tile, *(tile for tile in made if fits(tile, launch))]))
 
@@ -234,8 +235,8 @@ def launch_us(launch: Launch) -> float:
 
 
 def text(tile: Tile) -> str:
-    registers = f", {tile.registers} registers" if tile.registers else ""
-    return f"{tile.rows}x{tile.columns}x{tile.depth}, {tile.warps} warps, {tile.stages} stages{registers}"
+    more = (f", {tile.registers} registers" if tile.registers else "") + (", reuse" if tile.reuse else "")
+    return f"{tile.rows}x{tile.columns}x{tile.depth}, {tile.warps} warps, {tile.stages} stages{more}"
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def test_every_tile_computes_the_same(name: str) -> None:
     served, *others = candidates(launch)
     assert served == launch.tile
     # Warps, stages and registers make no difference here.
-    for tile in {(tile.rows, tile.columns, tile.depth): tile for tile in others}.values():
+    for tile in {(tile.rows, tile.columns, tile.depth, tile.reuse): tile for tile in others}.values():
         for tensor in results(launch):
             tensor.fill_(torch.nan)
         launch.with_tile(tile).run()

@@ -8,8 +8,8 @@ import triton.language as tl
 def snake(x, alpha, inverse_beta, FAST: tl.constexpr):
     """x + sin²(αx) / β of FP32 values; FAST uses the hardware sine, which requires a small angle."""
     angle = x * alpha
-    # sin² has period π; the first part of π has few enough digits for an exact product. Adding 1.5 · 2²³ rounds to a whole
-    # number, in an instruction that every lane can issue, unlike a conversion.
+    # sin² has period π; the first part of π has few enough digits for an exact product. Adding 1.5 · 2²³ rounds to a
+    # whole number, faster than a conversion does.
     turns = (angle * 0.3183098861837907 + 12582912.0) - 12582912.0
     angle = angle - turns * 3.140625 - turns * 0.0009676535897932
     if FAST:
