@@ -1,14 +1,15 @@
 """Block sizes for the codec's matrix products: those served, and faster ones, for the launches of a step.
 
-    python -m scripts.benchmarks.codec_tiles --shapes 64x4,8x16,1x16,1x1 --output tiles.json
+    python -m scripts.benchmarks.codec_tiles --shapes 64x4,8x16,1x4 --output tiles.json
 
 Times each distinct launch of a step alone, in a graph of equal launches, so that small weights come from the
 second-level cache. A faster tile is worth serving only if scripts.benchmarks.codec gains, with the same SNR.
 """
 
 import json
-import math
 import os
+import shlex
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -30,17 +31,19 @@ from code2wav_step.tiles import SKINNY_ROWS, Tile, divisor
 from qwen3_tts_client.records.environment import commit
 from scripts.benchmarks.codec import Streams, load_weights, reference_step, shape_of
 from scripts.benchmarks.common import show
-from scripts.benchmarks.cuda_timing import graph_us
+from scripts.benchmarks.cuda_timing import REPEATS, graph_us
 
 # Of one H200.
 FLOPS_PER_SECOND = 790e12
 SHARED_BYTES = 220_000
-LAUNCHES = 20
+LAUNCHES, FEW_LAUNCHES, FINALISTS = 20, 4, 4
 # What is tried. Rows and columns of a tile depend on the number of rows of the product.
-FEW_ROWS = ((16, 32), (16, 64), (32, 32), (32, 64), (64, 32), (64, 64))
-MANY_ROWS = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 64), (256, 128))
+FEW_ROWS = [(16, 32), (16, 64), (32, 32), (32, 64), (64, 32), (64, 64)]
+MANY_ROWS = [(64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 64), (256, 128)]
 UNIT_ROWS = (32, 64, 128, 256)
-DEPTHS, WARPS, STAGES, UNIT_REGISTERS, MAX_SUMS = (64, 128), (4, 8), (3, 4), (None, 128), 128
+DEPTH, STAGES, UNIT_REGISTERS = 64, (3, 4), (None, 128)
+# Sums of a thread, by warps: of 16 each thread has 128 registers.
+MAX_SUMS = {4: 128, 8: 128, 16: 96}
 console = Console(width=160)
 
 
@@ -73,6 +76,18 @@ class Launch:
         if self.is_unit:
             return 2.0 * self.rows * self.outputs * (self.width + self.outputs)
         return 2.0 * self.rows * self.outputs * self.width * (2 if self.options["GATED"] else 1)
+
+    @property
+    def tile_bytes(self) -> float:
+        """FP16 bytes that all programs together read into shared memory, through the second-level cache.
+
+        With reuse, the taps of a tile read its rows once.
+        """
+        tile, taps = self.tile, self.options["TAPS"]
+        rows = tile.rows * self.width / (taps if tile.reuse else 1)
+        weights = self.width * tile.columns * (2 if self.options.get("GATED") else 1)
+        pointwise = self.outputs**2 if self.is_unit else 0
+        return 2.0 * tile.programs(self.rows, self.outputs) * (rows + weights + pointwise)
 
     @property
     def name(self) -> str:
@@ -122,7 +137,7 @@ class Found:
     us: float
 
     def row(self, shape: BatchShape) -> dict[str, Any]:
-        """`of peak` is the share of the operations that the GPU could have done meanwhile."""
+        """`of peak` is the share of the operations that the GPU could have done meanwhile, MB are tile_bytes."""
         return {
             "step": f"{shape[0]}x{shape[1]}",
             "launch": self.launch.name,
@@ -130,7 +145,9 @@ class Found:
             "served": text(self.launch.tile),
             "us": round(self.served_us, 2),
             "of peak": f"{self.launch.flops / self.served_us * 1e6 / FLOPS_PER_SECOND:.0%}",
+            "MB": round(self.launch.tile_bytes / 1e6, 1),
             "best": text(self.tile),
+            "its MB": round(self.launch.with_tile(self.tile).tile_bytes / 1e6, 1),
             "best us": round(self.us, 2),
             "saves us": round(self.count * (self.served_us - self.us), 1),
         }
@@ -138,7 +155,7 @@ class Found:
 
 def main(
     checkpoint: Annotated[str | None, typer.Option(help="folder or hub id; random weights by default")] = None,
-    shapes: Annotated[str, typer.Option(help="batch x frames of steps")] = "64x4,8x16,1x16,1x1",
+    shapes: Annotated[str, typer.Option(help="batch x frames of steps")] = "64x4,8x16,1x4",
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
     device = torch.device("cuda:0")
@@ -155,8 +172,9 @@ def main(
         console.print(f"{shape[0]}x{shape[1]}: products {total:.0f} us, with the best tiles {best:.0f} us")
     show(table, console)
     if output:
-        gpu = torch.cuda.get_device_name()
-        output.write_text(json.dumps({"gpu": gpu, "commit": commit(), "rows": table}, indent=1) + "\n")
+        command = shlex.join(["python", "-m", "scripts.benchmarks.codec_tiles", *sys.argv[1:]])
+        record = {"gpu": torch.cuda.get_device_name(), "commit": commit(), "command": command, "rows": table}
+        output.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def launches_of(step: Step, ops: RecordingOps, inputs: Iterable[torch.Tensor]) -> list[Launch]:
@@ -175,18 +193,19 @@ def distinct(launches: list[Launch]) -> list[tuple[Launch, int]]:
 def candidates(launch: Launch) -> list[Tile]:
     """The served tile first."""
     channels = launch.options["CHANNELS"]
-    depths = {divisor(channels, depth) for depth in DEPTHS}
     if launch.is_unit:
-        shapes = {(rows, launch.outputs) for rows in UNIT_ROWS}
-        # A whole tap per step.
-        depths |= {channels}
+        shapes = [(rows, launch.outputs) for rows in UNIT_ROWS]
+        # At most a whole tap per step.
+        depths = {divisor(channels, DEPTH), channels}
+    elif launch.rows <= SKINNY_ROWS:
+        shapes, depths = FEW_ROWS, {divisor(channels, depth) for depth in (DEPTH, 2 * DEPTH, 4 * DEPTH)}
     else:
-        shapes = set(FEW_ROWS if launch.rows <= SKINNY_ROWS else MANY_ROWS)
+        shapes, depths = MANY_ROWS, {divisor(channels, DEPTH)}
     made = [
         Tile(rows, columns, depth, warps, stages, registers, reuse)
-        for rows, columns in sorted(shapes)
+        for rows, columns in shapes
         for depth in sorted(depths)
-        for warps in WARPS
+        for warps in MAX_SUMS
         for stages in STAGES
         for registers in (UNIT_REGISTERS if launch.is_unit else (None,))
         for reuse in ((False, True) if launch.options["TAPS"] > 1 else (False,))
@@ -199,7 +218,8 @@ def fits(tile: Tile, launch: Launch) -> bool:
     matrices = 2 if launch.options.get("GATED") else 1
     staged = 2 * tile.stages * tile.depth * (tile.rows + matrices * tile.columns)
     sums = matrices * tile.rows * tile.columns / (32 * tile.warps)
-    return staged <= SHARED_BYTES and 4 <= sums <= MAX_SUMS
+    fewest = 4 if launch.rows <= SKINNY_ROWS else 16
+    return staged <= SHARED_BYTES and fewest <= sums <= MAX_SUMS[tile.warps]
 
 
 def compile_all(launches: list[Launch]) -> None:
@@ -212,26 +232,28 @@ def compile_all(launches: list[Launch]) -> None:
 
 
 def search(launch: Launch, count: int) -> Found:
-    times: dict[Tile, float] = {}
+    """Times all tiles roughly, then the best of them."""
+    rough: dict[Tile, float] = {}
     for tile in candidates(launch):
         try:
-            times[tile] = launch_us(launch.with_tile(tile))
+            rough[tile] = launch_us(launch.with_tile(tile), FEW_LAUNCHES, repeats=1)
         except (TritonError, RuntimeError, ValueError) as error:  # too much shared memory, for example
             console.print(f"{launch.name}, {text(tile)}: {str(error).splitlines()[0]}", markup=False)
-            times[tile] = math.inf
+    finalists = {launch.tile, *sorted(rough, key=lambda tile: rough[tile])[:FINALISTS]}
+    times = {tile: launch_us(launch.with_tile(tile), LAUNCHES) for tile in finalists}
     best = min(times, key=lambda tile: times[tile])
     return Found(launch, count, times[launch.tile], best, times[best])
 
 
-def launch_us(launch: Launch) -> float:
+def launch_us(launch: Launch, launches: int, repeats: int = REPEATS) -> float:
     def run() -> None:
-        for _ in range(LAUNCHES):
+        for _ in range(launches):
             launch.run()
 
     # A kernel's first launch loads it, which is impossible during capture.
     launch.run()
     torch.cuda.synchronize()
-    return graph_us(run) / LAUNCHES
+    return graph_us(run, repeats) / launches
 
 
 def text(tile: Tile) -> str:

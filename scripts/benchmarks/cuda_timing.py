@@ -8,14 +8,14 @@ import torch
 REPLAYS, REPEATS, WARM_UP = 6, 5, 3
 
 
-def graph_us(run: Callable[[], object]) -> float:
-    """Microseconds of a graph of what `run` launches: the median of REPEATS means."""
+def graph_us(run: Callable[[], object], repeats: int = REPEATS) -> float:
+    """Microseconds of a graph of what `run` launches: the median of `repeats` means."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
     for _ in range(WARM_UP):
         graph.replay()
-    return statistics.median(_replay_us(graph) for _ in range(REPEATS))
+    return statistics.median(_replay_us(graph) for _ in range(repeats))
 
 
 def _replay_us(graph: torch.cuda.CUDAGraph) -> float:

@@ -60,6 +60,16 @@ def test_operations_count_both_matrices() -> None:
     assert unit.flops == 2 * 40 * 192 * (7 + 1) * 192
 
 
+def test_bytes_count_what_each_program_reads() -> None:
+    conv, pointwise = recorded("unit 128")
+    tile = conv.tile._replace(rows=32, columns=64)
+    one = conv.with_tile(tile)
+    # 40 rows and 128 columns are two by two programs.
+    assert one.tile_bytes == 4 * 2 * (32 + 64) * 7 * 128
+    assert one.with_tile(tile._replace(reuse=True)).tile_bytes == 4 * 2 * (32 * 128 + 64 * 7 * 128)
+    assert pointwise.with_tile(tile).tile_bytes == 4 * 2 * (32 + 64) * 128
+
+
 def test_equal_launches_are_searched_once() -> None:
     from scripts.benchmarks.codec_tiles import distinct
 
