@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import psycopg
@@ -23,6 +24,10 @@ from tests.unit.voices.conftest import MIB, ORIGIN, make_voice
 PATIENCE = 60.0
 eventually = partial(serving.eventually, seconds=PATIENCE)
 SECRET = "pass-word"
+WAITS_FOR_LOCK = (
+    "SELECT FROM pg_locks JOIN pg_database ON database = pg_database.oid "
+    "WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted"
+)
 
 
 @pytest.fixture
@@ -165,6 +170,20 @@ def test_refuses_another_schema_version_with_what_to_do(
     postgres.execute("UPDATE qwen3_tts.schema_version SET version = 7", dsn)
     with pytest.raises(ConfigError, match=r"^voices_dsn: the schema .* has version 7, this server needs 1: run the"):
         PostgresStore(dsn, 10, MIB)
+
+
+def test_a_server_that_waited_for_another_to_make_the_schema_uses_it(dsn: str) -> None:
+    with psycopg.connect(dsn) as other, ThreadPoolExecutor(1) as pool:
+        other.execute(postgres_store.LOCK)
+        other.execute(postgres_store.SCHEMA)
+        opening = pool.submit(PostgresStore, dsn, 100, MIB)
+        with psycopg.connect(dsn, autocommit=True) as watcher:
+            eventually(lambda: watcher.execute(WAITS_FOR_LOCK).rowcount)
+        other.commit()
+        store = opening.result(PATIENCE)
+    store.add("anna", make_voice(), 1.0, ORIGIN)
+    assert [record.name for record in store.list()] == ["anna"]
+    store.close()
 
 
 def test_a_schema_that_is_gone_is_not_made_again_by_a_running_server(

@@ -23,7 +23,8 @@ from qwen3_tts_engine.voices.store import COLUMNS, NEW_COLUMNS, Quota, taken, un
 SCHEMA_VERSION = 1
 # Any number that no other program uses for an advisory lock in this database.
 LOCK = "SELECT pg_advisory_xact_lock(5133977001)"
-HAS_SCHEMA = "SELECT to_regclass('qwen3_tts.schema_version') IS NOT NULL"
+# Not to_regclass: it answers from the session's cache, which a schema made while this one waited for LOCK is not in.
+HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_tables WHERE (schemaname, tablename) = ('qwen3_tts', 'schema_version'))"
 # EXTERNAL: no compression, since arrays of random bits do not shrink. Collation C: the order of SQLite's names.
 SCHEMA = f"""
 CREATE SCHEMA IF NOT EXISTS qwen3_tts;
