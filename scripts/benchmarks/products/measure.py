@@ -5,19 +5,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from qwen3_tts_engine.talker.kernels.cluster_linear import ClusterLinear
-from qwen3_tts_engine.talker.kernels.cuda_module import KernelError, compiled
+from qwen3_tts_engine.talker.kernels.cuda_module import CudaKernel, KernelError, compiled
 from qwen3_tts_engine.talker.kernels.skinny_linear import SkinnyLinear
 from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
 from qwen3_tts_engine.talker.weights import NormLinear
 from scripts.benchmarks.cuda_timing import graph_us
-from scripts.benchmarks.products.candidates import Item
+from scripts.benchmarks.products.candidates import Form, Item
 from scripts.benchmarks.products.shapes import PRODUCTS, Product
 from scripts.benchmarks.products.table import Measurement
+from scripts.benchmarks.products.tensor_map import tensor_map
+from scripts.benchmarks.products.tile_linear import SOURCE, STEP, TileLinear
 from scripts.benchmarks.products.worker import Measure
 
 EPS = 1e-6
@@ -51,6 +54,23 @@ class TileOps(KernelOps):
         return self._tile
 
 
+class TiledOps(KernelOps):
+    """tile_linear.cu, whatever the rows."""
+
+    def __init__(self, form: TileLinear) -> None:
+        super().__init__(DEVICE)
+        self._tile = form
+        self._kernel = CudaKernel(SOURCE, form.function, form.macros, form.threads, form.shared_bytes, form.cluster)
+
+    def _form(self, x: Tensor, weight: Tensor, **flags: int) -> Any:
+        return self._tile
+
+    def _multiply(self, form: Any, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        maps = tensor_map(x, STEP, form.x_slice), tensor_map(weight, STEP, form.w_slice)
+        self._kernel((form.blocks(len(x)), 1), *maps, bias, out, len(x), out.stride(0), eps)
+        return out
+
+
 @dataclass(frozen=True)
 class Operands:
     """`start` is what `out` holds before the product."""
@@ -62,10 +82,10 @@ class Operands:
     out: Tensor
 
 
-def build(form: ClusterLinear) -> None:
+def build(form: Form) -> None:
     """Compiles to the cache on disk."""
     with suppress(KernelError):  # reported by the measurement
-        compiled(form.source, form.macros, ARCHITECTURE)
+        compiled(SOURCE if isinstance(form, TileLinear) else form.source, form.macros, ARCHITECTURE)
 
 
 def start() -> Measure:
@@ -88,7 +108,7 @@ class Bench:
     def _measured(self, item: Item) -> Measurement:
         product = PRODUCTS[item.product]
         operands = random_operands(product, item.rows)
-        ops = TileOps(item.form) if item.form else self._ops[item.kernel]
+        ops = _tile_ops(item.form) if item.form else self._ops[item.kernel]
         launch = launch_of(ops, product, operands)
         first, second = (run(launch, operands) for _ in range(2))
         expected = reference(product, operands)
@@ -98,6 +118,10 @@ class Bench:
             relative_error=error if math.isfinite(error) else None,
             same_bits=torch.equal(first, second),
         )
+
+
+def _tile_ops(form: Form) -> KernelOps:
+    return TiledOps(form) if isinstance(form, TileLinear) else TileOps(form)
 
 
 def random_operands(product: Product, rows: int) -> Operands:

@@ -13,7 +13,6 @@ from cuda.bindings import driver, nvrtc
 from torch import Tensor
 
 FOLDER = Path(__file__).parent
-HEADER = "bfloat16.cuh"
 # Major compute capability from which a kernel may start before the previous one ends (programmatic dependent launch;
 # the sources wait), and the only one with wgmma.
 HOPPER = 9
@@ -49,7 +48,7 @@ class CudaKernel:
         self._launch.attrs = list(_attributes(major, cluster))
         self._launch.numAttrs = len(self._launch.attrs)
 
-    def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | float | None) -> None:
+    def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | float | ctypes.Structure | None) -> None:
         """Passes tensors as pointers (None as null), int as 32-bit integers, float as 32-bit floats."""
         values, types = zip(*(_argument(argument) for argument in arguments), strict=True)
         self._launch.gridDimX, self._launch.gridDimY = grid
@@ -71,7 +70,9 @@ def _attributes(major: int, cluster: int) -> Iterator[driver.CUlaunchAttribute]:
         yield blocks
 
 
-def _argument(value: Tensor | int | float | None) -> tuple[int | float, type]:
+def _argument(value: Tensor | int | float | ctypes.Structure | None) -> tuple[Any, type | None]:
+    if isinstance(value, ctypes.Structure):
+        return value, None
     if value is None or isinstance(value, Tensor):
         return 0 if value is None else value.data_ptr(), ctypes.c_void_p
     return value, ctypes.c_int if isinstance(value, int) else ctypes.c_float
@@ -95,8 +96,8 @@ def compiled(name: str | Path, macros: Mapping[str, int], architecture: str) -> 
 
 
 def _headers(folder: Path) -> dict[str, bytes]:
-    """The common header and those beside the source, by name."""
-    paths = {FOLDER / HEADER, *folder.glob("*.cuh")}
+    """The common headers and those beside the source, by name."""
+    paths = {*FOLDER.glob("*.cuh"), *folder.glob("*.cuh")}
     return {path.name: path.read_bytes() for path in sorted(paths, key=lambda path: path.name)}
 
 

@@ -60,21 +60,21 @@ class KernelOps:
             value = torch.nn.functional.linear(self.rms_norm(x, None, eps), weight, bias)
             return value if out is None else out.copy_(value)
         out = x.new_empty(len(x), len(weight)) if out is None else out
-        return _multiply(form, x, weight, out, bias, eps)
+        return self._multiply(form, x, weight, out, bias, eps)
 
     def norm_logits(self, x: Tensor, product: NormLinear, eps: float) -> Tensor:
         weight = product.weight
         form = self._form(x, weight, NORM=1, FLOAT_OUT=1)
         if form is None:
             return torch.mm(self.rms_norm(x, None, eps), weight.T, out_dtype=torch.float32)
-        return _multiply(form, x, weight, x.new_empty(len(x), len(weight), dtype=torch.float32), None, eps)
+        return self._multiply(form, x, weight, x.new_empty(len(x), len(weight), dtype=torch.float32), None, eps)
 
     def norm_gated(self, x: Tensor, gate_up: NormLinear, eps: float) -> Tensor:
         width = len(gate_up.weight) // 2
         out = x.new_empty(len(x), width)
         form = self._form(x, gate_up.weight, NORM=1, GATED=1)
         if form is not None:
-            return _multiply(form, x, gate_up.weight, out, None, eps)
+            return self._multiply(form, x, gate_up.weight, out, None, eps)
         both = torch.mm(self.rms_norm(x, None, eps), gate_up.weight.T)
         grid = (len(x), triton.cdiv(width, GATE_BLOCK))
         rowwise.gate_kernel[grid](both, out, WIDTH=width, BLOCK=GATE_BLOCK, **self._launch)
@@ -85,7 +85,7 @@ class KernelOps:
         if form is None:
             torch.addmm(residual, x, weight.T, out=residual)
         else:
-            _multiply(form, x, weight, residual, None, 0.0)
+            self._multiply(form, x, weight, residual, None, 0.0)
 
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:
         rows, terms = indices.shape
@@ -144,6 +144,19 @@ class KernelOps:
             return None
         return SkinnyLinear(outputs, inputs, 1 if rows <= 8 else 2 if rows <= 16 else 4, **flags)
 
+    def _multiply(
+        self,
+        form: SkinnyLinear | ClusterLinear,
+        x: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        bias: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        grid = (form.blocks, triton.cdiv(len(x), form.rows))
+        _linear_kernel(form)(grid, x, weight, bias, out, len(x), x.stride(0), out.stride(0), eps)
+        return out
+
     def _attention_warps(self, rows: int, prefill: bool) -> int:
         if self._batch_invariant:
             return INVARIANT_WARPS
@@ -197,14 +210,6 @@ def _draw_threads(vocabulary: int) -> int:
 @cache
 def _kernel(source: str, function: str, threads: int, **macros: int) -> CudaKernel:
     return CudaKernel(source, function, macros, threads)
-
-
-def _multiply(
-    form: SkinnyLinear | ClusterLinear, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, eps: float
-) -> Tensor:
-    grid = (form.blocks, triton.cdiv(len(x), form.rows))
-    _linear_kernel(form)(grid, x, weight, bias, out, len(x), x.stride(0), out.stride(0), eps)
-    return out
 
 
 @cache

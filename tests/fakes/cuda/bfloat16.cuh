@@ -1,0 +1,36 @@
+// The emulated part of the header of that name.
+#pragma once
+#include "emulator.h"
+
+typedef unsigned short bf16;
+
+constexpr int LANES = 32;
+constexpr unsigned ALL = 0xffffffffu;
+
+inline float from_bits(unsigned bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline unsigned to_bits(float value) {
+    unsigned bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
+
+inline float low(unsigned pair) { return from_bits(pair << 16); }
+inline float high(unsigned pair) { return from_bits(pair & 0xffff0000u); }
+inline float widen(bf16 value) { return low(value); }
+
+inline unsigned rounded_bits(float value) {
+    const unsigned bits = to_bits(value);
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+inline unsigned pack(float first, float second) { return rounded_bits(second) << 16 | rounded_bits(first); }
+inline float rounded(float value) { return low(pack(value, 0.0f)); }
+inline float squares(unsigned pair) { return low(pair) * low(pair) + high(pair) * high(pair); }
+inline float squares(uint4 v) { return (squares(v.x) + squares(v.y)) + (squares(v.z) + squares(v.w)); }
+inline void let_next_start() {}
+inline void wait_for_previous() {}

@@ -1,0 +1,213 @@
+// Runs a kernel of warpgroups and clusters on the CPU, one cluster after the other. Each thread is a fiber, and a random one
+// is next. What is asynchronous on a GPU happens at a random later time: copies of tiles, products at the earliest or at
+// their wait. A kernel that forgets a wait so computes something else with some seed, one that waits for ever is reported.
+
+#pragma once
+
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <string>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __restrict__
+#define __syncwarp() emulator::meet_warp()
+#define __shfl_xor_sync(mask, value, distance) emulator::exchange(value, distance)
+#define threadIdx (emulator::now->index)
+#define blockIdx (emulator::now->block->index)
+#define DYNAMIC_SHARED(name) unsigned char* const name = emulator::now->block->shared.data()
+
+struct uint2 { unsigned x, y; };
+struct uint4 { unsigned x, y, z, w; };
+struct float4 { float x, y, z, w; };
+struct Index { int x; };
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float __expf(float x) { return std::exp(x); }
+using std::min;
+
+namespace emulator {
+
+constexpr int LANES = 32, STACK = 64 * 1024, BLOCK_BITS = 24;
+constexpr unsigned PLACE = (1u << BLOCK_BITS) - 1;
+
+struct Barrier {
+    int count = 0, pending = 0, phase = 0;
+    long bytes = 0;
+
+    void check() {
+        if (pending == 0 && bytes == 0) phase++, pending = count;
+        if (pending < 0) throw std::runtime_error("more arrivals than a barrier expects");
+    }
+};
+
+// Threads that wait for each other, again and again.
+struct Meeting {
+    int arrived = 0, round = 0;
+};
+
+struct Product {
+    std::vector<float*> sums;
+    std::function<void(const std::vector<float*>&)> compute;
+};
+
+struct Block {
+    Index index;
+    int rank;
+    std::vector<unsigned char> shared;
+    std::map<unsigned, Barrier> barriers;
+    std::map<int, Meeting> meetings;
+    std::map<int, std::deque<Product>> products;    // by warpgroup, not yet computed
+    std::map<int, float> exchanged;
+};
+
+struct Thread {
+    Index index;
+    Block* block;
+    ucontext_t context;
+    std::vector<char> stack;
+    bool is_done = false;
+    std::map<int, int> issued;                      // products of the warpgroup
+};
+
+struct Copy {
+    int delay;
+    std::function<void()> run;
+};
+
+inline Thread* now;
+inline std::vector<Block> blocks;
+inline std::vector<Thread> threads;
+inline std::deque<Copy> copies;
+inline std::mt19937 random;
+inline ucontext_t scheduler;
+inline std::function<void()> kernel;
+inline long progress;
+inline std::string error;
+inline Meeting cluster_meeting;
+inline int num_exited, num_threads;
+
+inline void yield() { swapcontext(&now->context, &scheduler); }
+
+template <class Done> void wait(Done done) {
+    while (!done()) yield();
+    progress++;
+}
+
+inline void meet(Meeting& meeting, int threads) {
+    const int round = meeting.round;
+    if (++meeting.arrived == threads) meeting.arrived = 0, meeting.round++;
+    wait([&] { return meeting.round > round; });
+}
+
+inline int warp() { return now->index.x / LANES; }
+inline void meet_warp() { meet(now->block->meetings[warp()], LANES); }
+
+template <class T> T exchange(T value, int distance) {
+    now->block->exchanged[now->index.x] = value;
+    meet_warp();
+    const T other = now->block->exchanged[now->index.x ^ distance];
+    meet_warp();
+    return other;
+}
+
+// An address is a place in the shared memory of this block, or with the rank + 1 above it, of that block.
+inline Block& block_of(unsigned address) { return address >> BLOCK_BITS ? blocks[(address >> BLOCK_BITS) - 1] : *now->block; }
+inline unsigned char* memory(unsigned address) { return block_of(address).shared.data() + (address & PLACE); }
+inline Barrier& barrier_of(unsigned address) { return block_of(address).barriers.at(address & PLACE); }
+
+inline void arrive(unsigned barrier, long bytes = 0) {
+    Barrier& found = barrier_of(barrier);
+    found.bytes += bytes;
+    found.pending--;
+    found.check();
+    progress++;
+}
+
+inline void wait_for_parity(unsigned barrier, int parity) {
+    wait([&] { return barrier_of(barrier).phase % 2 != parity; });
+}
+
+inline void later(std::function<void()> run) { copies.push_back({int(random() % 200), std::move(run)}); }
+
+inline void enter() {
+    try {
+        kernel();
+    } catch (const std::exception& problem) {
+        error = problem.what();
+    }
+    now->is_done = true;
+    num_exited++;
+    progress++;
+    swapcontext(&now->context, &scheduler);
+}
+
+inline void run_copies() {
+    for (size_t i = 0; i < copies.size();) {
+        if (copies[i].delay-- > 0) {
+            i++;
+            continue;
+        }
+        auto run = std::move(copies[i].run);
+        copies.erase(copies.begin() + i);
+        run();
+        progress++;
+    }
+}
+
+// Runs one cluster; false if it does not end.
+inline bool run_cluster(int first_block, int size, int num_threads_of_block, int shared_bytes) {
+    blocks.assign(size, {});
+    threads.assign(size * num_threads_of_block, {});
+    copies.clear();
+    cluster_meeting = {}, num_exited = 0, num_threads = int(threads.size());
+    for (int rank = 0; rank < size; rank++) {
+        blocks[rank].index.x = first_block + rank, blocks[rank].rank = rank;
+        // What nobody has written is not a number.
+        blocks[rank].shared.assign(shared_bytes, 0xff);
+        for (int i = 0; i < num_threads_of_block; i++) {
+            Thread& thread = threads[rank * num_threads_of_block + i];
+            thread.index.x = i, thread.block = &blocks[rank];
+            thread.stack.resize(STACK);
+            getcontext(&thread.context);
+            thread.context.uc_stack.ss_sp = thread.stack.data(), thread.context.uc_stack.ss_size = STACK;
+            makecontext(&thread.context, enter, 0);
+        }
+    }
+    long idle = 0;
+    while (num_exited < num_threads) {
+        const long before = progress;
+        run_copies();
+        const int start = random() % threads.size(), stride = random() % 2 ? 1 : -1;
+        for (size_t i = 0; i < threads.size(); i++) {
+            now = &threads[(start + stride * int(i) + threads.size()) % threads.size()];
+            if (!now->is_done && random() % 4) swapcontext(&scheduler, &now->context);
+            if (!error.empty()) return false;
+        }
+        idle = progress == before && copies.empty() ? idle + 1 : 0;
+        if (idle > 100) {
+            error = "the threads wait for each other";
+            return false;
+        }
+    }
+    for (Block& block : blocks)
+        for (auto& [address, barrier] : block.barriers)
+            if (barrier.bytes) error = "a barrier expects more bytes, or has too many";
+    return error.empty() && copies.empty();
+}
+
+}  // namespace emulator

@@ -1,0 +1,38 @@
+// The emulated part of the header of that name.
+#pragma once
+#include "emulator.h"
+
+inline unsigned shared_address(const void* pointer) { return unsigned((const unsigned char*)pointer - emulator::now->block->shared.data()); }
+inline unsigned in_block(unsigned address, int rank) { return address | unsigned(rank + 1) << emulator::BLOCK_BITS; }
+
+inline void expect(unsigned barrier, int bytes) {
+    emulator::now->block->barriers[barrier] = {1, 1};
+    emulator::arrive(barrier, bytes);
+}
+
+inline void send(unsigned target, float value, unsigned barrier) {
+    emulator::Block& block = emulator::block_of(target);
+    emulator::later([=, &block] {
+        std::memcpy(block.shared.data() + (target & emulator::PLACE), &value, 4);
+        emulator::Barrier& found = block.barriers.at(barrier & emulator::PLACE);
+        found.bytes -= 4;
+        found.check();
+    });
+}
+
+inline void wait_for_all(unsigned barrier) { emulator::wait_for_parity(barrier, 0); }
+
+inline void arrive_in_cluster() {
+    emulator::now->issued[-1] = emulator::cluster_meeting.round;
+    emulator::cluster_meeting.arrived++;
+}
+
+inline void wait_for_cluster() {
+    const int round = emulator::now->issued[-1];
+    emulator::wait([&] {
+        // Threads that have ended count as arrived.
+        if (emulator::cluster_meeting.arrived + emulator::num_exited >= emulator::num_threads)
+            emulator::cluster_meeting.arrived = 0, emulator::cluster_meeting.round++;
+        return emulator::cluster_meeting.round > round;
+    });
+}
