@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from scripts.benchmarks.products.tile_linear import MAX_SHARED, SOURCE, STEP, Ti
 
 EMULATOR = Path(__file__).parents[2] / "fakes" / "cuda"
 KERNELS = Path(linear.__file__).parent
+PAGE = SOURCE.with_name("README.md")
 EPS = 1e-6
 # A form of each kind of epilogue, cluster and number of stages; rows of x that do not fill the last block.
 CASES = {
@@ -165,6 +167,16 @@ def test_shared_tiles_are_read_once() -> None:
     together = with_stages(TileLinear(4096, 1024, 128, 1, 1, 4, 2))
     assert together.blocks(256) == alone.blocks(256)
     assert together.microseconds(256) < alone.microseconds(256)
+
+
+def test_the_page_has_the_bounds() -> None:
+    rows = re.findall(r"^\| `([\w.]+)` \| ([\d.]+) \(.*?\) \| ([\d.]+) \(.*?\) \| ([\d.]+) \|$", PAGE.read_text(), re.M)
+    assert len(rows) == 8
+    for product, *bounds in rows:
+        shape = PRODUCTS[product]
+        best = [forms(shape.outputs, shape.inputs, count, 1, **shape.flags)[0] for count in (64, 128, 256)]
+        found = [form.microseconds(count) for form, count in zip(best, (64, 128, 256), strict=True)]
+        assert [float(bound) for bound in bounds] == pytest.approx(found, abs=0.06)
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="requires nvcc")
