@@ -5,13 +5,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from qwen3_tts_engine.talker.kernels.cluster_linear import ClusterLinear
-from qwen3_tts_engine.talker.kernels.cuda_module import CudaKernel, KernelError, compiled
+from qwen3_tts_engine.talker.kernels.cuda_module import KernelError, compiled
 from qwen3_tts_engine.talker.kernels.skinny_linear import SkinnyLinear
 from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
 from qwen3_tts_engine.talker.weights import NormLinear
@@ -19,8 +18,8 @@ from scripts.benchmarks.cuda_timing import graph_us
 from scripts.benchmarks.products.candidates import Form, Item
 from scripts.benchmarks.products.shapes import PRODUCTS, Product
 from scripts.benchmarks.products.table import Measurement
-from scripts.benchmarks.products.tensor_map import tensor_map
-from scripts.benchmarks.products.tile_linear import SOURCE, STEP, TileLinear
+from scripts.benchmarks.products.tile_linear import SOURCE, TileLinear
+from scripts.benchmarks.products.tiled_ops import TiledOps
 from scripts.benchmarks.products.worker import Measure
 
 EPS = 1e-6
@@ -52,23 +51,6 @@ class TileOps(KernelOps):
 
     def _form(self, x: Tensor, weight: Tensor, **flags: int) -> ClusterLinear:
         return self._tile
-
-
-class TiledOps(KernelOps):
-    """tile_linear.cu, whatever the rows."""
-
-    def __init__(self, form: TileLinear) -> None:
-        super().__init__(DEVICE)
-        self._tile = form
-        self._kernel = CudaKernel(SOURCE, form.function, form.macros, form.threads, form.shared_bytes, form.cluster)
-
-    def _form(self, x: Tensor, weight: Tensor, **flags: int) -> Any:
-        return self._tile
-
-    def _multiply(self, form: Any, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        maps = tensor_map(x, STEP, form.x_slice), tensor_map(weight, STEP, form.w_slice)
-        self._kernel((form.blocks(len(x)), 1), *maps, bias, out, len(x), out.stride(0), eps)
-        return out
 
 
 @dataclass(frozen=True)
@@ -121,7 +103,7 @@ class Bench:
 
 
 def _tile_ops(form: Form) -> KernelOps:
-    return TiledOps(form) if isinstance(form, TileLinear) else TileOps(form)
+    return TiledOps(DEVICE, lambda *shape, **flags: form) if isinstance(form, TileLinear) else TileOps(form)
 
 
 def random_operands(product: Product, rows: int) -> Operands:
