@@ -8,8 +8,6 @@ struct alignas(128) TensorMap {
     unsigned char bytes[128];
 };
 
-#define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
-
 __device__ __forceinline__ void prefetch(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory"); }
 
 __device__ __forceinline__ void init_barrier(unsigned barrier, int arrivals) {
@@ -54,6 +52,3 @@ __device__ __forceinline__ void wait_for_products_but_one() { asm volatile("wgmm
 
 // A barrier of the first `threads` threads of the block.
 __device__ __forceinline__ void sync_first(int threads) { asm volatile("bar.sync 1, %0;" :: "r"(threads) : "memory"); }
-
-// Keeps the compiler from using a sum before the products are complete.
-__device__ __forceinline__ void settle(float& sum) { asm volatile("" : "+f"(sum) :: "memory"); }

@@ -13,6 +13,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <random>
 #include <stdexcept>
@@ -25,6 +26,7 @@
 #define __grid_constant__
 #define __restrict__
 #define __syncwarp() emulator::meet_warp()
+#define __syncthreads() emulator::meet(emulator::now->block->meetings[-2], emulator::threads_per_block)
 #define __shfl_xor_sync(mask, value, distance) emulator::exchange(value, distance)
 #define threadIdx (emulator::now->index)
 #define blockIdx (emulator::now->block->index)
@@ -82,6 +84,7 @@ struct Thread {
     std::vector<char> stack;
     bool is_done = false;
     std::map<int, int> issued;                      // products of the warpgroup
+    std::deque<std::vector<std::shared_ptr<bool>>> copying{{}};     // groups of its copies, and whether each is done
 };
 
 struct Copy {
@@ -99,7 +102,7 @@ inline std::function<void()> kernel;
 inline long progress;
 inline std::string error;
 inline Meeting cluster_meeting;
-inline int num_exited, num_threads;
+inline int num_exited, num_threads, threads_per_block;
 
 inline void yield() { swapcontext(&now->context, &scheduler); }
 
@@ -173,6 +176,7 @@ inline void run_copies() {
 inline bool run_cluster(int first_block, int size, int num_threads_of_block, int shared_bytes) {
     blocks.assign(size, {});
     threads.assign(size * num_threads_of_block, {});
+    threads_per_block = num_threads_of_block;
     copies.clear();
     cluster_meeting = {}, num_exited = 0, num_threads = int(threads.size());
     for (int rank = 0; rank < size; rank++) {
@@ -208,6 +212,19 @@ inline bool run_cluster(int first_block, int size, int num_threads_of_block, int
         for (auto& [address, barrier] : block.barriers)
             if (barrier.bytes) error = "a barrier expects more bytes, or has too many";
     return error.empty() && copies.empty();
+}
+
+// Runs all clusters of a grid; 0, or 1 and a line that says what is wrong.
+inline int run_grid(int blocks, int cluster, int threads, int shared_bytes, int seed, std::function<void()> code) {
+    random.seed(seed);
+    error.clear();
+    kernel = std::move(code);
+    for (int first = 0; first < blocks; first += cluster)
+        if (!run_cluster(first, cluster, threads, shared_bytes)) {
+            std::fprintf(stderr, "cluster %d: %s\n", first / cluster, error.c_str());
+            return 1;
+        }
+    return 0;
 }
 
 }  // namespace emulator

@@ -3,6 +3,26 @@
 #include "emulator.h"
 
 inline unsigned shared_address(const void* pointer) { return unsigned((const unsigned char*)pointer - emulator::now->block->shared.data()); }
+inline void copy_async(unsigned target, const bf16* source) {
+    auto done = std::make_shared<bool>(false);
+    unsigned char* const memory = emulator::memory(target);
+    emulator::now->copying.back().push_back(done);
+    emulator::later([=] { std::memcpy(memory, source, 16), *done = true; });
+}
+
+inline void end_group() { emulator::now->copying.push_back({}); }
+
+inline void wait_for_copies(int pending) {
+    auto& groups = emulator::now->copying;
+    for (size_t group = 0; group + 1 + pending < groups.size(); group++)
+        emulator::wait([&] {
+            for (auto& done : groups[group])
+                if (!*done) return false;
+            return true;
+        });
+}
+
+inline void publish_copies() {}
 inline unsigned in_block(unsigned address, int rank) { return address | unsigned(rank + 1) << emulator::BLOCK_BITS; }
 
 inline void expect(unsigned barrier, int bytes) {

@@ -39,4 +39,3 @@ inline void copy_tile_to(unsigned short mask, unsigned target, const TensorMap& 
 }
 
 inline void sync_first(int threads) { emulator::meet(emulator::now->block->meetings[-1], threads); }
-inline void settle(float& sum) {}

@@ -5,13 +5,6 @@
 // wrong.
 extern "C" int run(const bf16* x, const bf16* w, const bf16* bias, void* out, int rows, float eps, int blocks, int shared_bytes, int seed) {
     const TensorMap x_map{x, K, rows, K, X_SLICE}, w_map{w, K, N * (1 + GATED), K, W_SLICE};
-    emulator::random.seed(seed);
-    emulator::error.clear();
-    emulator::kernel = [&] { tile_linear(x_map, w_map, bias, out, rows, N, eps); };
-    for (int first = 0; first < blocks; first += CLUSTER)
-        if (!emulator::run_cluster(first, CLUSTER, CONSUMERS + LANES, shared_bytes)) {
-            std::fprintf(stderr, "cluster %d: %s\n", first / CLUSTER, emulator::error.c_str());
-            return 1;
-        }
-    return 0;
+    auto kernel = [&] { tile_linear(x_map, w_map, bias, out, rows, N, eps); };
+    return emulator::run_grid(blocks, CLUSTER, CONSUMERS + LANES, shared_bytes, seed, kernel);
 }

@@ -47,7 +47,7 @@ static_assert(SHARE * PITCH * 4 <= STAGES * (W_BYTES + X_BYTES), "own sums repla
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 cluster_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict__ bias, void* out, int rows, int stride_x,
                int stride_out, float eps) {
-    extern __shared__ __align__(1024) unsigned char shared[];
+    DYNAMIC_SHARED(shared);
     float* const own = (float*)shared;              // sums of this block, in place of the staged operands
     float* const received = (float*)(shared + STAGES * (W_BYTES + X_BYTES));   // those of the others, by rank
     const unsigned w_tiles = shared_address(shared), x_tiles = w_tiles + STAGES * W_BYTES;
@@ -94,7 +94,7 @@ cluster_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict
         // One group a step from here on, which refills the stage of the previous step.
         wait_for_copies(step < STAGES ? STAGES - 1 : STAGES - 2);
         wait_for_products();
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        publish_copies();
         __syncthreads();
         if (step >= 1 && step - 1 + STAGES < STEPS) copy_weights(step - 1 + STAGES), copy_x(step - 1 + STAGES);
         end_group();
@@ -107,7 +107,7 @@ cluster_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict
     }
     wait_for_products();
     #pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) asm volatile("" : "+f"(sums[i]) :: "memory");
+    for (int i = 0; i < ROWS / 2; i++) settle(sums[i]);
     wait_for_cluster();
     __syncthreads();
 

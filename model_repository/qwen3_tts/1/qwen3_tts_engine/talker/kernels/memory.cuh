@@ -2,6 +2,8 @@
 
 #pragma once
 
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
+
 __device__ __forceinline__ unsigned shared_address(const void* pointer) { return (unsigned)__cvta_generic_to_shared(pointer); }
 
 __device__ __forceinline__ void copy_async(unsigned target, const bf16* source) {
@@ -23,6 +25,9 @@ __device__ __forceinline__ void wait_for_copies(int pending) {
         default: asm volatile("cp.async.wait_group 7;" ::: "memory"); break;
     }
 }
+
+// Makes this thread's completed copies visible to products.
+__device__ __forceinline__ void publish_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ unsigned in_block(unsigned address, int rank) {
     unsigned mapped;

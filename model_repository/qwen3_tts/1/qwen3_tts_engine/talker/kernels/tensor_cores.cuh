@@ -40,3 +40,6 @@ __device__ __forceinline__ void multiply_step(float (&sums)[ROWS / 2], unsigned 
 }
 
 __device__ __forceinline__ void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// Keeps the compiler from using a sum before the products are complete.
+__device__ __forceinline__ void settle(float& sum) { asm volatile("" : "+f"(sum) :: "memory"); }

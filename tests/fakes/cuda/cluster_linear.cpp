@@ -1,0 +1,7 @@
+// Runs the talker's cluster_linear.cu in the emulator; compiled with its macros.
+#include "cluster_linear.cu"
+
+// As in tile_linear.cpp.
+extern "C" int run(const bf16* x, const bf16* w, const bf16* bias, void* out, int rows, float eps, int blocks, int shared_bytes, int seed) {
+    return emulator::run_grid(blocks, SPLIT, THREADS, shared_bytes, seed, [&] { cluster_linear(x, w, bias, out, rows, K, N, eps); });
+}

@@ -1,0 +1,69 @@
+"""Compiles kernels of products for the emulator in this folder, runs them, and compares them with float64."""
+
+import ctypes
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FOLDER = Path(__file__).parent
+EPS = 1e-6
+SEEDS = range(3)
+
+
+def error(form: Any, path: Path, source: str, rows: int, blocks: int, folder: Path) -> float | None:
+    """The error of the worst row relative to its norm, over SEEDS; None if a run did not end.
+
+    `form` is a Linear, `source` is compiled in place of the file at `path`, in `folder`.
+    """
+    kernel = compiled(form, path, source, folder)
+    errors = [measured(kernel, form, rows, blocks, seed) for seed in SEEDS]
+    return None if None in errors else max(filter(None, errors))
+
+
+def compiled(form: Any, path: Path, source: str, folder: Path) -> Any:
+    # In a folder without the real headers.
+    (folder / path.name).write_text(source)
+    library = folder / "kernel.so"
+    macros = [f"-D{name}={value}" for name, value in form.macros.items()]
+    options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", f"-I{FOLDER}", f"-I{folder}"]
+    subprocess.run(["g++", *options, *macros, str(FOLDER / f"{path.stem}.cpp"), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library)).run
+
+
+def measured(kernel: Any, form: Any, rows: int, blocks: int, seed: int) -> float | None:
+    random = np.random.default_rng(seed)
+    x, weight = random.normal(size=(rows, form.K)), 0.05 * random.normal(size=(form.N * (1 + form.GATED), form.K))
+    bias, start = random.normal(size=form.N), random.normal(size=(rows, form.N))
+    arrays = [to_bfloat16(array) for array in (x, weight, bias, start)]
+    out = np.zeros(start.shape, np.float32) if form.FLOAT_OUT else arrays[-1].copy()
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*arrays[:-1], out)]
+    if kernel(*pointers, rows, ctypes.c_float(EPS), blocks, form.shared_bytes, seed):
+        return None
+    expected = reference(form, *map(to_float, arrays))
+    found = out if form.FLOAT_OUT else to_float(out)
+    return float(
+        np.nan_to_num(np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1), nan=9).max()
+    )
+
+
+def reference(form: Any, x: np.ndarray, weight: np.ndarray, bias: np.ndarray, start: np.ndarray) -> np.ndarray:
+    scale = 1 / np.sqrt(np.square(x).mean(1, keepdims=True) + EPS) if form.NORM else 1.0
+    y: np.ndarray = (x * scale) @ weight.T
+    if form.BIAS:
+        y += bias
+    if form.GATED:
+        gate, up = np.split(y, 2, axis=1)
+        y = gate / (1 + np.exp(-gate)) * up
+    return y + start if form.RESIDUAL else y
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded: np.ndarray = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return rounded
+
+
+def to_float(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
