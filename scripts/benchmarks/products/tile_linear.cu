@@ -47,6 +47,7 @@ static_assert(STAGES <= STEPS && (STAGES > 1 || STEPS == 1), "a stage is refille
 static_assert(SHARE * PITCH * 4 <= STAGES * (W_BYTES + X_BYTES), "own sums replace the staged operands");
 static_assert(CLUSTER <= 8, "of a portable size");
 
+#include "epilogue.cuh"
 #include "memory.cuh"
 #include "pipeline.cuh"
 #include "tensor_cores.cuh"
@@ -192,25 +193,7 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
             }
             if (NORM) total += from[HEIGHT];
         }
-        const float inverse = NORM ? rsqrtf(total / K + eps) : 1.0f;
-        #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            value[j] *= inverse;
-            if (BIAS) value[j] += widen(bias[first_output + column_of(i) + j]);
-            if (GATED) {
-                const float gate = rounded(value[j]);
-                value[j] = rounded(gate / (1.0f + __expf(-gate))) * rounded(up[j] * inverse);
-            }
-        }
-        if (FLOAT_OUT) {
-            *(float4*)((float*)out + place_of(i)) = make_float4(value[0], value[1], value[2], value[3]);
-        } else {
-            if (RESIDUAL) {
-                value[0] = rounded(value[0]) + low(residual.x), value[1] = rounded(value[1]) + high(residual.x);
-                value[2] = rounded(value[2]) + low(residual.y), value[3] = rounded(value[3]) + high(residual.y);
-            }
-            *(uint2*)((bf16*)out + place_of(i)) = make_uint2(pack(value[0], value[1]), pack(value[2], value[3]));
-        }
+        finish(value, up, total, BIAS ? bias + first_output + column_of(i) : nullptr, residual, out, place_of(i), eps);
     }
     __syncwarp();
     wait_for_cluster();

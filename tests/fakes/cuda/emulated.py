@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-FOLDER = Path(__file__).parent
+from qwen3_tts_engine.talker.kernels import linear
+
+FOLDER, KERNELS = Path(__file__).parent, Path(linear.__file__).parent
 EPS = 1e-6
 SEEDS = range(3)
 
@@ -23,11 +25,11 @@ def error(form: Any, path: Path, source: str, rows: int, blocks: int, folder: Pa
 
 
 def compiled(form: Any, path: Path, source: str, folder: Path) -> Any:
-    # In a folder without the real headers.
+    # In a folder without the real headers, which the emulator's go before.
     (folder / path.name).write_text(source)
     library = folder / "kernel.so"
     macros = [f"-D{name}={value}" for name, value in form.macros.items()]
-    options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", f"-I{FOLDER}", f"-I{folder}"]
+    options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", *(f"-I{place}" for place in (FOLDER, folder, KERNELS))]
     subprocess.run(["g++", *options, *macros, str(FOLDER / f"{path.stem}.cpp"), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library)).run
 
