@@ -14,9 +14,10 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <string>
 #include <random>
 #include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
 #define __device__
@@ -26,7 +27,7 @@
 #define __grid_constant__
 #define __restrict__
 #define __syncwarp() emulator::meet_warp()
-#define __syncthreads() emulator::meet(emulator::now->block->meetings[-2], emulator::threads_per_block)
+#define __syncthreads() emulator::meet("block", 0, emulator::threads_per_block)
 #define __shfl_xor_sync(mask, value, distance) emulator::exchange(value, distance)
 #define threadIdx (emulator::now->index)
 #define blockIdx (emulator::now->block->index)
@@ -63,7 +64,8 @@ struct Meeting {
 };
 
 struct Product {
-    std::vector<float*> sums;
+    int number;
+    std::vector<float*> sums;                       // of each thread of the warpgroup
     std::function<void(const std::vector<float*>&)> compute;
 };
 
@@ -72,7 +74,7 @@ struct Block {
     int rank;
     std::vector<unsigned char> shared;
     std::map<unsigned, Barrier> barriers;
-    std::map<int, Meeting> meetings;
+    std::map<std::pair<std::string, int>, Meeting> meetings;
     std::map<int, std::deque<Product>> products;    // by warpgroup, not yet computed
     std::map<int, float> exchanged;
 };
@@ -83,7 +85,8 @@ struct Thread {
     ucontext_t context;
     std::vector<char> stack;
     bool is_done = false;
-    std::map<int, int> issued;                      // products of the warpgroup
+    int products = 0;                               // that it has issued
+    int cluster_round = 0;
     std::deque<std::vector<std::shared_ptr<bool>>> copying{{}};     // groups of its copies, and whether each is done
 };
 
@@ -111,14 +114,16 @@ template <class Done> void wait(Done done) {
     progress++;
 }
 
-inline void meet(Meeting& meeting, int threads) {
+// Of `threads` threads of this block that call it with these names.
+inline void meet(const char* name, int number, int threads) {
+    Meeting& meeting = now->block->meetings[{name, number}];
     const int round = meeting.round;
     if (++meeting.arrived == threads) meeting.arrived = 0, meeting.round++;
     wait([&] { return meeting.round > round; });
 }
 
 inline int warp() { return now->index.x / LANES; }
-inline void meet_warp() { meet(now->block->meetings[warp()], LANES); }
+inline void meet_warp() { meet("warp", warp(), LANES); }
 
 template <class T> T exchange(T value, int distance) {
     now->block->exchanged[now->index.x] = value;

@@ -43,12 +43,12 @@ inline void send(unsigned target, float value, unsigned barrier) {
 inline void wait_for_all(unsigned barrier) { emulator::wait_for_parity(barrier, 0); }
 
 inline void arrive_in_cluster() {
-    emulator::now->issued[-1] = emulator::cluster_meeting.round;
+    emulator::now->cluster_round = emulator::cluster_meeting.round;
     emulator::cluster_meeting.arrived++;
 }
 
 inline void wait_for_cluster() {
-    const int round = emulator::now->issued[-1];
+    const int round = emulator::now->cluster_round;
     emulator::wait([&] {
         // Threads that have ended count as arrived.
         if (emulator::cluster_meeting.arrived + emulator::num_exited >= emulator::num_threads)

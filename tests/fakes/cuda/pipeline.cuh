@@ -38,4 +38,4 @@ inline void copy_tile_to(unsigned short mask, unsigned target, const TensorMap& 
         if (mask >> rank & 1) copy_into(emulator::blocks[rank], target, map, column, row, barrier);
 }
 
-inline void sync_first(int threads) { emulator::meet(emulator::now->block->meetings[-1], threads); }
+inline void sync_first(int threads) { emulator::meet("first", 0, threads); }

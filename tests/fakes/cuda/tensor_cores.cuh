@@ -36,27 +36,24 @@ inline void compute_but(int most) {
 
 inline void multiply_step(float (&sums)[ROWS / 2], unsigned weights, unsigned x) {
     emulator::Block& block = *emulator::now->block;
-    const int group = emulator::warp() / 4, number = emulator::now->issued[0]++;
+    const int group = emulator::warp() / 4, number = emulator::now->products++;
     auto& pending = block.products[group];
     // The first thread of the group to come issues the product, the others add their registers.
-    auto& count = block.meetings[1000 + group];
-    if (count.arrived == 0) {
-        pending.push_back({std::vector<float*>(128), [&block, weights, x](const std::vector<float*>& all) { multiply_tiles(block, all, weights, x); }});
-        count.round = number;
+    if (pending.empty() || pending.back().number != number) {
+        auto compute = [&block, weights, x](const std::vector<float*>& all) { multiply_tiles(block, all, weights, x); };
+        pending.push_back({number, std::vector<float*>(128), compute});
     }
-    if (count.round != number) throw std::runtime_error("warps of a group are at different products");
     pending.back().sums[emulator::now->index.x % 128] = sums;
-    count.arrived = (count.arrived + 1) % 128;
-    emulator::meet(block.meetings[2000 + group], 128);
+    emulator::meet("issue", group, 128);
     if (emulator::now->index.x % 128 == 0 && emulator::random() % 2) compute_but(0);
-    emulator::meet(block.meetings[3000 + group], 128);
+    emulator::meet("issued", group, 128);
 }
 
 inline void wait_for_all_but(int most) {
     const int group = emulator::warp() / 4;
-    emulator::meet(emulator::now->block->meetings[4000 + group], 128);
+    emulator::meet("wait", group, 128);
     compute_but(most);
-    emulator::meet(emulator::now->block->meetings[5000 + group], 128);
+    emulator::meet("waited", group, 128);
 }
 
 inline void wait_for_products() { wait_for_all_but(0); }
