@@ -22,7 +22,7 @@ from rich.console import Console
 
 from qwen3_tts_client.records.environment import environment
 from scripts.benchmarks.common import gpu_of, settings_of_environment, show
-from scripts.benchmarks.serving import EXIT, REPOSITORY, configuration, read_summary, rows, run
+from scripts.benchmarks.serving import EXIT, REPOSITORY, configuration, environment_of, read_summary, rows, run
 from scripts.fleet.background import BackgroundFleet
 from scripts.fleet.plan import FleetError, plan_servers
 
@@ -63,7 +63,7 @@ def main(
     except FleetError as error:
         sys.exit(f"error: {error}")
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", form)
-    settings = {"CHECKPOINT": checkpoint, "MAX_STREAMS": str(max_streams), "MAX_WAITING": "1024"}
+    settings = environment_of(checkpoint, max_streams)
     request = ["--speaker", speaker, "--max-frames", max_frames, *(["--text", text] if text else [])]
     with fleet_of(count, artifact_dir / "fleet", form, settings) as fleet:
         loads = Loads(fleet, artifact_dir, request, measurement_interval, workers)
@@ -80,7 +80,7 @@ def fleet_of(count: int, folder: Path, form: str, settings: dict[str, str]) -> I
         count,
         folder,
         options=[*EXIT, *configuration(form)],
-        environment={f"QWEN3_TTS_{name}": value for name, value in settings.items()},
+        environment=settings,
         patience=START_SECONDS,
     )
     with ExitStack() as running:

@@ -21,6 +21,7 @@ from qwen3_tts_client.analysis.results import SUMMARY_NAME
 from qwen3_tts_client.analysis.table import load_name
 from qwen3_tts_client.records.prometheus import total
 from qwen3_tts_client.records.record import read_run
+from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
 from scripts.benchmarks.common import gpu_of, settings_of_environment
 from scripts.embedded.installation import backend_options
 from scripts.embedded.server import EXPLICIT, GPU_OPTIONS, TritonServer
@@ -88,9 +89,7 @@ def server_of(
     more_settings: dict[str, str] | None = None,
 ) -> Iterator[TritonServer]:
     """A ready server of this repository."""
-    settings = {"CHECKPOINT": checkpoint, "MAX_STREAMS": str(max_streams), "MAX_WAITING": "1024"}
-    settings |= more_settings or {}
-    environment = {f"QWEN3_TTS_{name}": value for name, value in settings.items()}
+    environment = environment_of(checkpoint, max_streams, **(more_settings or {}))
     options = [*EXPLICIT, *EXIT, *configuration(form), *backend_options(ROOT / "build", real_backends)]
     with ExitStack() as running:
         log = running.enter_context(log_file.open("wb"))
@@ -98,6 +97,12 @@ def server_of(
         with console.status(f"Starting tritonserver (log: {log.name})"):
             running.enter_context(server)
         yield server
+
+
+def environment_of(checkpoint: str, max_streams: int, **more: str) -> dict[str, str]:
+    """Settings of a server under load; `more` are by name without the prefix."""
+    settings = {"CHECKPOINT": checkpoint, "MAX_STREAMS": str(max_streams), "MAX_WAITING": "1024"} | more
+    return {f"{ENVIRONMENT_PREFIX}{name}": value for name, value in settings.items()}
 
 
 def configuration(form: str) -> list[str]:

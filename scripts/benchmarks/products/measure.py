@@ -9,7 +9,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from qwen3_tts_engine.talker.kernels.cluster_linear import ClusterLinear
 from qwen3_tts_engine.talker.kernels.cuda_module import KernelError, compiled
 from qwen3_tts_engine.talker.kernels.skinny_linear import SkinnyLinear
 from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
@@ -18,7 +17,6 @@ from scripts.benchmarks.cuda_timing import graph_us
 from scripts.benchmarks.products.candidates import Form, Item
 from scripts.benchmarks.products.shapes import PRODUCTS, Product
 from scripts.benchmarks.products.table import Measurement
-from scripts.benchmarks.products.tile_linear import SOURCE, TileLinear
 from scripts.benchmarks.products.tiled_ops import TiledOps
 from scripts.benchmarks.products.worker import Measure
 
@@ -44,15 +42,6 @@ class SkinnyOps(KernelOps):
         return SkinnyLinear(len(weight) // (1 + flags.get("GATED", 0)), x.shape[1], 4, **flags)
 
 
-class TileOps(KernelOps):
-    def __init__(self, form: ClusterLinear) -> None:
-        super().__init__(DEVICE)
-        self._tile = form
-
-    def _form(self, x: Tensor, weight: Tensor, **flags: int) -> ClusterLinear:
-        return self._tile
-
-
 @dataclass(frozen=True)
 class Operands:
     """`start` is what `out` holds before the product."""
@@ -67,7 +56,7 @@ class Operands:
 def build(form: Form) -> None:
     """Compiles to the cache on disk."""
     with suppress(KernelError):  # reported by the measurement
-        compiled(SOURCE if isinstance(form, TileLinear) else form.source, form.macros, ARCHITECTURE)
+        compiled(form.source, form.macros, ARCHITECTURE)
 
 
 def start() -> Measure:
@@ -90,7 +79,7 @@ class Bench:
     def _measured(self, item: Item) -> Measurement:
         product = PRODUCTS[item.product]
         operands = random_operands(product, item.rows)
-        ops = _tile_ops(item.form) if item.form else self._ops[item.kernel]
+        ops = TiledOps(DEVICE, lambda *_, **__: item.form) if item.form else self._ops[item.kernel]
         launch = launch_of(ops, product, operands)
         first, second = (run(launch, operands) for _ in range(2))
         expected = reference(product, operands)
@@ -100,10 +89,6 @@ class Bench:
             relative_error=error if math.isfinite(error) else None,
             same_bits=torch.equal(first, second),
         )
-
-
-def _tile_ops(form: Form) -> KernelOps:
-    return TiledOps(DEVICE, lambda *shape, **flags: form) if isinstance(form, TileLinear) else TileOps(form)
 
 
 def random_operands(product: Product, rows: int) -> Operands:

@@ -35,6 +35,10 @@ class TileLinear(Linear):
     STAGES: int = 1
 
     @property
+    def source(self) -> Path:
+        return SOURCE
+
+    @property
     def height(self) -> int:
         """Rows of weights of a block."""
         return 64 * self.GROUPS

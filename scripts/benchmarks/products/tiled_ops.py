@@ -1,4 +1,4 @@
-"""The operations of a tick with products by tile_linear.cu."""
+"""The operations of a tick with chosen tiles of its products."""
 
 from collections.abc import Callable
 from functools import cache
@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qwen3_tts_engine.talker.kernels.cuda_module import CudaKernel
-from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
+from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps, linear_kernel
+from scripts.benchmarks.products.candidates import Form
 from scripts.benchmarks.products.tensor_map import tensor_map
-from scripts.benchmarks.products.tile_linear import SOURCE, STEP, TileLinear, forms
+from scripts.benchmarks.products.tile_linear import STEP, TileLinear, forms
 
 # Of outputs, inputs and rows, with the flags of a product; None for KernelOps' own choice.
-Choose = Callable[..., TileLinear | None]
+Choose = Callable[..., Form | None]
 
 
 class TiledOps(KernelOps):
@@ -29,7 +29,7 @@ class TiledOps(KernelOps):
         if not isinstance(form, TileLinear):
             return super()._multiply(form, x, weight, out, bias, eps)
         maps = tensor_map(x, STEP, form.x_slice), tensor_map(weight, STEP, form.w_slice)
-        _kernel(form)((form.blocks(len(x)), 1), *maps, bias, out, len(x), out.stride(0), eps)
+        linear_kernel(form)((form.blocks(len(x)), 1), *maps, bias, out, len(x), out.stride(0), eps)
         return out
 
 
@@ -37,8 +37,3 @@ class TiledOps(KernelOps):
 def fastest(outputs: int, inputs: int, rows: int, **flags: int) -> TileLinear | None:
     """A Choose: the form with the lowest bound, where there is any."""
     return next(iter(forms(outputs, inputs, rows, 1, **flags)), None)
-
-
-@cache
-def _kernel(form: TileLinear) -> CudaKernel:
-    return CudaKernel(SOURCE, form.function, form.macros, form.threads, form.shared_bytes, form.cluster)

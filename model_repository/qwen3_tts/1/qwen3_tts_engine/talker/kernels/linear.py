@@ -1,11 +1,13 @@
 """What the kernels for matrix products compute."""
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(ABC):
     """The macros that the sources of products share; they are documented there."""
 
     function: ClassVar[str]
@@ -20,9 +22,25 @@ class Linear:
     FLOAT_OUT: int = field(default=0, kw_only=True)
 
     @property
-    def source(self) -> str:
+    def source(self) -> str | Path:
+        """As in cuda_module."""
         return f"{self.function}.cu"
 
     @property
     def macros(self) -> dict[str, int]:
         return asdict(self)
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return 1
+
+    @property
+    @abstractmethod
+    def threads(self) -> int:
+        """Of a block."""
+
+    @property
+    @abstractmethod
+    def shared_bytes(self) -> int:
+        """Of a block."""

@@ -11,6 +11,7 @@ from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.talker.kernels import rowwise
 from qwen3_tts_engine.talker.kernels.cluster_linear import ClusterLinear, cluster_linear, divides
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel
+from qwen3_tts_engine.talker.kernels.linear import Linear
 from qwen3_tts_engine.talker.kernels.skinny_linear import LANES, SkinnyLinear
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Attention
@@ -154,7 +155,7 @@ class KernelOps:
         eps: float,
     ) -> Tensor:
         grid = (form.blocks, triton.cdiv(len(x), form.rows))
-        _linear_kernel(form)(grid, x, weight, bias, out, len(x), x.stride(0), out.stride(0), eps)
+        linear_kernel(form)(grid, x, weight, bias, out, len(x), x.stride(0), out.stride(0), eps)
         return out
 
     def _attention_warps(self, rows: int, prefill: bool) -> int:
@@ -213,7 +214,7 @@ def _kernel(source: str, function: str, threads: int, **macros: int) -> CudaKern
 
 
 @cache
-def _linear_kernel(form: SkinnyLinear | ClusterLinear) -> CudaKernel:
+def linear_kernel(form: Linear) -> CudaKernel:
     return CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes, form.cluster)
 
 
