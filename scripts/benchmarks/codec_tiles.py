@@ -7,17 +7,17 @@ second-level cache. A faster tile is worth serving only if scripts.benchmarks.co
 """
 
 import json
-import os
+import multiprocessing
 import shlex
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import triton
 import typer
 from rich.console import Console
 from triton.runtime.errors import TritonError
@@ -58,6 +58,11 @@ class Launch:
     @property
     def is_unit(self) -> bool:
         return self.kernel is unit_kernel
+
+    @property
+    def types(self) -> tuple[Any, ...]:
+        """The arguments with tensors' types in place of tensors: what a compilation needs."""
+        return tuple(one.dtype if isinstance(one, torch.Tensor) else one for one in self.arguments)
 
     @property
     def rows(self) -> int:
@@ -223,12 +228,18 @@ def fits(tile: Tile, launch: Launch) -> bool:
 
 
 def compile_all(launches: list[Launch]) -> None:
-    """In parallel; what cannot be compiled fails again in `search`."""
-    with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor, ignore_errors=True):
-        for launch in launches:
-            for tile in candidates(launch):
-                tiled = launch.with_tile(tile)
-                tiled.kernel.warmup(*tiled.arguments, grid=(1,), **tiled.options)
+    """In processes, to the cache on disk: half of a compilation holds Python's lock."""
+    todo = [launch.with_tile(tile) for launch in launches for tile in candidates(launch)]
+    forms = [(launch.is_unit, launch.types, launch.options) for launch in todo]
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_form, forms))
+
+
+def compile_form(form: tuple[bool, tuple[Any, ...], dict[str, Any]]) -> None:
+    """What cannot be compiled fails again in `search`."""
+    is_unit, types, options = form
+    with suppress(TritonError, RuntimeError):
+        (unit_kernel if is_unit else product_kernel).warmup(*types, grid=(1,), **options)
 
 
 def search(launch: Launch, count: int) -> Found:
