@@ -84,15 +84,11 @@ class Launch:
 
     @property
     def tile_bytes(self) -> float:
-        """FP16 bytes that all programs together read into shared memory, through the second-level cache.
-
-        With reuse, the taps of a tile read its rows once.
-        """
-        tile, taps = self.tile, self.options["TAPS"]
-        rows = tile.rows * self.width / (taps if tile.reuse else 1)
-        weights = self.width * tile.columns * (2 if self.options.get("GATED") else 1)
+        """FP16 bytes that all programs together read into shared memory, through the second-level cache."""
+        tile, matrices = self.tile, 2 if self.options.get("GATED") else 1
+        product = self.width * (tile.rows + matrices * tile.columns)
         pointwise = self.outputs**2 if self.is_unit else 0
-        return 2.0 * tile.programs(self.rows, self.outputs) * (rows + weights + pointwise)
+        return 2.0 * tile.programs(self.rows, self.outputs) * (product + pointwise)
 
     @property
     def name(self) -> str:
@@ -105,7 +101,7 @@ class Launch:
     @property
     def tile(self) -> Tile:
         blocks = {"BLOCK_N": self.outputs} | self.options
-        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "maxnreg", "REUSE")
+        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "maxnreg")
         return Tile(*(blocks[name] for name in names))
 
     @property
@@ -207,13 +203,12 @@ def candidates(launch: Launch) -> list[Tile]:
     else:
         shapes, depths = MANY_ROWS, {divisor(channels, DEPTH)}
     made = [
-        Tile(rows, columns, depth, warps, stages, registers, reuse)
+        Tile(rows, columns, depth, warps, stages, registers)
         for rows, columns in shapes
         for depth in sorted(depths)
         for warps in MAX_SUMS
         for stages in STAGES
         for registers in (UNIT_REGISTERS if launch.is_unit else (None,))
-        for reuse in ((False, True) if launch.options["TAPS"] > 1 else (False,))
     ]
     return list(dict.fromkeys([launch.tile, *(tile for tile in made if fits(tile, launch))]))
 
@@ -268,8 +263,8 @@ def launch_us(launch: Launch, launches: int, repeats: int = REPEATS) -> float:
 
 
 def text(tile: Tile) -> str:
-    more = (f", {tile.registers} registers" if tile.registers else "") + (", reuse" if tile.reuse else "")
-    return f"{tile.rows}x{tile.columns}x{tile.depth}, {tile.warps} warps, {tile.stages} stages{more}"
+    registers = f", {tile.registers} registers" if tile.registers else ""
+    return f"{tile.rows}x{tile.columns}x{tile.depth}, {tile.warps} warps, {tile.stages} stages{registers}"
 
 
 if __name__ == "__main__":

@@ -22,10 +22,7 @@ from qwen3_tts_engine.request import SynthesisRequest
 from qwen3_tts_engine.startup import choose_device
 from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
 from qwen3_tts_engine.talker.loader import load_runner
-from qwen3_tts_engine.talker.ops import kernel_ops
 from scripts.benchmarks.common import NullSink, settings_of_environment, show
-from scripts.benchmarks.products.tile_linear import TileLinear
-from scripts.benchmarks.products.tiled_ops import TiledOps, fastest
 
 console = Console()
 FRAMES = 70
@@ -35,17 +32,12 @@ def main(
     checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
     batches: Annotated[str, typer.Option(help="batch sizes")] = "1,2,4,8,16,32,64,128,256",
     repeats: Annotated[int, typer.Option(help="runs of 70 frames; reports the median")] = 5,
-    tiles_from: Annotated[
-        int | None, typer.Option(help="products of so many rows and more by scripts.benchmarks.products.tile_linear")
-    ] = None,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
     sizes = [int(size) for size in batches.split(",")]
     config = settings(checkpoint, max(sizes))
     device = choose_device(config, "cuda:0")
     opened = Checkpoint.open(checkpoint)
-    if tiles_from is not None:
-        use_tiles(tiles_from)
     started = time.perf_counter()
     runner = load_runner(opened, config, device)
     assert isinstance(runner, GraphTalkerRunner)
@@ -56,15 +48,6 @@ def main(
     show(rows, console)
     if output:
         output.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def use_tiles(fewest: int) -> None:
-    """Replaces the operations that the loader takes."""
-
-    def choose(outputs: int, inputs: int, rows: int, **flags: int) -> TileLinear | None:
-        return fastest(outputs, inputs, rows, **flags) if rows >= fewest else None
-
-    kernel_ops.KernelOps = lambda device, **_: TiledOps(device, choose)  # type: ignore[misc,assignment]
 
 
 def settings(checkpoint: str, max_streams: int) -> EngineConfig:

@@ -24,14 +24,13 @@ ALIGNED = [["tt.divisibility", 16]]
 
 def main() -> None:
     flags = [{"NORM": norm, "GATED": gated} for norm in (False, True) for gated in (False, True)]
-    tiles = [tile._replace(reuse=reuse) for tile in PRODUCT_TILES if tile.warps == 4 for reuse in (False, True)]
+    tiles = [tile for tile in PRODUCT_TILES if tile.warps == 4]
     found = {f"{tile} {flag}": problems(compiled(tile, flag), tile) for tile in tiles for flag in flags}
     print(json.dumps(found))
 
 
 def compiled(tile: Tile, flags: dict[str, bool]) -> Any:
-    constants = {"OUTPUTS": OUTPUTS, "CHANNELS": WIDTH, "TAPS": 1, "DILATION": 1, "GELU": False, "FAST": True} | flags
-    constants |= {"REUSE": tile.reuse}
+    constants = {"OUTPUTS": OUTPUTS, "CHANNELS": WIDTH, "DILATION": 1, "GELU": False, "FAST": True} | flags
     constants |= {"BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.depth} | dict.fromkeys(ABSENT)
     signature, values, attributes = {}, {}, {}
     for i, name in enumerate(product_kernel.arg_names):
@@ -40,7 +39,7 @@ def compiled(tile: Tile, flags: dict[str, bool]) -> Any:
             values[i,] = constants[name]
         elif name in POINTERS or name == "width" or name.endswith("stride"):
             attributes[i,] = ALIGNED
-    options = {key: value for key, value in tile.launch.items() if value is not None and key != "REUSE"}
+    options = {key: value for key, value in tile.launch.items() if value is not None}
     return triton.compile(ASTSource(product_kernel, signature, values, attributes), target=HOPPER, options=options)
 
 

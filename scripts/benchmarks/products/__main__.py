@@ -19,21 +19,21 @@ import typer
 from rich.console import Console
 
 from qwen3_tts_client.records.environment import commit
+from qwen3_tts_engine.talker.kernels.cluster_linear import WIDTHS, ClusterLinear
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER
 from scripts.benchmarks.common import show
-from scripts.benchmarks.products.candidates import Form, Item, items
+from scripts.benchmarks.products.candidates import Item, items
 from scripts.benchmarks.products.measure import build, start
 from scripts.benchmarks.products.shapes import PRODUCTS
 from scripts.benchmarks.products.table import Measurement, lines, problems, records
 from scripts.benchmarks.products.worker import Worker
 
-MAX_ROWS = 1024
 console = Console(width=180)
 
 
 def main(
     products: Annotated[str, typer.Option(help="names, of shapes.py")] = ",".join(PRODUCTS),
-    rows: Annotated[str, typer.Option(help="rows of x")] = "32,64,128",
+    rows: Annotated[str, typer.Option(help="rows of x, at most 128")] = "32,64,128",
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
     names, counts = products.split(","), [int(count) for count in rows.split(",")]
@@ -51,13 +51,13 @@ def main(
 def check(names: list[str], counts: list[int]) -> None:
     if unknown := set(names) - PRODUCTS.keys():
         raise typer.BadParameter(f"unknown products: {', '.join(sorted(unknown))}")
-    if not all(1 <= count <= MAX_ROWS for count in counts):
-        raise typer.BadParameter(f"rows must be from 1 to {MAX_ROWS}")
+    if not all(1 <= count <= max(WIDTHS) for count in counts):
+        raise typer.BadParameter(f"rows must be from 1 to {max(WIDTHS)}")
     if torch.cuda.get_device_capability()[0] != HOPPER:
-        raise typer.BadParameter("clusters require a Hopper GPU")
+        raise typer.BadParameter("cluster_linear requires a Hopper GPU")
 
 
-def compile_all(forms: set[Form]) -> None:
+def compile_all(forms: set[ClusterLinear]) -> None:
     """In parallel, to the cache on disk."""
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(build, forms))

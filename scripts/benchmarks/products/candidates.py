@@ -1,14 +1,11 @@
-"""The tiles of cluster_linear.cu and tile_linear.cu that are compared, by product and rows."""
+"""The tiles of cluster_linear.cu that are compared, by product and rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qwen3_tts_engine.talker.kernels.cluster_linear import ALONE, PAIRED, WIDTHS, ClusterLinear, with_stages
-from scripts.benchmarks.products import tile_linear
 from scripts.benchmarks.products.shapes import PRODUCTS
-from scripts.benchmarks.products.tile_linear import TileLinear
 
-Form = ClusterLinear | TileLinear
 REFERENCES = ("served", "skinny", "cublas")
 # (GROUPS, SPLIT): larger tiles read rows of x less often, smaller ones occupy more multiprocessors.
 TILES = {
@@ -25,8 +22,6 @@ TILES = {
     "project": [(1, 4), (1, 2)],
 }
 MAX_SHARED = 227 * 1024
-# Of tile_linear, for each product and number of rows.
-NUM_TILES = 8
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class Item:
     product: str
     rows: int
     kernel: str
-    form: Form | None = None
+    form: ClusterLinear | None = None
 
 
 def items(products: Sequence[str], rows: Sequence[int]) -> list[Item]:
@@ -48,18 +43,8 @@ def items(products: Sequence[str], rows: Sequence[int]) -> list[Item]:
     return found
 
 
-def forms(product: str, rows: int) -> dict[str, Form]:
-    """By name: g2s4 has 2 GROUPS and a SPLIT of 4, + more shared memory, where that makes a difference. 64g2s4x2w1 is
-    of tile_linear, with 64 ROWS, SHARED_X and SHARED_W.
-    """
-    shape = PRODUCTS[product]
-    found: dict[str, Form] = dict(clusters(product, rows)) if rows <= max(WIDTHS) else {}
-    for form in tile_linear.forms(shape.outputs, shape.inputs, rows, NUM_TILES, **shape.flags):
-        found[f"{form.ROWS}g{form.GROUPS}s{form.SPLIT}x{form.SHARED_X}w{form.SHARED_W}"] = form
-    return found
-
-
-def clusters(product: str, rows: int) -> dict[str, ClusterLinear]:
+def forms(product: str, rows: int) -> dict[str, ClusterLinear]:
+    """By name: g2s4 has 2 GROUPS and a SPLIT of 4, + more shared memory, where that makes a difference."""
     shape, found = PRODUCTS[product], dict[str, ClusterLinear]()
     width = next(width for width in WIDTHS if rows <= width)
     for groups, split in TILES[product]:

@@ -9,15 +9,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from qwen3_tts_engine.talker.kernels.cluster_linear import ClusterLinear
 from qwen3_tts_engine.talker.kernels.cuda_module import KernelError, compiled
 from qwen3_tts_engine.talker.kernels.skinny_linear import SkinnyLinear
 from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
 from qwen3_tts_engine.talker.weights import NormLinear
 from scripts.benchmarks.cuda_timing import graph_us
-from scripts.benchmarks.products.candidates import Form, Item
+from scripts.benchmarks.products.candidates import Item
 from scripts.benchmarks.products.shapes import PRODUCTS, Product
 from scripts.benchmarks.products.table import Measurement
-from scripts.benchmarks.products.tiled_ops import TiledOps
 from scripts.benchmarks.products.worker import Measure
 
 EPS = 1e-6
@@ -42,6 +42,15 @@ class SkinnyOps(KernelOps):
         return SkinnyLinear(len(weight) // (1 + flags.get("GATED", 0)), x.shape[1], 4, **flags)
 
 
+class TileOps(KernelOps):
+    def __init__(self, form: ClusterLinear) -> None:
+        super().__init__(DEVICE)
+        self._tile = form
+
+    def _form(self, x: Tensor, weight: Tensor, **flags: int) -> ClusterLinear:
+        return self._tile
+
+
 @dataclass(frozen=True)
 class Operands:
     """`start` is what `out` holds before the product."""
@@ -53,7 +62,7 @@ class Operands:
     out: Tensor
 
 
-def build(form: Form) -> None:
+def build(form: ClusterLinear) -> None:
     """Compiles to the cache on disk."""
     with suppress(KernelError):  # reported by the measurement
         compiled(form.source, form.macros, ARCHITECTURE)
@@ -79,7 +88,7 @@ class Bench:
     def _measured(self, item: Item) -> Measurement:
         product = PRODUCTS[item.product]
         operands = random_operands(product, item.rows)
-        ops = TiledOps(DEVICE, lambda *_, **__: item.form) if item.form else self._ops[item.kernel]
+        ops = TileOps(item.form) if item.form else self._ops[item.kernel]
         launch = launch_of(ops, product, operands)
         first, second = (run(launch, operands) for _ in range(2))
         expected = reference(product, operands)

@@ -1,4 +1,4 @@
-"""Compiles kernels of products for the emulator in this folder, runs them, and compares them with float64."""
+"""Compiles cluster_linear.cu for the emulator in this folder, runs it, and compares it with float64."""
 
 import ctypes
 import subprocess
@@ -7,41 +7,43 @@ from typing import Any
 
 import numpy as np
 
-from qwen3_tts_engine.talker.kernels import linear
+from qwen3_tts_engine.talker.kernels import cluster_linear
+from qwen3_tts_engine.talker.kernels.cluster_linear import ClusterLinear
 
-FOLDER, KERNELS = Path(__file__).parent, Path(linear.__file__).parent
+SOURCE = Path(cluster_linear.__file__).with_suffix(".cu")
+FOLDER, KERNELS = Path(__file__).parent, SOURCE.parent
 EPS = 1e-6
 SEEDS = range(3)
 
 
-def error(form: Any, path: Path, source: str, rows: int, blocks: int, folder: Path) -> float | None:
+def error(form: ClusterLinear, rows: int, source: str, folder: Path) -> float | None:
     """The error of the worst row relative to its norm, over SEEDS; None if a run did not end.
 
-    `form` is a Linear, `source` is compiled in place of the file at `path`, in `folder`.
+    `source` is compiled in place of SOURCE, in `folder`.
     """
-    kernel = compiled(form, path, source, folder)
-    errors = [measured(kernel, form, rows, blocks, seed) for seed in SEEDS]
+    kernel = compiled(form, source, folder)
+    errors = [measured(kernel, form, rows, seed) for seed in SEEDS]
     return None if None in errors else max(filter(None, errors))
 
 
-def compiled(form: Any, path: Path, source: str, folder: Path) -> Any:
+def compiled(form: ClusterLinear, source: str, folder: Path) -> Any:
     # In a folder without the real headers, which the emulator's go before.
-    (folder / path.name).write_text(source)
+    (folder / SOURCE.name).write_text(source)
     library = folder / "kernel.so"
     macros = [f"-D{name}={value}" for name, value in form.macros.items()]
     options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", *(f"-I{place}" for place in (FOLDER, folder, KERNELS))]
-    subprocess.run(["g++", *options, *macros, str(FOLDER / f"{path.stem}.cpp"), "-o", str(library)], check=True)
+    subprocess.run(["g++", *options, *macros, str(FOLDER / "cluster_linear.cpp"), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library)).run
 
 
-def measured(kernel: Any, form: Any, rows: int, blocks: int, seed: int) -> float | None:
+def measured(kernel: Any, form: ClusterLinear, rows: int, seed: int) -> float | None:
     random = np.random.default_rng(seed)
     x, weight = random.normal(size=(rows, form.K)), 0.05 * random.normal(size=(form.N * (1 + form.GATED), form.K))
     bias, start = random.normal(size=form.N), random.normal(size=(rows, form.N))
     arrays = [to_bfloat16(array) for array in (x, weight, bias, start)]
     out = np.zeros(start.shape, np.float32) if form.FLOAT_OUT else arrays[-1].copy()
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*arrays[:-1], out)]
-    if kernel(*pointers, rows, ctypes.c_float(EPS), blocks, form.shared_bytes, seed):
+    if kernel(*pointers, rows, ctypes.c_float(EPS), form.blocks, form.shared_bytes, seed):
         return None
     expected = reference(form, *map(to_float, arrays))
     found = out if form.FLOAT_OUT else to_float(out)
@@ -50,7 +52,9 @@ def measured(kernel: Any, form: Any, rows: int, blocks: int, seed: int) -> float
     )
 
 
-def reference(form: Any, x: np.ndarray, weight: np.ndarray, bias: np.ndarray, start: np.ndarray) -> np.ndarray:
+def reference(
+    form: ClusterLinear, x: np.ndarray, weight: np.ndarray, bias: np.ndarray, start: np.ndarray
+) -> np.ndarray:
     scale = 1 / np.sqrt(np.square(x).mean(1, keepdims=True) + EPS) if form.NORM else 1.0
     y: np.ndarray = (x * scale) @ weight.T
     if form.BIAS:

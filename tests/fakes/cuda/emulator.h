@@ -1,5 +1,5 @@
 // Runs a kernel of warpgroups and clusters on the CPU, one cluster after the other. Each thread is a fiber, and a random one
-// is next. What is asynchronous on a GPU happens at a random later time: copies of tiles, products at the earliest or at
+// is next. What is asynchronous on a GPU happens at a random later time: copies and sends, products at the earliest or at
 // their wait. A kernel that forgets a wait so computes something else with some seed, one that waits for ever is reported.
 
 #pragma once
@@ -11,11 +11,11 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,7 +24,6 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __grid_constant__
 #define __restrict__
 #define __syncwarp() emulator::meet_warp()
 #define __syncthreads() emulator::meet("block", 0, emulator::threads_per_block)
@@ -48,16 +47,6 @@ namespace emulator {
 constexpr int LANES = 32, STACK = 64 * 1024, BLOCK_BITS = 24;
 constexpr unsigned PLACE = (1u << BLOCK_BITS) - 1;
 
-struct Barrier {
-    int count = 0, pending = 0, phase = 0;
-    long bytes = 0;
-
-    void check() {
-        if (pending == 0 && bytes == 0) phase++, pending = count;
-        if (pending < 0) throw std::runtime_error("more arrivals than a barrier expects");
-    }
-};
-
 // Threads that wait for each other, again and again.
 struct Meeting {
     int arrived = 0, round = 0;
@@ -73,7 +62,7 @@ struct Block {
     Index index;
     int rank;
     std::vector<unsigned char> shared;
-    std::map<unsigned, Barrier> barriers;
+    std::map<unsigned, long> barriers;              // bytes that each still expects
     std::map<std::pair<std::string, int>, Meeting> meetings;
     std::map<int, std::deque<Product>> products;    // by warpgroup, not yet computed
     std::map<int, float> exchanged;
@@ -136,19 +125,6 @@ template <class T> T exchange(T value, int distance) {
 // An address is a place in the shared memory of this block, or with the rank + 1 above it, of that block.
 inline Block& block_of(unsigned address) { return address >> BLOCK_BITS ? blocks[(address >> BLOCK_BITS) - 1] : *now->block; }
 inline unsigned char* memory(unsigned address) { return block_of(address).shared.data() + (address & PLACE); }
-inline Barrier& barrier_of(unsigned address) { return block_of(address).barriers.at(address & PLACE); }
-
-inline void arrive(unsigned barrier, long bytes = 0) {
-    Barrier& found = barrier_of(barrier);
-    found.bytes += bytes;
-    found.pending--;
-    found.check();
-    progress++;
-}
-
-inline void wait_for_parity(unsigned barrier, int parity) {
-    wait([&] { return barrier_of(barrier).phase % 2 != parity; });
-}
 
 inline void later(std::function<void()> run) { copies.push_back({int(random() % 200), std::move(run)}); }
 
@@ -214,8 +190,8 @@ inline bool run_cluster(int first_block, int size, int num_threads_of_block, int
         }
     }
     for (Block& block : blocks)
-        for (auto& [address, barrier] : block.barriers)
-            if (barrier.bytes) error = "a barrier expects more bytes, or has too many";
+        for (auto& [address, bytes] : block.barriers)
+            if (bytes) error = "a barrier expects more bytes, or has too many";
     return error.empty() && copies.empty();
 }
 

@@ -25,34 +25,27 @@ inline void wait_for_copies(int pending) {
 inline void publish_copies() {}
 inline unsigned in_block(unsigned address, int rank) { return address | unsigned(rank + 1) << emulator::BLOCK_BITS; }
 
-inline void expect(unsigned barrier, int bytes) {
-    emulator::now->block->barriers[barrier] = {1, 1};
-    emulator::arrive(barrier, bytes);
-}
+inline void expect(unsigned barrier, int bytes) { emulator::now->block->barriers[barrier] = bytes; }
 
 inline void send(unsigned target, float value, unsigned barrier) {
     emulator::Block& block = emulator::block_of(target);
     emulator::later([=, &block] {
         std::memcpy(block.shared.data() + (target & emulator::PLACE), &value, 4);
-        emulator::Barrier& found = block.barriers.at(barrier & emulator::PLACE);
-        found.bytes -= 4;
-        found.check();
+        block.barriers.at(barrier & emulator::PLACE) -= 4;
     });
 }
 
-inline void wait_for_all(unsigned barrier) { emulator::wait_for_parity(barrier, 0); }
+inline void wait_for_all(unsigned barrier) {
+    emulator::wait([&] { return emulator::now->block->barriers.at(barrier) == 0; });
+}
 
 inline void arrive_in_cluster() {
-    emulator::now->cluster_round = emulator::cluster_meeting.round;
-    emulator::cluster_meeting.arrived++;
+    emulator::Meeting& meeting = emulator::cluster_meeting;
+    emulator::now->cluster_round = meeting.round;
+    if (++meeting.arrived == emulator::num_threads) meeting.arrived = 0, meeting.round++;
 }
 
 inline void wait_for_cluster() {
     const int round = emulator::now->cluster_round;
-    emulator::wait([&] {
-        // Threads that have ended count as arrived.
-        if (emulator::cluster_meeting.arrived + emulator::num_exited >= emulator::num_threads)
-            emulator::cluster_meeting.arrived = 0, emulator::cluster_meeting.round++;
-        return emulator::cluster_meeting.round > round;
-    });
+    emulator::wait([&] { return emulator::cluster_meeting.round > round; });
 }

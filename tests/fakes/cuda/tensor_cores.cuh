@@ -1,4 +1,4 @@
-// The emulated part of the header of that name, and of pipeline.cuh what waits for its products.
+// The emulated part of the header of that name.
 #pragma once
 #include "emulator.h"
 
@@ -26,12 +26,9 @@ inline void multiply_tiles(emulator::Block& block, const std::vector<float*>& su
     }
 }
 
-inline void compute_but(int most) {
+inline void compute_issued() {
     auto& pending = emulator::now->block->products[emulator::warp() / 4];
-    while (int(pending.size()) > most) {
-        pending.front().compute(pending.front().sums);
-        pending.pop_front();
-    }
+    for (; !pending.empty(); pending.pop_front()) pending.front().compute(pending.front().sums);
 }
 
 inline void multiply_step(float (&sums)[ROWS / 2], unsigned weights, unsigned x) {
@@ -45,17 +42,15 @@ inline void multiply_step(float (&sums)[ROWS / 2], unsigned weights, unsigned x)
     }
     pending.back().sums[emulator::now->index.x % 128] = sums;
     emulator::meet("issue", group, 128);
-    if (emulator::now->index.x % 128 == 0 && emulator::random() % 2) compute_but(0);
+    if (emulator::now->index.x % 128 == 0 && emulator::random() % 2) compute_issued();
     emulator::meet("issued", group, 128);
 }
 
-inline void wait_for_all_but(int most) {
+inline void wait_for_products() {
     const int group = emulator::warp() / 4;
     emulator::meet("wait", group, 128);
-    compute_but(most);
+    compute_issued();
     emulator::meet("waited", group, 128);
 }
 
-inline void wait_for_products() { wait_for_all_but(0); }
-inline void wait_for_products_but_one() { wait_for_all_but(1); }
 inline void settle(float& sum) {}

@@ -39,7 +39,7 @@ def test_every_tile_computes_the_same(name: str) -> None:
     served, *others = candidates(launch)
     assert served == launch.tile
     # Warps, stages and registers make no difference here.
-    for tile in {(tile.rows, tile.columns, tile.depth, tile.reuse): tile for tile in others}.values():
+    for tile in {(tile.rows, tile.columns, tile.depth): tile for tile in others}.values():
         for tensor in results(launch):
             tensor.fill_(torch.nan)
         launch.with_tile(tile).run()
@@ -63,10 +63,8 @@ def test_operations_count_both_matrices() -> None:
 def test_bytes_count_what_each_program_reads() -> None:
     conv, pointwise = recorded("unit 128")
     tile = conv.tile._replace(rows=32, columns=64)
-    one = conv.with_tile(tile)
     # 40 rows and 128 columns are two by two programs.
-    assert one.tile_bytes == 4 * 2 * (32 + 64) * 7 * 128
-    assert one.with_tile(tile._replace(reuse=True)).tile_bytes == 4 * 2 * (32 * 128 + 64 * 7 * 128)
+    assert conv.with_tile(tile).tile_bytes == 4 * 2 * (32 + 64) * 7 * 128
     assert pointwise.with_tile(tile).tile_bytes == 4 * 2 * (32 + 64) * 128
 
 

@@ -52,7 +52,7 @@ def test_a_tile_divides_its_product_and_fits_a_multiprocessor(product: str, rows
     shape = PRODUCTS[product]
     assert divides(shape.outputs, shape.inputs, gated=shape.gated)
     served = cluster_linear(shape.outputs, shape.inputs, rows, **shape.flags)
-    for form in (served, *candidates.clusters(product, rows).values()):
+    for form in (served, *candidates.forms(product, rows).values()):
         assert form.N % form.outputs == form.K % (form.SPLIT * STEP) == form.ROWS % (8 * form.SPLIT) == 0, form
         assert form.ROWS % (form.threads // 8) == 0, form
         assert form.shared_bytes <= MAX_SHARED, form

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from qwen3_tts_engine.talker.kernels import cluster_linear
 from qwen3_tts_engine.talker.kernels.cluster_linear import ClusterLinear
-from tests.fakes.cuda import emulated
+from tests.fakes.cuda.emulated import SOURCE, error
 
-SOURCE = Path(cluster_linear.__file__).with_suffix(".cu")
 # Rows of x, outputs, inputs, ROWS, GROUPS, SPLIT, STAGES and the epilogue.
 CASES = {
     "norm": (20, ClusterLinear(128, 512, 32, 1, 2, 3, NORM=1)),
@@ -26,10 +24,6 @@ MUTATIONS = {
 }
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")
-
-
-def error(form: ClusterLinear, rows: int, source: str, folder: Path) -> float | None:
-    return emulated.error(form, SOURCE, source, rows, form.blocks, folder)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -105,7 +105,7 @@ class KernelOps:
             x, layer.weight, layer.bias, residual, layer.alpha, layer.inverse_beta, out, active,
             rows, positions, layer.weight.shape[1], x.stride(0), *map(_stride, (residual, out, active)),
             layer.norm_eps or 0.0,
-            OUTPUTS=layer.outputs, CHANNELS=channels, TAPS=layer.taps, DILATION=layer.dilation,
+            OUTPUTS=layer.outputs, CHANNELS=channels, DILATION=layer.dilation,
             NORM=layer.norm_eps is not None, GATED=layer.activation == "gated", GELU=layer.activation == "gelu",
             FAST=self._fast, BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=tile.depth,
             **tile.launch,
@@ -155,7 +155,7 @@ class KernelOps:
             x, conv.weight, conv.bias, conv.alpha, conv.inverse_beta,
             pointwise.weight, pointwise.bias, pointwise.alpha, pointwise.inverse_beta, residual, out, active,
             rows, positions, conv.weight.shape[1], x.stride(0), active.stride(0),
-            CHANNELS=channels, TAPS=conv.taps, DILATION=conv.dilation, FAST=self._fast,
+            CHANNELS=channels, DILATION=conv.dilation, FAST=self._fast,
             BLOCK_M=tile.rows, BLOCK_K=tile.depth, **tile.launch,
         )  # fmt: skip
 

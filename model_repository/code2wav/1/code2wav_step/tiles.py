@@ -13,12 +13,10 @@ class Tile(NamedTuple):
     warps: int
     stages: int
     registers: int | None = None  # limit per thread; fewer let more programs share a multiprocessor
-    reuse: bool = False  # kernels.taps
 
     @property
     def launch(self) -> dict[str, int | None]:
-        launch = {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
-        return launch | {"REUSE": self.reuse}
+        return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
 
     def programs(self, rows: int, columns: int) -> int:
         return -(-rows // self.rows) * -(-columns // self.columns)

@@ -4,14 +4,13 @@ import triton
 import triton.language as tl
 
 from code2wav_step.kernels.snake import snake
-from code2wav_step.kernels.taps import REUSED_PIECE, offsets
 
 
 @triton.jit
 def product_kernel(
     x, weight, bias, residual, alpha, inverse_beta, out, active,
     rows, positions, width, x_stride, residual_stride, out_stride, active_stride, eps,
-    OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, DILATION: tl.constexpr, REUSE: tl.constexpr,
+    OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, DILATION: tl.constexpr,
     NORM: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, FAST: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -40,14 +39,10 @@ def product_kernel(
         for start in range(0, width, BLOCK_K):
             squares += _squares(tl.load(x_rows + start))
     for start in range(0, width, BLOCK_K):
-        x_offset, weight_offset = offsets(start, CHANNELS, TAPS, DILATION, BLOCK_K, REUSE)
-        pieces = x_rows + x_offset
-        if REUSE:
-            pieces = tl.max_contiguous(pieces, (1, REUSED_PIECE))
-        tile = tl.load(pieces)
-        total = tl.dot(tile, tl.load(weight_columns + weight_offset), total)
+        tile = tl.load(x_rows + (start + start // CHANNELS * ((DILATION - 1) * CHANNELS)))
+        total = tl.dot(tile, tl.load(weight_columns + start), total)
         if GATED:
-            upper = tl.dot(tile, tl.load(weight_columns + (weight_offset + OUTPUTS * width)), upper)
+            upper = tl.dot(tile, tl.load(weight_columns + (start + OUTPUTS * width)), upper)
         if NORM and not TWICE:
             squares += _squares(tile)
     if NORM:

@@ -4,14 +4,13 @@ import triton
 import triton.language as tl
 
 from code2wav_step.kernels.snake import snake
-from code2wav_step.kernels.taps import REUSED_PIECE, offsets
 
 
 @triton.jit
 def unit_kernel(
     x, weight, bias, alpha, inverse_beta, weight2, bias2, alpha2, inverse_beta2, residual, out, active,
     rows, positions, width, x_stride, active_stride,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, DILATION: tl.constexpr, REUSE: tl.constexpr, FAST: tl.constexpr,
+    CHANNELS: tl.constexpr, DILATION: tl.constexpr, FAST: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """ops.Ops.unit. Blocks are powers of two and channels three times one: each row is split into 2/3 and 1/3.
@@ -33,21 +32,13 @@ def unit_kernel(
         large_weights = weight + large[None, :] * width + k[:, None]
         small_weights = weight + small[None, :] * width + k[:, None]
         for start in range(0, width, BLOCK_K):
-            x_offset, weight_offset = offsets(start, CHANNELS, TAPS, DILATION, BLOCK_K, REUSE)
-            pieces = x_rows + k[None, :] + x_offset
-            if REUSE:
-                pieces = tl.max_contiguous(pieces, (1, REUSED_PIECE))
-            tile = tl.load(pieces)
-            y_large = tl.dot(tile, tl.load(large_weights + weight_offset), y_large)
-            y_small = tl.dot(tile, tl.load(small_weights + weight_offset), y_small)
+            tile = tl.load(x_rows + k[None, :] + (start + start // CHANNELS * ((DILATION - 1) * CHANNELS)))
+            y_large = tl.dot(tile, tl.load(large_weights + start), y_large)
+            y_small = tl.dot(tile, tl.load(small_weights + start), y_small)
     else:  # a whole tap per step
         for start in range(0, width, CHANNELS):
             taps = x_rows + start * DILATION
-            large_pieces, small_pieces = taps + large[None, :], taps + small[None, :]
-            if REUSE:
-                large_pieces = tl.max_contiguous(large_pieces, (1, REUSED_PIECE))
-                small_pieces = tl.max_contiguous(small_pieces, (1, REUSED_PIECE))
-            large_tile, small_tile = tl.load(large_pieces), tl.load(small_pieces)
+            large_tile, small_tile = tl.load(taps + large[None, :]), tl.load(taps + small[None, :])
             y_large = _both(large_tile, small_tile, weight + start, width, large, y_large, LARGE, SMALL)
             y_small = _both(large_tile, small_tile, weight + start, width, small, y_small, LARGE, SMALL)
     dtype: tl.constexpr = active.dtype.element_ty
