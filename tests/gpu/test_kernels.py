@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint, load_tensors
-from qwen3_tts_engine.checkpoint.configs import TalkerConfig
+from qwen3_tts_engine.checkpoint.configs import TalkerConfig, TransformerConfig
 from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
 from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.interfaces import RunnerLimits
@@ -126,18 +126,19 @@ def test_norm_and_embedding_agree_with_pytorch(ops: Any, device: torch.device, w
 
 
 @pytest.mark.parametrize("config", [real_config(), None], ids=["real", "tiny"])
-@pytest.mark.parametrize("lengths", [[1, 5, 9], [64, 70, 3], [31, 32, 33], [300, 129, 700]])
+@pytest.mark.parametrize("lengths", [[1, 5, 9], [64, 70, 3], [31, 32, 33], [300, 129, 700], [*range(1, 71), 5]])
 def test_paged_attention_agrees_in_prefill_and_decode(
     ops: Any, device: torch.device, talker: Talker, config: TalkerConfig | None, lengths: list[int]
 ) -> None:
     """One prefill of several slots, two ticks of all slots, then a prompt beside single rows; pages in random order."""
     config = config or talker.config
-    norms = random(2, config.head_dim)
-    table = torch.randperm(3 * 100, device=device).reshape(3, 100)
-    caches = [PagedCache(config, 300, 8, table, dtype) for dtype in (BF16, torch.float32)]
+    layers = layers_of(ops, config)
+    count, pages = len(lengths), max(lengths) // 8 + 2
+    table = torch.randperm(count * pages, device=device).reshape(count, pages)
+    caches = [PagedCache(config, count * pages, 8, table, dtype) for dtype in (BF16, torch.float32)]
     slots = torch.cat([torch.full((n,), i, device=device) for i, n in enumerate(lengths)])
     positions = torch.cat([torch.arange(n, device=device) for n in lengths])
-    order = torch.tensor([2, 0, 1], device=device)
+    order = torch.randperm(count, device=device)
     ticks = [(slots, positions, True)]
     ticks += [(order, torch.tensor(lengths, device=device)[order] + tick, False) for tick in range(2)]
     prompt = torch.arange(lengths[2], device=device)
@@ -145,32 +146,39 @@ def test_paged_attention_agrees_in_prefill_and_decode(
     joint = torch.tensor([0, 1], device=device), torch.full_like(prompt, 2)
     ticks.append((torch.cat(joint), torch.cat([beside, prompt]), True))
     for slots, positions, prefill in ticks:
-        qkv = random(len(slots), config.query_size + 2 * config.key_value_size)
-        found = ops.paged_attention(caches[0], slots, positions, prefill=prefill)(1, qkv, layer(norms))
+        hidden = random(len(slots), config.hidden_size, scale=30.0)
+        found = ops.paged_attention(caches[0], slots, positions, prefill=prefill)(1, hidden, layers[0])
         wide = TorchOps().paged_attention(caches[1], slots, positions, prefill=prefill)
-        close(found, wide(1, qkv.float(), layer(norms.float())), 1.2e-2)
+        close(found, wide(1, hidden.float(), layers[1]), 1.2e-2)
     close(caches[0].data, caches[1].data)
 
 
 @pytest.mark.parametrize("config", [real_config(), None], ids=["real", "tiny"])
-@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("rows", [1, 3, 40, 90])
 def test_frame_attention_agrees_over_a_whole_frame(
     ops: Any, device: torch.device, talker: Talker, config: TalkerConfig | None, rows: int
 ) -> None:
     predictor = (config or talker.config).code_predictor_config
-    norms = random(2, predictor.head_dim)
+    layers = layers_of(ops, predictor)
     caches = [FrameCache(predictor, rows + 1, 16, dtype, device) for dtype in (BF16, torch.float32)]
     for start, count in [(0, 2), *((position, 1) for position in range(2, 16))]:
-        qkv = random(rows * count, predictor.query_size + 2 * predictor.key_value_size)
-        found = ops.frame_attention(caches[0], start, count)(1, qkv, layer(norms))
-        close(found, TorchOps().frame_attention(caches[1], start, count)(1, qkv.float(), layer(norms.float())), 1.2e-2)
+        hidden = random(rows * count, predictor.hidden_size, scale=30.0)
+        found = ops.frame_attention(caches[0], start, count)(1, hidden, layers[0])
+        close(found, TorchOps().frame_attention(caches[1], start, count)(1, hidden.float(), layers[1]), 1.2e-2)
     assert not caches[0].data[:, :, rows].any(), "wrote outside its rows"
 
 
-def layer(norms: Tensor) -> LayerWeights:
+def layers_of(ops: Any, config: TransformerConfig) -> tuple[LayerWeights, LayerWeights]:
+    """Random weights of attention for the kernels and, in float32, for their reference."""
+    norm, norms = random(config.hidden_size), random(2, config.head_dim)
+    qkv = random(config.query_size + 2 * config.key_value_size, config.hidden_size, scale=0.05)
+    return layer(ops.fold(norm, qkv), norms), layer(TorchOps().fold(norm.float(), qkv.float()), norms.float())
+
+
+def layer(qkv: NormLinear, norms: Tensor) -> LayerWeights:
     none = torch.empty(0)
     unused = NormLinear(None, none)
-    return LayerWeights(unused, norms[0], norms[1], none, unused, none)
+    return LayerWeights(qkv, norms[0], norms[1], none, unused, none)
 
 
 def slot_state(talker: Talker, **sampling: float) -> SlotState:

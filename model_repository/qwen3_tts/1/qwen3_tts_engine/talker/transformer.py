@@ -23,8 +23,7 @@ class Transformer:
         """[rows, H] → [rows, H], before the final norm; `hidden` is used as the residual stream and overwritten."""
         ops, eps = self._ops, self.config.rms_norm_eps
         for index, weights in enumerate(self.layers):
-            qkv = ops.norm_linear(hidden, weights.qkv, eps)
-            ops.add_linear(hidden, attention(index, qkv, weights), weights.output)
+            ops.add_linear(hidden, attention(index, hidden, weights), weights.output)
             gated = ops.norm_gated(hidden, weights.gate_up, eps)
             ops.add_linear(hidden, gated, weights.down)
         return hidden

@@ -7,6 +7,7 @@
 //   PAGE                 positions per page (paged_attention, store_keys)
 //   STORED               1: prefill; the rows' own keys are already in the cache (paged_attention)
 //   POSITIONS            positions per row in the cache, 16 (frame_attention)
+//   INPUTS               0, or the width of x: qkv are then products of the rows of x before their RMSNorm (frame_attention)
 //
 // A warp processes 16 keys at a time on the tensor cores: scores are queries times keys, sums are transposed values times
 // weights. A lane (group = lane / 4, quarter = lane % 4) holds 16-byte pieces of its group's vector: a query, a new key or a
@@ -330,11 +331,47 @@ store_keys(const bf16* qkv, const bf16* __restrict__ k_norm, const bf16* __restr
 
 #else
 
+// What RMSNorm multiplies a row of x by, computed by one warp; 1 where qkv are products of normed rows.
+__device__ __forceinline__ float row_scale(const bf16* x, int lane, float eps) {
+    if (INPUTS == 0) return 1.0f;
+    float sum = 0.0f;
+    for (int i = 8 * lane; i < INPUTS; i += 8 * LANES) sum += squares(*(const uint4*)(x + i));
+    #pragma unroll
+    for (int other = LANES / 2; other; other /= 2) sum += __shfl_xor_sync(ALL, sum, other);
+    return rsqrtf(sum / (INPUTS ? INPUTS : 1) + eps);
+}
+
+__device__ __forceinline__ uint4 scaled(uint4 piece, float factor) {
+    if (INPUTS == 0) return piece;
+    float x[8];
+    unpack(piece, x);
+    #pragma unroll
+    for (int i = 0; i < 8; i++) x[i] *= factor;
+    return pack(x);
+}
+
+__device__ __forceinline__ Vector scaled(Vector v, float factor) {
+    #pragma unroll
+    for (int c = 0; c < PIECES; c++) v.piece[c] = scaled(v.piece[c], factor);
+    return v;
+}
+
+// Values of new positions are scaled; cached ones were.
+__device__ __forceinline__ void scale_values(Block& block, int start, const float (&factors)[COUNT], int quarter) {
+    #pragma unroll
+    for (int i = 0; i < 4; i++)
+        #pragma unroll
+        for (int fresh = 0; fresh < COUNT; fresh++)
+            if (2 * quarter + i % 2 + 8 * (i / 2) == start + fresh)
+                #pragma unroll
+                for (int half = 0; half < HALVES; half++) block.value[i][half] = scaled(block.value[i][half], factors[fresh]);
+}
+
 // One warp per row and key head: a frame's positions are one block of keys.
 extern "C" __global__ void __launch_bounds__(WARPS * LANES)
-frame_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __restrict__ k_norm,
+frame_attention(const bf16* x, const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __restrict__ k_norm,
                 const bf16* __restrict__ cos, const bf16* __restrict__ sin, bf16* keys, bf16* values,
-                bf16* out, int rows, int start, float eps, float scale) {
+                bf16* out, int stride_x, int rows, int start, float eps, float scale) {
     static_assert(POSITIONS == KEYS, "a frame is one block");
     const int index = blockIdx.x * WARPS + threadIdx.x / LANES;
     const int row = index / KV_HEADS, head = index % KV_HEADS;
@@ -349,14 +386,19 @@ frame_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __
 
     const bf16* own = qkv + (size_t)row * COUNT * WIDTH;
     auto own_value = [&](int i) { return own + i * WIDTH + ((GROUP + 1) * KV_HEADS + head) * D; };
-    const Vector raw = load_vector(own + role.fresh * WIDTH + role.offset(head), quarter);
+    float factors[COUNT];
+    #pragma unroll
+    for (int i = 0; i < COUNT; i++) factors[i] = row_scale(x + (size_t)(row * COUNT + i) * stride_x, lane, eps);
+    const float factor = factors[role.fresh ? COUNT - 1 : 0];
+    const Vector raw = scaled(load_vector(own + role.fresh * WIDTH + role.offset(head), quarter), factor);
     Block block;
     load_keys(block, 0, start, group, quarter, [&](int at) { return keys + offset(at); });
     load_values(block, 0, start + COUNT, group, quarter, [&](int at) { return at < start ? values + offset(at) : own_value(at - start); });
+    scale_values(block, start, factors, quarter);
     Vector query = prepare(raw, norm, angles, eps);
     if (role.is_key) {
         store_vector(keys + offset(start + role.fresh), quarter, query);
-        store_vector(values + offset(start + role.fresh), quarter, load_vector(own_value(role.fresh), quarter));
+        store_vector(values + offset(start + role.fresh), quarter, scaled(load_vector(own_value(role.fresh), quarter), factor));
     }
     Vector fresh[COUNT];
     #pragma unroll

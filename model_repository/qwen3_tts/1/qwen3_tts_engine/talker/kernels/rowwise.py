@@ -26,18 +26,27 @@ def rms_norm_kernel(
 
 
 @triton.jit
-def gate_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """SiLU(gate) · up; gate_up [rows, 2 WIDTH] → out [rows, WIDTH]."""
+def gate_kernel(
+    x, gate_up, out, stride_x, eps, INPUTS: tl.constexpr, X_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """SiLU(gate) · up; gate_up [rows, 2 WIDTH] are products of x [rows, INPUTS] before its RMSNorm → [rows, WIDTH]."""
     row, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
+    x_column = tl.arange(0, X_BLOCK)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    gate = tl.load(gate_up + row * 2 * WIDTH + column, mask=inside, other=0.0)
-    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + column, mask=inside, other=0.0)
-    gate32 = gate.to(tl.float32)
-    activated = (gate32 / (1.0 + tl.exp(-gate32))).to(gate.dtype).to(tl.float32)
-    tl.store(out + row * WIDTH + column, (activated * up.to(tl.float32)).to(gate.dtype), mask=inside)
+    value = tl.load(x + row * stride_x + x_column, mask=x_column < INPUTS, other=0.0).to(tl.float32)
+    gate = tl.load(gate_up + row * 2 * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(value * value, axis=0) / INPUTS + eps)
+    gate *= inverse
+    tl.store(
+        out + row * WIDTH + column,
+        (gate / (1.0 + tl.exp(-gate)) * (up * inverse)).to(out.dtype.element_ty),
+        mask=inside,
+    )
 
 
 @triton.jit

@@ -12,8 +12,9 @@ from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 class Attention(Protocol):
     """Attention of one layer, bound to a cache."""
 
-    def __call__(self, layer: int, qkv: Tensor, weights: LayerWeights) -> Tensor:
-        """[rows, (q + 2 kv) heads·D] → [rows, q heads·D]: norms, rotates, stores keys and values, attends."""
+    def __call__(self, layer: int, hidden: Tensor, weights: LayerWeights) -> Tensor:
+        """[rows, H] → [rows, q heads·D]: RMSNorm and the product of queries, keys and values, then norms and rotates
+        them, stores keys and values, attends."""
 
 
 class Rows(Protocol):
@@ -73,7 +74,7 @@ class Ops(Protocol):
         """
 
     def frame_attention(self, cache: FrameCache, start: int, count: int) -> Attention:
-        """Attention for `count` positions from `start` on of every row; qkv rows are ordered [row, position]."""
+        """Attention for `count` positions from `start` on of every row; hidden's rows are ordered [row, position]."""
 
     def rows(self, state: SlotState, slots: Tensor) -> Rows:
         """The rows of a tick for int64 [rows] slots."""

@@ -19,7 +19,7 @@ from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
 # By number of rows: the largest weight, in elements, for which skinny_linear beats cuBLAS (measured on an H200).
-SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 6_500_000}
+SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 5_000_000}
 # Numbers of rows for which cluster_linear, which requires Hopper, is used (scripts/benchmarks/products/README.md).
 CLUSTER = range(17, 33)
 # Warps of a paged attention block, by number of rows: few rows leave multiprocessors idle, so each gets more warps; of
@@ -76,9 +76,10 @@ class KernelOps:
         form = self._form(x, gate_up.weight, NORM=1, GATED=1)
         if form is not None:
             return self._multiply(form, x, gate_up.weight, out, None, eps)
-        both = torch.mm(self.rms_norm(x, None, eps), gate_up.weight.T)
-        grid = (len(x), triton.cdiv(width, GATE_BLOCK))
-        rowwise.gate_kernel[grid](both, out, WIDTH=width, BLOCK=GATE_BLOCK, **self._launch)
+        both = torch.mm(x, gate_up.weight.T)
+        grid, inputs = (len(x), triton.cdiv(width, GATE_BLOCK)), x.shape[1]
+        sizes = {"INPUTS": inputs, "X_BLOCK": triton.next_power_of_2(inputs), "WIDTH": width, "BLOCK": GATE_BLOCK}
+        rowwise.gate_kernel[grid](x, both, out, x.stride(0), eps, **sizes, **self._launch)
         return out
 
     def add_linear(self, residual: Tensor, x: Tensor, weight: Tensor) -> None:
@@ -105,7 +106,8 @@ class KernelOps:
         where = (cache.page_table, slots, positions)
         stride, eps, scale = cache.page_table.stride(0), config.rms_norm_eps, config.head_dim**-0.5
 
-        def attend(layer: int, qkv: Tensor, weights: LayerWeights) -> Tensor:
+        def attend(layer: int, hidden: Tensor, weights: LayerWeights) -> Tensor:
+            qkv = self.norm_linear(hidden, weights.qkv, eps)
             memory = (cache.cos, cache.sin, *cache.data[layer], *where)
             if prefill:
                 store_kernel((len(qkv), 1), qkv, weights.k_norm, *memory, stride, eps)
@@ -118,20 +120,32 @@ class KernelOps:
 
     def frame_attention(self, cache: FrameCache, start: int, count: int) -> Attention:
         config, key_heads = cache.config, cache.config.num_key_value_heads
+        eps, scale = config.rms_norm_eps, config.head_dim**-0.5
         macros = _heads(config) | {"POSITIONS": cache.data.shape[3], "COUNT": count, "WARPS": FRAME_WARPS}
-        kernel = _kernel("attention.cu", "frame_attention", LANES * FRAME_WARPS, **macros)
 
-        def attend(layer: int, qkv: Tensor, weights: LayerWeights) -> Tensor:
+        def attend(layer: int, hidden: Tensor, weights: LayerWeights) -> Tensor:
+            qkv, inputs = self._frame_qkv(hidden, weights.qkv, eps)
+            kernel = _kernel("attention.cu", "frame_attention", LANES * FRAME_WARPS, **macros, INPUTS=inputs)
             out, rows = qkv.new_empty(len(qkv), config.query_size), len(qkv) // count
             memory = (weights.q_norm, weights.k_norm, cache.cos, cache.sin, *cache.data[layer], out)
             grid = (triton.cdiv(rows * key_heads, FRAME_WARPS), 1)
-            kernel(grid, qkv, *memory, rows, start, config.rms_norm_eps, config.head_dim**-0.5)
+            kernel(grid, hidden, qkv, *memory, hidden.stride(0), rows, start, eps, scale)
             return out
 
         return attend
 
     def rows(self, state: SlotState, slots: Tensor) -> "KernelRows":
         return KernelRows(state, slots, self._launch)
+
+    def _frame_qkv(self, x: Tensor, product: NormLinear, eps: float) -> tuple[Tensor, int]:
+        """Queries, keys and values, and INPUTS of frame_attention, which norms what cuBLAS multiplied: one kernel less.
+
+        paged_attention does not: its blocks of a row would each read all of `x` (512 streams: a tick 1 % slower).
+        """
+        form = self._form(x, product.weight, NORM=1)
+        if form is None:
+            return torch.mm(x, product.weight.T), x.shape[1]
+        return self._multiply(form, x, product.weight, x.new_empty(len(x), len(product.weight)), None, eps), 0
 
     def _form(self, x: Tensor, weight: Tensor, **flags: int) -> SkinnyLinear | ClusterLinear | None:
         """The kernel that is fastest for the product of these rows; None for cuBLAS."""

@@ -55,7 +55,8 @@ class TorchOps:
         blocks = zip(slots.split(at_once), positions.split(at_once), strict=True)
         visible = [_visible_keys(cache, *block) for block in blocks]
 
-        def attend(layer: int, qkv: Tensor, weights: LayerWeights) -> Tensor:
+        def attend(layer: int, hidden: Tensor, weights: LayerWeights) -> Tensor:
+            qkv = norm_product(hidden, weights.qkv, cache.config.rms_norm_eps)
             query, key, value = split_heads(qkv, weights, cache.config, cos, sin)
             keys, values = cache.data[layer]
             keys[written], values[written] = key, value
@@ -72,7 +73,8 @@ class TorchOps:
         # With several threads, rounding depends on the alignment of each thread's buffer.
         row_by_row = cache.data.is_cpu and torch.get_num_threads() > 1
 
-        def attend(layer: int, qkv: Tensor, weights: LayerWeights) -> Tensor:
+        def attend(layer: int, hidden: Tensor, weights: LayerWeights) -> Tensor:
+            qkv = norm_product(hidden, weights.qkv, cache.config.rms_norm_eps)
             query, key, value = split_heads(qkv.unflatten(0, (-1, count)), weights, cache.config, cos, sin)
             keys, values = cache.data[layer, :, : len(query), :end]
             keys[:, start:], values[:, start:] = key, value
