@@ -35,9 +35,11 @@ PRODUCT_TILES = (
 LONG_WIDTH = 768
 SKINNY_TILE = Tile(16, 32, 256, 4, 3)
 SKINNY_ROWS = 64
-UNIT_TILES = (Tile(128, 0, 64, 8, 3), Tile(64, 0, 64, 4, 3), Tile(32, 0, 64, 4, 3))
-# Registers of a unit with few channels; two programs then share a multiprocessor.
-FEW_CHANNELS, FEW_REGISTERS = 96, 128
+# Short products have one stage less: more programs share a multiprocessor.
+SHORT_STAGES = 3
+UNIT_TILES = (Tile(128, 0, 64, 4, 3), Tile(64, 0, 64, 4, 3), Tile(32, 0, 64, 4, 3))
+# Of one program: 96 for each thread.
+MAX_UNIT_SUMS = 96 * 128
 
 
 def product_tile(rows: int, columns: int, channels: int, width: int) -> Tile:
@@ -46,7 +48,7 @@ def product_tile(rows: int, columns: int, channels: int, width: int) -> Tile:
         return _fitting(SKINNY_TILE, channels)
     tiles = [tile for tile in PRODUCT_TILES if columns % min(tile.columns, columns) == 0 or tile.columns <= 64]
     if width < LONG_WIDTH:
-        tiles = [tile for tile in tiles if tile.warps == 4]
+        tiles = [tile._replace(stages=SHORT_STAGES) for tile in tiles if tile.warps == 4]
     enough = (tile for tile in tiles if tile.programs(rows, columns) >= ENOUGH_PROGRAMS)
     return _fitting(next(enough, tiles[-1]), channels)
 
@@ -57,11 +59,9 @@ def _fitting(tile: Tile, channels: int) -> Tile:
 
 def unit_tile(rows: int, channels: int) -> Tile:
     """A program computes all channels of its rows."""
-    tiles = [tile._replace(columns=channels) for tile in UNIT_TILES]
-    tile = next((tile for tile in tiles if tile.programs(rows, channels) >= ENOUGH_PROGRAMS), tiles[-1])
-    if channels <= FEW_CHANNELS and tile.rows > UNIT_TILES[-1].rows:
-        tile = tile._replace(registers=FEW_REGISTERS)
-    return _fitting(tile, channels)
+    tiles = [tile._replace(columns=channels) for tile in UNIT_TILES if tile.rows * channels <= MAX_UNIT_SUMS]
+    enough = (tile for tile in tiles if tile.programs(rows, channels) >= ENOUGH_PROGRAMS)
+    return _fitting(next(enough, tiles[-1]), channels)
 
 
 def divisor(channels: int, limit: int) -> int:

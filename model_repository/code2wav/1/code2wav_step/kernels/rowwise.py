@@ -2,16 +2,20 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
 def embed_kernel(
     codes, table, out, frames, out_stride, QUANTIZERS: tl.constexpr, CODES: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """ops.Ops.embed, one program per frame; codes out of range are clamped."""
     frame, channel = tl.program_id(0), tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     for quantizer in tl.static_range(QUANTIZERS):
         code = tl.load(codes + frame * QUANTIZERS + quantizer)
         line = tl.minimum(tl.maximum(code, 0), CODES - 1) + quantizer * CODES
@@ -23,13 +27,16 @@ def embed_kernel(
 @triton.jit
 def depthwise_kernel(
     x, weight, bias, out, positions, x_stride, eps, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
-
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """ops.Ops.depthwise, one program per position."""
     row, channel = tl.program_id(0), tl.arange(0, BLOCK)
     inside = channel < CHANNELS
     at = x + row // positions * x_stride + row % positions * CHANNELS + channel
     total = tl.load(bias + channel, mask=inside, other=0.0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     for tap in tl.static_range(TAPS):
         value = tl.load(at + tap * CHANNELS, mask=inside, other=0.0).to(tl.float32)
         total += value * tl.load(weight + tap * CHANNELS + channel, mask=inside, other=0.0)
@@ -41,13 +48,16 @@ def depthwise_kernel(
 @triton.jit
 def last_kernel(
     x, weight, bias, out, rows, positions, x_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """ops.Ops.last."""
     row, channel = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (channel < CHANNELS)[None, :]
     at = x + (row // positions * x_stride + row % positions * CHANNELS)[:, None] + channel[None, :]
     total = tl.zeros([BLOCK_M, BLOCK], tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     for tap in tl.static_range(TAPS):
         taps = tl.load(weight + tap * CHANNELS + channel, mask=channel < CHANNELS, other=0.0)[None, :]
         total += tl.load(at + tap * CHANNELS, mask=inside, other=0.0).to(tl.float32) * taps
@@ -65,7 +75,9 @@ def entry_state(state, addresses, entry, state_size):
 
 
 @triton.jit
-def history_kernel(state, addresses, arena, plan, state_size, CLOSE: tl.constexpr, CHANNELS: tl.constexpr):
+def history_kernel(
+    state, addresses, arena, plan, state_size, CLOSE: tl.constexpr, CHANNELS: tl.constexpr, PDL: tl.constexpr = False
+):
     """Copies histories [channels, past] of the state to the front of sequences [past + new, channels], or back.
 
     Entry i's state is row i of `state`, or with `addresses` [batch] at that address.
@@ -81,6 +93,9 @@ def history_kernel(state, addresses, arena, plan, state_size, CLOSE: tl.constexp
     if CLOSE:
         moved += tl.load(line + 5) * row_stride
     channels = tl.load(line + 6)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     if past <= 2:
         _move(kept, moved, past, row_stride, channels, CLOSE, CHANNELS, 2)
     elif past <= 8:
