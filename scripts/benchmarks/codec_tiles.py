@@ -124,7 +124,7 @@ class RecordingOps(KernelOps):
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         super()._launch(kernel, grid, *arguments, **options)
         if kernel in (product_kernel, unit_kernel):
-            self.launches.append(Launch(kernel, arguments, options | self._overlap))
+            self.launches.append(Launch(kernel, arguments, options))
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,6 @@ FUSED_CHANNELS = (96, 192)
 HISTORY_CHANNELS = 128
 ROW_WARPS = 4
 LAST_ROWS = 64
-# Major compute capability from which a kernel may start before the previous one ends (programmatic dependent launch):
-# every kernel waits for the previous one before its first access to what a kernel has written.
-HOPPER = 9
 
 
 class KernelError(RuntimeError):
@@ -44,8 +41,6 @@ class KernelOps:
         self._config, self._pieces = config, config.pieces
         self._cosine, self._sine = rotation(config, device)
         self._fast = device.type == "cuda"
-        overlap = self._fast and torch.cuda.get_device_capability(device)[0] >= HOPPER
-        self._overlap = {"PDL": True, "launch_pdl": True} if overlap else {}
         self._building = False
         self._plans: dict[tuple[int, int], Tensor] = {}
         self._addresses: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -178,9 +173,9 @@ class KernelOps:
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         if self._building:
-            kernel.warmup(*arguments, grid=grid, **options, **self._overlap)
+            kernel.warmup(*arguments, grid=grid, **options)
         else:
-            kernel[grid](*arguments, **options, **self._overlap)
+            kernel[grid](*arguments, **options)
 
     def _sequence_shape(self, name: str, frames: int) -> tuple[int, int]:
         channels, past = self._pieces[name].shape

@@ -2,7 +2,6 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from code2wav_step.kernels.rowwise import entry_state
 
@@ -18,7 +17,6 @@ def attention_kernel(
     qkv, state, state_out, addresses, next_addresses, history, cosine, sine, out,
     keys_offset, values_offset, frames, state_size, scale,
     WINDOW: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
-    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """ops.Ops.attend, one program per head and batch entry: slots are the window's frames, then the chunk's.
 
@@ -31,9 +29,6 @@ def attention_kernel(
     past, fresh = slot < WINDOW, (slot >= WINDOW) & (slot < WINDOW + frames)
     moved = (slot >= frames) & (slot < WINDOW + frames)
     qkv += entry * frames * 3 * WIDTH
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     kept = entry_state(state, addresses, entry.to(tl.int64), state_size)
     next_state = entry_state(state_out, next_addresses, entry.to(tl.int64), state_size)
     past_row, fresh_row = (slot * WIDTH)[:, None], ((slot - WINDOW) * 3 * WIDTH)[:, None]

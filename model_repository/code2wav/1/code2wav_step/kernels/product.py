@@ -2,7 +2,6 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from code2wav_step.kernels.snake import snake
 
@@ -13,7 +12,7 @@ def product_kernel(
     rows, positions, width, x_stride, residual_stride, out_stride, active_stride, eps,
     OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, DILATION: tl.constexpr,
     NORM: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, FAST: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr = False,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """ops.Ops.product; a row is a position of a batch entry, strides are those of batch entries.
 
@@ -33,9 +32,6 @@ def product_kernel(
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     upper = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     squares = tl.zeros([BLOCK_M], tl.float32)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     # WGMMA reads shared memory asynchronously, and the pipeline does not wait for it if registers read the same rows
     # (Triton 3.6 keeps one buffer too few): those rows are then loaded twice.
     TWICE: tl.constexpr = NORM and BLOCK_M >= 64

@@ -2,20 +2,16 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
 def embed_kernel(
     codes, table, out, frames, out_stride, QUANTIZERS: tl.constexpr, CODES: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr = False,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """ops.Ops.embed, one program per frame; codes out of range are clamped."""
     frame, channel = tl.program_id(0), tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     for quantizer in tl.static_range(QUANTIZERS):
         code = tl.load(codes + frame * QUANTIZERS + quantizer)
         line = tl.minimum(tl.maximum(code, 0), CODES - 1) + quantizer * CODES
@@ -27,16 +23,13 @@ def embed_kernel(
 @triton.jit
 def depthwise_kernel(
     x, weight, bias, out, positions, x_stride, eps, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr = False,
+
 ):  # fmt: skip
     """ops.Ops.depthwise, one program per position."""
     row, channel = tl.program_id(0), tl.arange(0, BLOCK)
     inside = channel < CHANNELS
     at = x + row // positions * x_stride + row % positions * CHANNELS + channel
     total = tl.load(bias + channel, mask=inside, other=0.0)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     for tap in tl.static_range(TAPS):
         value = tl.load(at + tap * CHANNELS, mask=inside, other=0.0).to(tl.float32)
         total += value * tl.load(weight + tap * CHANNELS + channel, mask=inside, other=0.0)
@@ -48,16 +41,13 @@ def depthwise_kernel(
 @triton.jit
 def last_kernel(
     x, weight, bias, out, rows, positions, x_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, PDL: tl.constexpr = False,
+    BLOCK: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """ops.Ops.last."""
     row, channel = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (channel < CHANNELS)[None, :]
     at = x + (row // positions * x_stride + row % positions * CHANNELS)[:, None] + channel[None, :]
     total = tl.zeros([BLOCK_M, BLOCK], tl.float32)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     for tap in tl.static_range(TAPS):
         taps = tl.load(weight + tap * CHANNELS + channel, mask=channel < CHANNELS, other=0.0)[None, :]
         total += tl.load(at + tap * CHANNELS, mask=inside, other=0.0).to(tl.float32) * taps
@@ -75,9 +65,7 @@ def entry_state(state, addresses, entry, state_size):
 
 
 @triton.jit
-def history_kernel(
-    state, addresses, arena, plan, state_size, CLOSE: tl.constexpr, CHANNELS: tl.constexpr, PDL: tl.constexpr = False
-):
+def history_kernel(state, addresses, arena, plan, state_size, CLOSE: tl.constexpr, CHANNELS: tl.constexpr):
     """Copies histories [channels, past] of the state to the front of sequences [past + new, channels], or back.
 
     Entry i's state is row i of `state`, or with `addresses` [batch] at that address.
@@ -93,9 +81,6 @@ def history_kernel(
     if CLOSE:
         moved += tl.load(line + 5) * row_stride
     channels = tl.load(line + 6)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     if past <= 2:
         _move(kept, moved, past, row_stride, channels, CLOSE, CHANNELS, 2)
     elif past <= 8:

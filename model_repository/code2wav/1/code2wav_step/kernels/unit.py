@@ -2,7 +2,6 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from code2wav_step.kernels.snake import snake
 
@@ -12,7 +11,7 @@ def unit_kernel(
     x, weight, bias, alpha, inverse_beta, weight2, bias2, alpha2, inverse_beta2, residual, out, active,
     rows, positions, width, x_stride, active_stride,
     CHANNELS: tl.constexpr, DILATION: tl.constexpr, FAST: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr = False,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """ops.Ops.unit. Blocks are powers of two and channels three times one: each row is split into 2/3 and 1/3.
 
@@ -28,9 +27,6 @@ def unit_kernel(
     x_rows = x + (entry * x_stride + position * CHANNELS)[:, None]
     y_large = tl.zeros([BLOCK_M, LARGE], tl.float32)
     y_small = tl.zeros([BLOCK_M, SMALL], tl.float32)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     if BLOCK_K < CHANNELS:
         k = tl.arange(0, BLOCK_K)
         large_weights = weight + large[None, :] * width + k[:, None]
