@@ -41,7 +41,7 @@ LAUNCHES, FEW_LAUNCHES, FINALISTS = 20, 4, 4
 FEW_ROWS = [(16, 32), (16, 64), (32, 32), (32, 64), (64, 32), (64, 64)]
 MANY_ROWS = [(64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 64), (256, 128)]
 UNIT_ROWS = (32, 64, 128, 256)
-DEPTH, STAGES, UNIT_REGISTERS = 64, (3, 4), (None, 128)
+DEPTH, STAGES = 64, (3, 4)
 # Sums of a thread, by warps: of 16 each thread has 128 registers.
 MAX_SUMS = {4: 128, 8: 128, 16: 96}
 console = Console(width=160)
@@ -101,7 +101,7 @@ class Launch:
     @property
     def tile(self) -> Tile:
         blocks = {"BLOCK_N": self.outputs} | self.options
-        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "maxnreg")
+        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
         return Tile(*(blocks[name] for name in names))
 
     @property
@@ -203,12 +203,11 @@ def candidates(launch: Launch) -> list[Tile]:
     else:
         shapes, depths = MANY_ROWS, {divisor(channels, DEPTH)}
     made = [
-        Tile(rows, columns, depth, warps, stages, registers)
+        Tile(rows, columns, depth, warps, stages)
         for rows, columns in shapes
         for depth in sorted(depths)
         for warps in MAX_SUMS
         for stages in STAGES
-        for registers in (UNIT_REGISTERS if launch.is_unit else (None,))
     ]
     return list(dict.fromkeys([launch.tile, *(tile for tile in made if fits(tile, launch))]))
 
@@ -263,8 +262,7 @@ def launch_us(launch: Launch, launches: int, repeats: int = REPEATS) -> float:
 
 
 def text(tile: Tile) -> str:
-    registers = f", {tile.registers} registers" if tile.registers else ""
-    return f"{tile.rows}x{tile.columns}x{tile.depth}, {tile.warps} warps, {tile.stages} stages{registers}"
+    return f"{tile.rows}x{tile.columns}x{tile.depth}, {tile.warps} warps, {tile.stages} stages"
 
 
 if __name__ == "__main__":

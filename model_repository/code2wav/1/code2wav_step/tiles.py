@@ -12,11 +12,10 @@ class Tile(NamedTuple):
     depth: int
     warps: int
     stages: int
-    registers: int | None = None  # limit per thread; fewer let more programs share a multiprocessor
 
     @property
-    def launch(self) -> dict[str, int | None]:
-        return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
+    def launch(self) -> dict[str, int]:
+        return {"num_warps": self.warps, "num_stages": self.stages}
 
     def programs(self, rows: int, columns: int) -> int:
         return -(-rows // self.rows) * -(-columns // self.columns)

@@ -27,14 +27,14 @@ class CudaKernel:
 
     def __init__(
         self,
-        source: str | Path,
+        source: str,
         function: str,
         macros: Mapping[str, int],
         threads: int,
         shared_bytes: int = 0,
         cluster: int = 1,
     ) -> None:
-        """A relative `source` is of this folder. `cluster` consecutive blocks in x form a cluster, from Hopper on."""
+        """`cluster` consecutive blocks in x form a cluster, from Hopper on."""
         major, minor = torch.cuda.get_device_capability()
         architecture = f"sm_{major}{minor}{'a' if major == HOPPER else ''}"
         self._module = _check(driver.cuModuleLoadData(compiled(source, macros, architecture)))
@@ -48,7 +48,7 @@ class CudaKernel:
         self._launch.attrs = list(_attributes(major, cluster))
         self._launch.numAttrs = len(self._launch.attrs)
 
-    def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | float | ctypes.Structure | None) -> None:
+    def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | float | None) -> None:
         """Passes tensors as pointers (None as null), int as 32-bit integers, float as 32-bit floats."""
         values, types = zip(*(_argument(argument) for argument in arguments), strict=True)
         self._launch.gridDimX, self._launch.gridDimY = grid
@@ -70,18 +70,16 @@ def _attributes(major: int, cluster: int) -> Iterator[driver.CUlaunchAttribute]:
         yield blocks
 
 
-def _argument(value: Tensor | int | float | ctypes.Structure | None) -> tuple[Any, type | None]:
-    if isinstance(value, ctypes.Structure):
-        return value, None
+def _argument(value: Tensor | int | float | None) -> tuple[int | float, type]:
     if value is None or isinstance(value, Tensor):
         return 0 if value is None else value.data_ptr(), ctypes.c_void_p
     return value, ctypes.c_int if isinstance(value, int) else ctypes.c_float
 
 
-def compiled(name: str | Path, macros: Mapping[str, int], architecture: str) -> bytes:
+def compiled(name: str, macros: Mapping[str, int], architecture: str) -> bytes:
     """The source as a cubin, from the cache on disk where it has one."""
     path = FOLDER / name
-    source, headers = path.read_bytes(), _headers(path.parent)
+    source, headers = path.read_bytes(), _headers()
     options = [f"--gpu-architecture={architecture}", "--std=c++17", "--use_fast_math"]
     options += [f"-D{macro}={value}" for macro, value in macros.items()]
     digest = hashlib.sha256(source + b"".join(headers.values()) + " ".join(options).encode()).hexdigest()
@@ -95,10 +93,8 @@ def compiled(name: str | Path, macros: Mapping[str, int], architecture: str) -> 
     return cubin.read_bytes()
 
 
-def _headers(folder: Path) -> dict[str, bytes]:
-    """The common headers and those beside the source, by name."""
-    paths = {*FOLDER.glob("*.cuh"), *folder.glob("*.cuh")}
-    return {path.name: path.read_bytes() for path in sorted(paths, key=lambda path: path.name)}
+def _headers() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(FOLDER.glob("*.cuh"))}
 
 
 def _compile(name: str, source: bytes, headers: Mapping[str, bytes], options: Sequence[str]) -> bytes:

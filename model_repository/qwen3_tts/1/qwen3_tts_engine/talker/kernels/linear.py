@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 
@@ -22,8 +21,7 @@ class Linear(ABC):
     FLOAT_OUT: int = field(default=0, kw_only=True)
 
     @property
-    def source(self) -> str | Path:
-        """As in cuda_module."""
+    def source(self) -> str:
         return f"{self.function}.cu"
 
     @property
