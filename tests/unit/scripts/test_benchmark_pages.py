@@ -145,6 +145,16 @@ def test_plan_serving_table_matches_its_record() -> None:
         assert found == pytest.approx([row[column] for column in columns], rel=0.015)
 
 
+def test_fleet_table_matches_its_record() -> None:
+    rows = record("fleet-h100-x2.json")["rows"]
+    columns = ("servers", "requests", "ttfa_p50_ms", "ttfa_p95_ms", "audio_s_per_s", "stalled_over_50ms", "errors")
+    written = table(FOLDER.parent / "fleet.md", "errors")
+    assert [cells[1:3] for cells in written] == [[row["path"], row["load"]] for row in rows]
+    for (servers, _, _, *cells), row in zip(written, rows, strict=True):
+        found = [number for cell in (servers, *cells) for number in numbers(cell)]
+        assert found == pytest.approx([row[column] for column in columns], rel=0.015)
+
+
 def test_plugin_tables_match_their_record() -> None:
     found = record("tensorrt-h200.json")
     plan = {f"{row['batch']} x {row['frames']}": row for row in found["plan"]}
