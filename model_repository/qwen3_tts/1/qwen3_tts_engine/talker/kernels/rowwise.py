@@ -41,12 +41,9 @@ def gate_kernel(
     gate = tl.load(gate_up + row * 2 * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(value * value, axis=0) / INPUTS + eps)
-    gate *= inverse
-    tl.store(
-        out + row * WIDTH + column,
-        (gate / (1.0 + tl.exp(-gate)) * (up * inverse)).to(out.dtype.element_ty),
-        mask=inside,
-    )
+    gate, up = gate * inverse, up * inverse
+    gated = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * WIDTH + column, gated.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
