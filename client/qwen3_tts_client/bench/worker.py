@@ -148,7 +148,9 @@ class LoopMonitor:
         self._task.cancel()
 
     def record(self, load: int, worker: int) -> ClientRecord:
-        cpu_share = (time.process_time() - self._cpu_s) / (time.perf_counter() - self._wall_s)
+        # Without a stream a phase ends at once, and a process that never waits uses its whole core.
+        wall_s = max(time.perf_counter() - self._wall_s, LAG_PERIOD_S)
+        cpu_share = (time.process_time() - self._cpu_s) / wall_s
         p50, p99 = np.percentile(self._lags_s, (50, 99)) * 1e3 if self._lags_s else (0.0, 0.0)
         lag_ms = {"p50": float(p50), "p99": float(p99), "max": max(self._lags_s, default=0.0) * 1e3}
         return ClientRecord(load, worker, cpu_share, lag_ms)
