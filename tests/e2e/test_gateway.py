@@ -163,8 +163,12 @@ def test_pipecat_speaks(gateway: RunningGateway) -> None:
 
     async def run() -> list[Any]:
         settings = OpenAITTSService.Settings(voice="alloy")
-        service = OpenAITTSService(api_key="none", base_url=f"{gateway.url}/v1", settings=settings)
-        down, _ = await run_test(service, frames_to_send=[TTSSpeakFrame(TEXT)])
+        # Left open, it would close itself in whatever event loop runs when it is collected.
+        async with openai.DefaultAsyncHttpxClient() as client:
+            service = OpenAITTSService(
+                api_key="none", base_url=f"{gateway.url}/v1", settings=settings, http_client=client
+            )
+            down, _ = await run_test(service, frames_to_send=[TTSSpeakFrame(TEXT)])
         return [frame for frame in down if isinstance(frame, TTSAudioRawFrame)]
 
     frames = asyncio.run(run())
