@@ -191,5 +191,5 @@ def test_livekit_speaks(gateway: RunningGateway, model: str, name: str) -> None:
         await service.aclose()
         return sum(frame.duration for frame in frames)
 
-    # An utterance of random length has 80 ms or more, of which LiveKit's resampler keeps 16 ms at the end.
+    # An utterance of random length has 80 ms or more; of FLAC, LiveKit's decoder leaves out 16 ms.
     assert asyncio.run(run()) > 0.06
