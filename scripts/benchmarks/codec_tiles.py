@@ -7,11 +7,9 @@ second-level cache. A faster tile is worth serving only if scripts.benchmarks.co
 """
 
 import json
-import multiprocessing
 import shlex
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +28,7 @@ from code2wav_step.step import Step
 from code2wav_step.tiles import SKINNY_ROWS, Tile, divisor
 from qwen3_tts_client.records.environment import commit
 from scripts.benchmarks.codec import Streams, load_weights, reference_step, shape_of
-from scripts.benchmarks.common import show
+from scripts.benchmarks.common import run_in_processes, show
 from scripts.benchmarks.cuda_timing import REPEATS, graph_us
 
 # Of one H200.
@@ -225,8 +223,7 @@ def compile_all(launches: list[Launch]) -> None:
     """In processes, to the cache on disk: half of a compilation holds Python's lock."""
     todo = [launch.with_tile(tile) for launch in launches for tile in candidates(launch)]
     forms = [(launch.is_unit, launch.types, launch.options) for launch in todo]
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compile_form, forms))
+    run_in_processes(compile_form, forms)
 
 
 def compile_form(form: tuple[bool, tuple[Any, ...], dict[str, Any]]) -> None:

@@ -1,8 +1,10 @@
-"""Shared by the benchmarks: tables of rows, the settings of a run, a sink."""
+"""Shared by the benchmarks: tables of rows, the settings of a run, a sink, work in processes."""
 
+import multiprocessing
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -13,6 +15,8 @@ from qwen3_tts_engine.core.streams import Summary
 from qwen3_tts_engine.request import RequestError
 from scripts.embedded.protection import ADMIN_KEY_VARIABLE
 
+Item = TypeVar("Item")
+
 
 class NullSink:
     """A sink that discards audio."""
@@ -20,6 +24,12 @@ class NullSink:
     def send(self, pcm: np.ndarray) -> None: ...
 
     def finish(self, error: RequestError | None, summary: Summary | None = None) -> None: ...
+
+
+def run_in_processes(run: Callable[[Item], object], items: Iterable[Item]) -> None:
+    """As many as the machine has cores, each with a CUDA context of its own."""
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(run, items))
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:

@@ -67,10 +67,11 @@ def main(
     request = ["--speaker", speaker, "--max-frames", max_frames, *(["--text", text] if text else [])]
     with fleet_of(count, artifact_dir / "fleet", form, settings) as fleet:
         loads, table = Loads(fleet, artifact_dir, request, measurement_interval, workers), list[dict[str, Any]]()
+        found = record(table, form, max_streams, text)
         for row in loads.rows(concurrency, request_rate):
             table.append(row)
             if output:  # what was measured outlives a load that fails
-                output.write_text(json.dumps(record(table, form, max_streams, text), indent=1) + "\n")
+                output.write_text(json.dumps(found, indent=1) + "\n")
     show([{name: row[name] for name in table[0]} for row in table], console)
     console.print(f"the killed server was back after {table[-1]['back_after_s']} s")
 

@@ -39,8 +39,7 @@ def compiled(tile: Tile, flags: dict[str, bool]) -> Any:
             values[i,] = constants[name]
         elif name in POINTERS or name == "width" or name.endswith("stride"):
             attributes[i,] = ALIGNED
-    options = {key: value for key, value in tile.launch.items() if value is not None}
-    return triton.compile(ASTSource(product_kernel, signature, values, attributes), target=HOPPER, options=options)
+    return triton.compile(ASTSource(product_kernel, signature, values, attributes), target=HOPPER, options=tile.launch)
 
 
 def problems(kernel: Any, tile: Tile) -> list[str]:

@@ -26,7 +26,7 @@ def _no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cuda_module, "_compile", fail)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     # Forget kernels that other tests compiled.
-    for cached in (kernel_ops._kernel, kernel_ops.linear_kernel):
+    for cached in (kernel_ops._kernel, kernel_ops._linear_kernel):
         cached.cache_clear()
 
 

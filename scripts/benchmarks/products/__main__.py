@@ -6,10 +6,8 @@ README.md in this folder explains the table.
 """
 
 import json
-import multiprocessing
 import shlex
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +19,7 @@ from rich.console import Console
 from qwen3_tts_client.records.environment import commit
 from qwen3_tts_engine.talker.kernels.cluster_linear import WIDTHS, ClusterLinear
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER
-from scripts.benchmarks.common import show
+from scripts.benchmarks.common import run_in_processes, show
 from scripts.benchmarks.products.candidates import Item, items
 from scripts.benchmarks.products.measure import build, start
 from scripts.benchmarks.products.shapes import PRODUCTS
@@ -59,8 +57,7 @@ def check(names: list[str], counts: list[int]) -> None:
 
 def compile_all(forms: set[ClusterLinear]) -> None:
     """In parallel, to the cache on disk."""
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(build, forms))
+    run_in_processes(build, forms)
 
 
 def measured(todo: list[Item]) -> dict[Item, Measurement]:

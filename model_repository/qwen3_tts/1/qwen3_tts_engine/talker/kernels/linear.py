@@ -1,12 +1,11 @@
 """What the kernels for matrix products compute."""
 
-from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar
 
 
 @dataclass(frozen=True)
-class Linear(ABC):
+class Linear:
     """The macros that the sources of products share; they are documented there."""
 
     function: ClassVar[str]
@@ -27,18 +26,3 @@ class Linear(ABC):
     @property
     def macros(self) -> dict[str, int]:
         return asdict(self)
-
-    @property
-    def cluster(self) -> int:
-        """Blocks of a cluster."""
-        return 1
-
-    @property
-    @abstractmethod
-    def threads(self) -> int:
-        """Of a block."""
-
-    @property
-    @abstractmethod
-    def shared_bytes(self) -> int:
-        """Of a block."""

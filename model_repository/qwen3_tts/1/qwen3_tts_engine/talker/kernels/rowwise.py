@@ -18,11 +18,15 @@ def rms_norm_kernel(
         gdc_wait()
     value = tl.load(x + row * stride_x + column, mask=inside, other=0.0)
     value32 = value.to(tl.float32)
-    inverse = tl.rsqrt(tl.sum(value32 * value32, axis=0) / WIDTH + eps)
-    normed = (value32 * inverse).to(value.dtype)
+    normed = (value32 * _inverse_rms(value32, WIDTH, eps)).to(value.dtype)
     if norm is not None:
         normed = (normed.to(tl.float32) * weight.to(tl.float32)).to(value.dtype)
     tl.store(out + row * stride_out + column, normed, mask=inside)
+
+
+@triton.jit
+def _inverse_rms(value, WIDTH: tl.constexpr, eps):
+    return tl.rsqrt(tl.sum(value * value, axis=0) / WIDTH + eps)
 
 
 @triton.jit
@@ -40,7 +44,7 @@ def gate_kernel(
     value = tl.load(x + row * stride_x + x_column, mask=x_column < INPUTS, other=0.0).to(tl.float32)
     gate = tl.load(gate_up + row * 2 * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-    inverse = tl.rsqrt(tl.sum(value * value, axis=0) / INPUTS + eps)
+    inverse = _inverse_rms(value, INPUTS, eps)
     gate, up = gate * inverse, up * inverse
     gated = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out + row * WIDTH + column, gated.to(out.dtype.element_ty), mask=inside)

@@ -16,6 +16,7 @@ MIN_BLOCKS = 64
 @dataclass(frozen=True)
 class SkinnyLinear(Linear):
     function: ClassVar[str] = "skinny_linear"
+    cluster: ClassVar[int] = 1
 
     HALVES: int
 

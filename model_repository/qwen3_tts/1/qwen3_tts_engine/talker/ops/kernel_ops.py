@@ -11,7 +11,6 @@ from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.talker.kernels import rowwise
 from qwen3_tts_engine.talker.kernels.cluster_linear import ClusterLinear, cluster_linear, divides
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel
-from qwen3_tts_engine.talker.kernels.linear import Linear
 from qwen3_tts_engine.talker.kernels.skinny_linear import LANES, SkinnyLinear
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Attention
@@ -142,10 +141,9 @@ class KernelOps:
 
         paged_attention does not: its blocks of a row would each read all of `x` (512 streams: a tick 1 % slower).
         """
-        form = self._form(x, product.weight, NORM=1)
-        if form is None:
+        if self._form(x, product.weight, NORM=1) is None:
             return torch.mm(x, product.weight.T), x.shape[1]
-        return self._multiply(form, x, product.weight, x.new_empty(len(x), len(product.weight)), None, eps), 0
+        return self.norm_linear(x, product, eps), 0
 
     def _form(self, x: Tensor, weight: Tensor, **flags: int) -> SkinnyLinear | ClusterLinear | None:
         """The kernel that is fastest for the product of these rows; None for cuBLAS."""
@@ -169,7 +167,7 @@ class KernelOps:
         eps: float,
     ) -> Tensor:
         grid = (form.blocks, triton.cdiv(len(x), form.rows))
-        linear_kernel(form)(grid, x, weight, bias, out, len(x), x.stride(0), out.stride(0), eps)
+        _linear_kernel(form)(grid, x, weight, bias, out, len(x), x.stride(0), out.stride(0), eps)
         return out
 
     def _attention_warps(self, rows: int, prefill: bool) -> int:
@@ -228,7 +226,7 @@ def _kernel(source: str, function: str, threads: int, **macros: int) -> CudaKern
 
 
 @cache
-def linear_kernel(form: Linear) -> CudaKernel:
+def _linear_kernel(form: SkinnyLinear | ClusterLinear) -> CudaKernel:
     return CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes, form.cluster)
 
 
