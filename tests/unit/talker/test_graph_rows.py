@@ -55,16 +55,18 @@ def test_out_of_memory_fails_only_the_prompt_that_causes_it(
     config = EngineConfig(checkpoint=str(checkpoint.folder), max_streams=4, max_text_tokens=64, max_frames_limit=64)
     prompts = PromptBuilder(checkpoint, config)
     graphs = as_graph_runner(load_runner(checkpoint, config, torch.device("cpu")))
-    open_slots, prefilled = graphs._state.open, list[np.ndarray]()
+    load_history, prefilled = graphs._state.load_history, list[np.ndarray]()
     graphs._prefills = {512: SimpleNamespace(replay=prefilled.append)}  # type: ignore[dict-item]
+    opening = SimpleNamespace(replay=lambda rows: graphs._state.load(torch.from_numpy(rows)))
+    graphs._openings = {64: opening}  # type: ignore[dict-item]
     graphs._pending = []
 
     def fail_for_slot_1(newcomers: list[Newcomer]) -> None:
         if any(newcomer.slot == 1 for newcomer in newcomers):
             raise torch.OutOfMemoryError("injected")
-        open_slots(newcomers)
+        load_history(newcomers)
 
-    monkeypatch.setattr(graphs._state, "open", fail_for_slot_1)
+    monkeypatch.setattr(graphs._state, "load_history", fail_for_slot_1)
     newcomers = [clone(prompts, slot, graphs.limits.page_size) for slot in range(3)]
     [(failed, error)] = graphs.prefill(newcomers)
     assert failed is newcomers[1]

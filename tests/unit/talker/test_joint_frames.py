@@ -15,7 +15,7 @@ from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.talker import graph_runner
 from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
 from qwen3_tts_engine.talker.loader import load_runner
-from qwen3_tts_engine.talker.tick_graph import Run, padded
+from qwen3_tts_engine.talker.tick_graph import Run
 from tests.conftest import CheckpointOf
 from tests.unit.talker.test_graph_rows import clone
 
@@ -31,7 +31,8 @@ class EagerGraph:
 
     def replay(self, *inputs: np.ndarray) -> Tensor | None:
         self.replays += 1
-        return self._run(*(torch.from_numpy(padded(*both)) for both in zip(inputs, self._padding, strict=True)))
+        both = zip(inputs, self._padding, strict=True)
+        return self._run(*(torch.from_numpy(np.concatenate([rows, unused[len(rows) :]])) for rows, unused in both))
 
 
 class EagerGraphRunner(GraphTalkerRunner):
@@ -39,6 +40,9 @@ class EagerGraphRunner(GraphTalkerRunner):
 
     def _capture(self, padding: Sequence[np.ndarray], run: Run) -> EagerGraph:  # type: ignore[override]
         return EagerGraph(padding, run)
+
+    def _make_tick(self) -> None:  # type: ignore[override]
+        """Its frames are read at once."""
 
     @torch.inference_mode()
     def launch(self, slots: np.ndarray) -> Frames:  # type: ignore[override]

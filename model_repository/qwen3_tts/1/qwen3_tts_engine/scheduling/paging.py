@@ -58,8 +58,10 @@ class Paging:
         """Allocate the pages for a stream's prompt, codes and next frame."""
         self.parked.pop(stream.key, None)
         self._table.move(stream, Status.RUNNING)
-        self._preempt(self._longest_idle(now), self._start_pages(stream))
-        stream.pages = self.pool.allocate(self._start_pages(stream))
+        count = self._start_pages(stream)
+        if self.pool.num_free < count:
+            self._preempt(self._longest_idle(now), count)
+        stream.pages = self.pool.allocate(count)
         self.expect(stream)
         table, slot = self._table, stream.slot
         table.pages[slot] = len(stream.pages)

@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 FIRST_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 1536, 2048)
+OPEN_BUCKETS = (1, 4, 16, 64)
 # Padding a prefill of more rows costs more than another replay.
 MAX_PADDED_PREFILL = 512
 # Prompt rows that run in a tick, so that both read the talker's weights once. A graph for each with each of the buckets
@@ -29,7 +31,7 @@ MIN_JOINT_FRAMES = 16
 
 @dataclass(frozen=True)
 class LaunchedTick:
-    """Codes int64 [rows, codebooks] in pinned memory, valid after the event `done`."""
+    """Codes int64 [rows, codebooks] in pinned memory, valid after the event `done`, until the launch after the next."""
 
     codes: Tensor
     done: torch.cuda.Event
@@ -48,13 +50,16 @@ class GraphTalkerRunner(TalkerRunner):
         self._firsts: dict[int, TickGraph] = {}
         self._prefills: dict[int, TickGraph] = {}
         self._joints: dict[int, dict[int, TickGraph]] = {}
-        pairs, prompts = self._padding_pairs, self._padding_rows
+        self._openings: dict[int, TickGraph] = {}
+        self._ticks = cycle([self._make_tick() for _ in range(self.lookahead + 2)])
+        pairs, prompts, opened = self._padding_pairs, self._padding_rows, self._state.padding_rows
         frames, firsts = (up_to(buckets, self.limits.num_slots) for buckets in (ROW_BUCKETS, FIRST_BUCKETS))
         # Largest first, so that smaller graphs reuse its memory pool.
         plan: list[tuple[dict[int, TickGraph], int, Sequence[np.ndarray], Run]]
         plan = [(self._frames, rows, [pairs(rows)], self._mixed_frame) for rows in reversed(frames)]
         plan += [(self._firsts, rows, [self._padding_slots(rows)], self._first_frame) for rows in reversed(firsts)]
         plan += [(self._prefills, rows, [prompts(rows)], self._prefill_rows) for rows in reversed(PREFILL_BUCKETS)]
+        plan += [(self._openings, rows, [opened(rows)], self._state.load) for rows in reversed(OPEN_BUCKETS)]
         for count in [bucket for bucket in reversed(frames) if bucket >= MIN_JOINT_FRAMES]:
             joint = self._joints[count] = {}
             padding = [(rows, [pairs(count), prompts(rows)]) for rows in reversed(JOINT_PROMPTS)]
@@ -78,24 +83,24 @@ class GraphTalkerRunner(TalkerRunner):
 
     @torch.inference_mode()
     def launch(self, slots: np.ndarray) -> LaunchedTick:  # type: ignore[override]
-        codes = torch.empty(len(slots), self._state.num_codebooks, dtype=torch.int64, pin_memory=True)
-        start = 0
+        tick, start = next(self._ticks), 0
         for graph, inputs in self._replays(slots):
             drawn, end = graph.replay(*inputs), start + len(inputs[0])
             assert drawn is not None
-            codes[start:end].copy_(drawn[: end - start], non_blocking=True)
+            tick.codes[start:end].copy_(drawn[: end - start], non_blocking=True)
             start = end
-        done = torch.cuda.Event(blocking=True)
-        done.record()
-        return LaunchedTick(codes, done)
+        tick.done.record()
+        return replace(tick, codes=tick.codes[:start])
 
     def collect(self, tick: LaunchedTick) -> Frames:  # type: ignore[override]
         tick.done.synchronize()
-        codes = tick.codes.numpy()
+        codes = tick.codes.numpy().copy()
         return Frames(codes, codes[:, 0] == self._state.eos)
 
     def _open(self, newcomers: list[Newcomer]) -> None:
-        self._state.open(newcomers)
+        for graph, rows in split(self._openings, self._state.rows(newcomers)):
+            graph.replay(rows)
+        self._state.load_history(newcomers)
         self._pending += [self._prompt_rows(newcomer) for newcomer in newcomers]
         self._fresh[[newcomer.slot for newcomer in newcomers]] = True
 
@@ -125,6 +130,10 @@ class GraphTalkerRunner(TalkerRunner):
                 graph.replay(filled)
             rows = rows[len(part) :]
         return rows
+
+    def _make_tick(self) -> LaunchedTick:
+        shape = (self.limits.num_slots, self._state.num_codebooks)
+        return LaunchedTick(torch.empty(shape, dtype=torch.int64, pin_memory=True), torch.cuda.Event(blocking=True))
 
     def _capture(self, padding: Sequence[np.ndarray], run: Run) -> TickGraph:
         with torch.inference_mode():

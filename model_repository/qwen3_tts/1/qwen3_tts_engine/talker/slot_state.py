@@ -51,17 +51,43 @@ class SlotState:
         self.position, self.frame, self.num_trailing, self.seed = (column.squeeze(1) for column in columns[:4])
         self.options = columns[4].view(torch.float64)
         self.page_table, self.trailing = columns[5:]
-        self.page_table[self.padding_slot] = limits.num_pages
+        # Of the last three fields.
+        self._starts = np.cumsum(widths)[3:6].tolist()
+        self._padding_page = limits.num_pages
+        self.page_table[self.padding_slot] = self._padding_page
         self._text_table = talker.text_table
         self._no_text = len(talker.text_table) - 1
 
     def open(self, newcomers: list[Newcomer]) -> None:
         """Initialise slots for prefill."""
-        fields = self._to_device(np.stack([self._row(newcomer) for newcomer in newcomers]))
-        slots = self._to_device(np.array([n.slot for n in newcomers]))
-        self._fields[slots] = fields
+        self.load(self._to_device(self.rows(newcomers)))
+        self.load_history(newcomers)
+
+    def rows(self, newcomers: list[Newcomer]) -> np.ndarray:
+        """int64 [newcomers, fields]: the slot, then its fields."""
+        rows = self.padding_rows(len(newcomers))
+        for row, newcomer in zip(rows, newcomers, strict=True):
+            row[0] = newcomer.slot
+            self._fill(row[1:], newcomer)
+        return rows
+
+    def padding_rows(self, count: int) -> np.ndarray:
+        """Rows of the padding slot."""
+        rows = np.zeros((count, 1 + sum(self._widths)), np.int64)
+        rows[:, 0] = self.padding_slot
+        _, page_table, trailing = self._starts
+        rows[:, 1 + page_table : 1 + trailing] = self._padding_page
+        return rows
+
+    def load(self, rows: Tensor) -> None:
+        """Set all fields of slots, from `rows` on the device."""
+        slots = rows[:, 0]
+        self._fields.index_copy_(0, slots, rows[:, 1:])
         # Assigning a constant would synchronise with the device.
         self.seen.index_fill_(0, slots, False)
+
+    def load_history(self, newcomers: list[Newcomer]) -> None:
+        """Set what only some newcomers have: frames made before, and x-vectors."""
         for newcomer in newcomers:
             if len(newcomer.frames):
                 drawn = self._to_device(newcomer.frames[:, 0].astype(np.int64))
@@ -85,19 +111,17 @@ class SlotState:
         self.num_trailing[slots] = counts
         self.input[slots] += self._text_table[late]
 
-    def _row(self, newcomer: Newcomer) -> np.ndarray:
+    def _fill(self, fields: np.ndarray, newcomer: Newcomer) -> None:
         stream, pages, made = newcomer.stream, newcomer.pages, len(newcomer.frames)
         prompt = stream.prompt
-        row = np.zeros(sum(self._widths), np.int64)
-        ends = np.cumsum(self._widths)
-        row[:4] = len(prompt) + made - 1, made, len(prompt.trailing), stream.seed
-        row[ends[3] : ends[4]] = _options(stream).view(np.int64)
-        row[ends[4] : ends[4] + len(pages)] = pages
+        options, page_table, trailing = self._starts
+        fields[:4] = len(prompt) + made - 1, made, len(prompt.trailing), stream.seed
+        fields[options:page_table] = _options(stream).view(np.int64)
+        fields[page_table : page_table + len(pages)] = pages
         if prompt.is_open:
-            row[2] = self._widths[-1]
-            row[ends[5] :] = self._no_text
-        row[ends[5] : ends[5] + len(prompt.trailing)] = prompt.trailing
-        return row
+            fields[2] = self._widths[-1]
+            fields[trailing:] = self._no_text
+        fields[trailing : trailing + len(prompt.trailing)] = prompt.trailing
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return to_device(array, self._fields.device)

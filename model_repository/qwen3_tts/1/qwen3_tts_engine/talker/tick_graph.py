@@ -1,6 +1,8 @@
 """A function captured as a CUDA graph, and how rows are split among captured sizes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import cycle
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,33 +12,67 @@ from torch import Tensor
 from qwen3_tts_engine.pinned_memory import to_pinned
 
 Run = Callable[..., Tensor | None]
+# Replays of one graph that the host may be ahead of the device.
+HOST_BLOCKS = 4
+
+
+class HostInputs:
+    """A graph's inputs, rows and then padding, in a block of page-locked memory."""
+
+    def __init__(self, block: Tensor, padding: Sequence[np.ndarray]) -> None:
+        """`block` int64 holds the padding."""
+        self._block, self._padding = block, padding
+        self._parts = split_like(block.numpy(), padding)
+        self._filled = [0] * len(padding)
+        self._copied = torch.cuda.Event()
+
+    def fill(self, inputs: Sequence[np.ndarray]) -> None:
+        """Waits until the device has the last ones."""
+        if not self._copied.query():
+            self._copied.synchronize()
+        for i, (part, rows, padding) in enumerate(zip(self._parts, inputs, self._padding, strict=True)):
+            count, filled = len(rows), self._filled[i]
+            part[:count] = rows
+            part[count:filled] = padding[count:filled]
+            self._filled[i] = count
+
+    def copy_to(self, target: Tensor) -> None:
+        target.copy_(self._block, non_blocking=True)
+        self._copied.record()
 
 
 class TickGraph:
-    """A captured function of static int64 inputs; `replay` fills their first rows and pads the rest."""
+    """A captured function of static int64 inputs; `replay` fills their first rows and pads the rest.
+
+    A replay allocates nothing and makes three calls of PyTorch: each gives up the interpreter's lock, and beside busy
+    threads takes a while to get it back.
+    """
 
     def __init__(self, padding: Sequence[np.ndarray], run: Run, device: torch.device, pool: Any):
         """`padding` is the content of each input's unused rows, int64 [rows, ...].
 
         `run` must have run once before, to build its kernels.
         """
-        self._padding = padding
-        self._inputs = [torch.from_numpy(rows).to(device) for rows in padding]
+        unused = np.concatenate([rows.ravel() for rows in padding])
+        self._hosts = cycle([HostInputs(block, padding) for block in to_pinned(np.tile(unused, (HOST_BLOCKS, 1)))])
+        self._block = torch.from_numpy(unused).to(device)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
-            self._output = run(*self._inputs)
+            self._output = run(*split_like(self._block, padding))
 
     def replay(self, *inputs: np.ndarray) -> Tensor | None:
         """The function's output, valid until the next replay."""
-        for target, rows, padding in zip(self._inputs, inputs, self._padding, strict=True):
-            target.copy_(to_pinned(padded(rows, padding)), non_blocking=True)
+        host = next(self._hosts)
+        host.fill(inputs)
+        host.copy_to(self._block)
         self._graph.replay()
         return self._output
 
 
-def padded(rows: np.ndarray, padding: np.ndarray) -> np.ndarray:
-    """`rows`, then those of `padding` that follow."""
-    return np.concatenate([rows, padding[len(rows) :]])
+def split_like(block: Any, parts: Sequence[np.ndarray]) -> list[Any]:
+    """Views of a flat array or tensor in the shapes of `parts`, one after the other."""
+    ends = np.cumsum([0, *(prod(part.shape) for part in parts)]).tolist()
+    return [block[ends[i] : ends[i + 1]].reshape(part.shape) for i, part in enumerate(parts)]
 
 
 def up_to(buckets: tuple[int, ...], limit: int) -> tuple[int, ...]:
