@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qwen3_tts_engine.core.batches import Frames
+from qwen3_tts_engine.core.batches import Chunks, Frames
 from qwen3_tts_engine.core.streams import Stream
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.interfaces import SchedulerLimits
@@ -176,13 +176,41 @@ def test_cancel_ignores_unknown_and_ended_streams(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("harness", [(0, False), (1, False)], indirect=True, ids=["read-at-once", "read-one-tick-late"])
-def test_a_slow_codec_does_not_delay_the_talker(harness: Harness) -> None:
-    harness.codec.gate.clear()
+def test_a_slow_codec_does_not_delay_the_talker_after_the_first_audio(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = harness.codec.decode
+
+    def block_the_second(chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        result = decode(chunks)
+        if len(harness.codec.calls) == 1:
+            harness.codec.gate.clear()
+        return result
+
+    monkeypatch.setattr(harness.codec, "decode", block_the_second)
     listener = harness.speak(frames=200)
     eventually(lambda: bool(harness.engine.scheduler.table.written[0] == 200))
+    assert not listener.ends
     harness.codec.gate.set()
     assert listener.ended.wait(WAIT)
     assert listener.signatures() == [(0, frame) for frame in range(200)]
+
+
+@pytest.mark.parametrize("harness", [(1, False)], indirect=True, ids=["read-one-tick-late"])
+def test_a_lone_stream_is_heard_before_its_second_tick(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode, launched = harness.codec.decode, list[int]()
+
+    def record(chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        launched.append(harness.runner.launched)
+        return decode(chunks)
+
+    monkeypatch.setattr(harness.codec, "decode", record)
+    for _ in range(3):
+        eventually(lambda: harness.engine._codec_waits and harness.is_empty())
+        launched.clear()
+        before = harness.runner.launched
+        assert harness.speak(frames=20).ended.wait(WAIT)
+        assert launched[0] == before + 1
 
 
 def test_a_blocked_send_delays_no_other_stream_and_loses_no_audio(harness: Harness) -> None:

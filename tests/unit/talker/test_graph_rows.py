@@ -36,7 +36,7 @@ def test_rows_of_clones_prefill_as_their_prompts_do(checkpoint_of: CheckpointOf)
     expected, keys = eager._state.input.clone(), eager._cache.data.clone()
     eager._state.input.zero_()
     eager._cache.data.zero_()
-    rows = np.concatenate([graphs._prompt_rows(newcomer) for newcomer in newcomers])
+    rows = graphs._prompt_rows(newcomers)
     padded = graphs._padding_rows(len(rows) + 5)
     padded[: len(rows)] = rows
     with torch.inference_mode():

@@ -81,5 +81,5 @@ def test_rows_of_a_graph_include_the_frames_made_before(runner: TalkerRunner, co
     runner._state.input.zero_()
     graphs = as_graph_runner(runner)
     with torch.inference_mode():
-        graphs._prefill_rows(torch.from_numpy(graphs._prompt_rows(again)))
+        graphs._prefill_rows(torch.from_numpy(graphs._prompt_rows([again])))
     torch.testing.assert_close(runner._state.input[2], expected, atol=1e-5, rtol=1e-5)

@@ -45,7 +45,7 @@ class Engine:
         self._lock = threading.Lock()
         self._talker_work = threading.Condition(self._lock)
         self._codec_work = threading.Condition(self._lock)
-        self._take_turns, self._is_idle = take_turns, False
+        self._take_turns, self._is_idle, self._codec_waits = take_turns, False, False
         # On a CPU a call takes longer than a tick, and an urgent one would come late behind a tick and a call.
         self._need_beside_ticks = Need.WORTHWHILE if runner.lookahead else Need.ANY
         self._closed: RequestError | None = None
@@ -180,7 +180,18 @@ class Engine:
     def _codec_is_next(self) -> bool:
         """Whether a codec call is due after the ticks in flight, so that no further tick should be launched."""
         with self._lock:
-            return self._take_turns and self._chunker.will_be_due(time.perf_counter())
+            in_turn = self._take_turns or self.scheduler.awaits_first_audio
+            return in_turn and self._chunker.will_be_due(time.perf_counter())
+
+    def _first_chunks(self, now: float) -> Chunks | None:
+        """Chunks that the talker's thread decodes before its next tick, since nobody hears anything yet.
+
+        With a tick beside it the first call took 0.7 ms longer (one stream on an H200), and the codec's thread 0.5 ms
+        to begin.
+        """
+        if not self._codec_waits or not self.scheduler.awaits_first_audio:
+            return None
+        return self._chunker.next_chunks(now)
 
     def _next_chunks(self) -> Chunks | None:
         with self._lock:
@@ -188,7 +199,9 @@ class Engine:
                 need = Need.ANY if self._is_idle else self._need_beside_ticks
                 if chunks := self._chunker.next_chunks(time.perf_counter(), need):
                     return chunks
+                self._codec_waits = True
                 self._codec_work.wait()
+                self._codec_waits = False
             return None
 
     def _prefill(self, batch: Batch) -> Batch:
@@ -218,9 +231,12 @@ class Engine:
         with self._lock:
             self.scheduler.capacity.add_tick(len(batch), seconds, batch.prefill_rows)
             drained = self.scheduler.collect(batch, frames, now)
+            first = self._first_chunks(now)
             self._codec_work.notify()
         for stream in drained:
             self._delivery.end(stream)
+        if first:
+            self._decode(first)
 
     def fail(self, stream: Stream, error: RequestError) -> None:
         """End a stream with an error; no effect on an ended stream."""

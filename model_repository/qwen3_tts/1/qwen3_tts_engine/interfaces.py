@@ -34,7 +34,7 @@ class SchedulerLimits:
     max_batch: int
     max_waiting: int
     max_prefill_seconds: float
-    """Time that one tick's prefills may take, as measured; one newcomer is always admitted."""
+    """Time that the prefills of a tick's other newcomers may add to that of the first, as measured."""
     refuse_overload: bool = False
     """Refuse a stream beyond the slots or the real-time capacity instead of queueing it."""
     max_silent_frames: int = 0

@@ -19,7 +19,7 @@ class NewcomerPolicy:
         self._next_alone = -math.inf
 
     def prefill_seconds(self, now: float) -> float:
-        """Time for prefills in the next tick, at least as long as the tick.
+        """Time that further prefills may add to the next tick's first one, at least as long as the tick.
 
         The first listener to underrun must still get audio in time, from that tick and a codec call after it.
         """

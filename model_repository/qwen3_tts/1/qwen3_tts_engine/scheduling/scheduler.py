@@ -87,6 +87,14 @@ class Scheduler:
             return True
         return bool(self.paging.ready()) or self.admission.next(now) is not None
 
+    @property
+    def awaits_first_audio(self) -> bool:
+        """Whether streams talk of which none has a decoded frame, and none waits to start."""
+        table = self.table.in_use
+        if self.admission.queue or not table.talking.any():
+            return False
+        return not (table.talking & (table.decoded > 0)).any()
+
     def collect(self, batch: Batch, frames: Frames, now: float) -> list[Stream]:
         """Store a tick's frames; returns the streams that ended and have nothing left to decode."""
         table, slots = self.table, batch.slots
@@ -183,12 +191,15 @@ class Scheduler:
         Returns them, and their rows to prefill.
         """
         newcomers: list[Newcomer] = []
-        rows, seconds = 0, self._policy.prefill_seconds(now)
+        rows, first, seconds = 0, 0.0, self._policy.prefill_seconds(now)
         while (stream := self._next_start(now)) is not None:
             more = rows + self.paging.num_rows(stream)
-            if newcomers and self.capacity.prefill_seconds(more) > seconds:
+            # One is always prefilled: what others add to it counts.
+            if newcomers and self.capacity.prefill_seconds(more) - first > seconds:
                 break
             rows = more
+            if not newcomers:
+                first = self.capacity.prefill_seconds(rows)
             newcomers.append(self._start(stream, now))
         return newcomers, rows
 
