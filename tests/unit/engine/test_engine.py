@@ -206,7 +206,7 @@ def test_a_lone_stream_is_heard_before_its_second_tick(harness: Harness, monkeyp
 
     monkeypatch.setattr(harness.codec, "decode", record)
     for _ in range(3):
-        eventually(lambda: harness.engine._codec_waits and harness.is_empty())
+        eventually(harness.is_empty)
         launched.clear()
         before = harness.runner.launched
         assert harness.speak(frames=20).ended.wait(WAIT)

@@ -1,5 +1,6 @@
 """Admission keeps all streams real-time, as predicted from measured ticks and codec calls."""
 
+import math
 import time
 from itertools import pairwise
 
@@ -170,3 +171,12 @@ def test_streams_that_wait_for_text_do_not_count_towards_capacity(refuse: bool) 
         assert harness.engine.scheduler.table.in_use.num_active == 0
     finally:
         harness.engine.close()
+
+
+def test_what_further_rows_add_to_a_prefill_is_unknown_before_the_first() -> None:
+    capacity = Capacity(0, 8, batching_is_free=False)
+    assert capacity.added_prefill_seconds(59, 118) == math.inf
+    for rows in (59, 590) * 20:
+        capacity.add_tick(1, 0.002)
+        capacity.add_tick(1, 0.002 + 0.001 + rows * 1e-5, prefill_rows=rows)
+    assert capacity.added_prefill_seconds(59, 118) == pytest.approx(59e-5, rel=0.1)

@@ -45,14 +45,15 @@ class Engine:
         self._lock = threading.Lock()
         self._talker_work = threading.Condition(self._lock)
         self._codec_work = threading.Condition(self._lock)
-        self._take_turns, self._is_idle, self._codec_waits = take_turns, False, False
+        self._take_turns, self._is_idle = take_turns, False
         # On a CPU a call takes longer than a tick, and an urgent one would come late behind a tick and a call.
         self._need_beside_ticks = Need.WORTHWHILE if runner.lookahead else Need.ANY
         self._closed: RequestError | None = None
         self._last_collected = 0.0
         self._delivery = Delivery(self.recorder, self.fail)
         self._loops = {"talker": self._run_talker} | ({} if take_turns else {"codec": self._run_codec})
-        self._threads = LoopThreads(self._loops | self._delivery.loops, on_thread_start, self._die_of)
+        loops = self._loops | self._delivery.loops
+        self._threads = LoopThreads(loops, on_thread_start, lambda e: self.die(RequestError(f"the engine died: {e}")))
 
     def start(self) -> None:
         self._threads.start()
@@ -110,9 +111,6 @@ class Engine:
         self._shut_down(error if isinstance(error, RequestError) else RequestError(f"internal error: {error}"))
         self.on_death(error)
 
-    def _die_of(self, error: BaseException) -> None:
-        self.die(RequestError(f"the engine died: {error}"))
-
     def _run_talker(self) -> None:
         """The talker loop: launch a tick, then read the previous one; with `take_turns`, call the codec in between."""
         launched: deque[tuple[Batch, Tick, float]] = deque()
@@ -142,12 +140,9 @@ class Engine:
     def _decode(self, chunks: Chunks) -> None:
         """Decode chunks of one length and queue the audio for delivery."""
         called = time.perf_counter()
-        self.recorder.observe(metrics.CHUNK_WAIT, called - float(chunks.ready_at.min()))
         pcm, failed = decode(self._codec, chunks)
         decoded = time.perf_counter()
-        self.recorder.observe(metrics.CODEC, decoded - called)
-        self.recorder.count(metrics.CODEC_CALLS)
-        self.recorder.count(metrics.CODEC_CHUNKS, len(chunks))
+        self.recorder.add_codec_call(called - float(chunks.ready_at.min()), decoded - called, len(chunks))
         audio = listen(chunks, pcm)
         with self._lock:
             self.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, decoded - called)
@@ -180,18 +175,8 @@ class Engine:
     def _codec_is_next(self) -> bool:
         """Whether a codec call is due after the ticks in flight, so that no further tick should be launched."""
         with self._lock:
-            in_turn = self._take_turns or self.scheduler.awaits_first_audio
+            in_turn = self._take_turns or self.scheduler.admission.awaits_first_audio
             return in_turn and self._chunker.will_be_due(time.perf_counter())
-
-    def _first_chunks(self, now: float) -> Chunks | None:
-        """Chunks that the talker's thread decodes before its next tick, since nobody hears anything yet.
-
-        With a tick beside it the first call took 0.7 ms longer (one stream on an H200), and the codec's thread 0.5 ms
-        to begin.
-        """
-        if not self._codec_waits or not self.scheduler.awaits_first_audio:
-            return None
-        return self._chunker.next_chunks(now)
 
     def _next_chunks(self) -> Chunks | None:
         with self._lock:
@@ -199,9 +184,7 @@ class Engine:
                 need = Need.ANY if self._is_idle else self._need_beside_ticks
                 if chunks := self._chunker.next_chunks(time.perf_counter(), need):
                     return chunks
-                self._codec_waits = True
                 self._codec_work.wait()
-                self._codec_waits = False
             return None
 
     def _prefill(self, batch: Batch) -> Batch:
@@ -231,7 +214,7 @@ class Engine:
         with self._lock:
             self.scheduler.capacity.add_tick(len(batch), seconds, batch.prefill_rows)
             drained = self.scheduler.collect(batch, frames, now)
-            first = self._first_chunks(now)
+            first = self._chunker.next_chunks(now) if self.scheduler.admission.awaits_first_audio else None
             self._codec_work.notify()
         for stream in drained:
             self._delivery.end(stream)

@@ -93,6 +93,13 @@ class Recorder:
             if not self._is_paused:
                 self._readings.counted[metric.name, label] += amount
 
+    def add_codec_call(self, waited: float, seconds: float, chunks: int) -> None:
+        """`waited` is how long its oldest chunk was ready."""
+        self.observe(CHUNK_WAIT, waited)
+        self.observe(CODEC, seconds)
+        self.count(CODEC_CALLS)
+        self.count(CODEC_CHUNKS, chunks)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Suspends observations and counts."""

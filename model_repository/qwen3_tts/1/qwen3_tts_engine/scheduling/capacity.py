@@ -138,6 +138,11 @@ class Capacity:
     def prefill_seconds(self, rows: int) -> float:
         return self._prefill.at(rows)
 
+    def added_prefill_seconds(self, rows: int, more: int) -> float:
+        """Seconds that a prefill of `more` rows takes beyond one of `rows`; infinite if unknown."""
+        seconds = self._prefill.at(more)
+        return seconds - self._prefill.at(rows) if seconds < math.inf else seconds
+
     def first_audio_seconds(self, streams: int, rows: int) -> float:
         """Seconds from the start of prefilling `rows` to the first audio of their `streams`."""
         return self._prefill.at(rows) + self._tick.at(streams) + self._codec.at(streams)

@@ -87,14 +87,6 @@ class Scheduler:
             return True
         return bool(self.paging.ready()) or self.admission.next(now) is not None
 
-    @property
-    def awaits_first_audio(self) -> bool:
-        """Whether streams talk of which none has a decoded frame, and none waits to start."""
-        table = self.table.in_use
-        if self.admission.queue or not table.talking.any():
-            return False
-        return not (table.talking & (table.decoded > 0)).any()
-
     def collect(self, batch: Batch, frames: Frames, now: float) -> list[Stream]:
         """Store a tick's frames; returns the streams that ended and have nothing left to decode."""
         table, slots = self.table, batch.slots
@@ -191,15 +183,12 @@ class Scheduler:
         Returns them, and their rows to prefill.
         """
         newcomers: list[Newcomer] = []
-        rows, first, seconds = 0, 0.0, self._policy.prefill_seconds(now)
+        rows, first, seconds = 0, 0, self._policy.prefill_seconds(now)
         while (stream := self._next_start(now)) is not None:
             more = rows + self.paging.num_rows(stream)
-            # One is always prefilled: what others add to it counts.
-            if newcomers and self.capacity.prefill_seconds(more) - first > seconds:
+            if newcomers and self.capacity.added_prefill_seconds(first, more) > seconds:
                 break
-            rows = more
-            if not newcomers:
-                first = self.capacity.prefill_seconds(rows)
+            rows, first = more, first or more
             newcomers.append(self._start(stream, now))
         return newcomers, rows
 
