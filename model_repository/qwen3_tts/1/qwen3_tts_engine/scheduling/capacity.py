@@ -135,9 +135,6 @@ class Capacity:
     def tick_seconds(self, streams: int) -> float:
         return self._tick.at(streams)
 
-    def prefill_seconds(self, rows: int) -> float:
-        return self._prefill.at(rows)
-
     def added_prefill_seconds(self, rows: int, more: int) -> float:
         """Seconds that a prefill of `more` rows takes beyond one of `rows`; infinite if unknown."""
         seconds = self._prefill.at(more)

@@ -59,8 +59,7 @@ class Paging:
         self.parked.pop(stream.key, None)
         self._table.move(stream, Status.RUNNING)
         count = self._start_pages(stream)
-        if self.pool.num_free < count:
-            self._preempt(self._longest_idle(now), count)
+        self._preempt_idle(now, count)
         stream.pages = self.pool.allocate(count)
         self.expect(stream)
         table, slot = self._table, stream.slot
@@ -127,7 +126,7 @@ class Paging:
         """Whether a parked stream may resume now; preempts others when its listener is about to underrun."""
         table = self._table.in_use
         if self.has_room(stream, now) or not table.runnable.any():
-            return self._preempt(self._longest_idle(now), self._start_pages(stream))
+            return self._preempt_idle(now, self._start_pages(stream))
         underrun_at = self._underrun_at()
         if underrun_at[stream.slot] > now + URGENT_SECONDS:
             return False
@@ -183,10 +182,12 @@ class Paging:
         idle: np.ndarray = held & table.paused & (table.deadline < now)
         return idle
 
-    def _longest_idle(self, now: float) -> np.ndarray:
+    def _preempt_idle(self, now: float, count: int) -> bool:
+        """Whether `count` pages are free, after idle slots were parked for them, the longest idle first."""
+        if self.pool.num_free >= count:
+            return True
         idle = np.flatnonzero(self._idle(now))
-        longest: np.ndarray = idle[np.argsort(self._table.deadline[idle])]
-        return longest
+        return self._preempt(idle[np.argsort(self._table.deadline[idle])], count)
 
     def _underrun_at(self) -> np.ndarray:
         """When each slot's listener underruns without further audio, perf_counter seconds."""

@@ -51,7 +51,7 @@ class GraphTalkerRunner(TalkerRunner):
         self._prefills: dict[int, TickGraph] = {}
         self._joints: dict[int, dict[int, TickGraph]] = {}
         self._openings: dict[int, TickGraph] = {}
-        self._ticks = cycle([self._make_tick() for _ in range(self.lookahead + 2)])
+        self._ticks = cycle([self._make_tick() for _ in range(self.lookahead + 1)])
         pairs, prompts, opened = self._padding_pairs, self._padding_rows, self._state.padding_rows
         frames, firsts = (up_to(buckets, self.limits.num_slots) for buckets in (ROW_BUCKETS, FIRST_BUCKETS))
         # Largest first, so that smaller graphs reuse its memory pool.

@@ -54,7 +54,7 @@ class SlotState:
         # Of the last three fields.
         self._starts = np.cumsum(widths)[3:6].tolist()
         self._padding_page = limits.num_pages
-        self.page_table[self.padding_slot] = self._padding_page
+        self.load(self._to_device(self.padding_rows(1)))
         self._text_table = talker.text_table
         self._no_text = len(talker.text_table) - 1
 

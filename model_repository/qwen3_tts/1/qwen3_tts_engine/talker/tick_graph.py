@@ -26,8 +26,9 @@ class HostInputs:
         self._filled = [0] * len(padding)
         self._copied = torch.cuda.Event()
 
-    def fill(self, inputs: Sequence[np.ndarray]) -> None:
-        """Waits until the device has the last ones."""
+    def upload(self, inputs: Sequence[np.ndarray], target: Tensor) -> None:
+        """Copies to the device; waits until it has the last ones."""
+        # Unlike synchronize, query keeps the interpreter's lock.
         if not self._copied.query():
             self._copied.synchronize()
         for i, (part, rows, padding) in enumerate(zip(self._parts, inputs, self._padding, strict=True)):
@@ -35,8 +36,6 @@ class HostInputs:
             part[:count] = rows
             part[count:filled] = padding[count:filled]
             self._filled[i] = count
-
-    def copy_to(self, target: Tensor) -> None:
         target.copy_(self._block, non_blocking=True)
         self._copied.record()
 
@@ -44,8 +43,8 @@ class HostInputs:
 class TickGraph:
     """A captured function of static int64 inputs; `replay` fills their first rows and pads the rest.
 
-    A replay allocates nothing and makes three calls of PyTorch: each gives up the interpreter's lock, and beside busy
-    threads takes a while to get it back.
+    A replay allocates nothing and makes few calls of PyTorch: most give up the interpreter's lock, and beside busy
+    threads take a while to get it back.
     """
 
     def __init__(self, padding: Sequence[np.ndarray], run: Run, device: torch.device, pool: Any):
@@ -62,9 +61,7 @@ class TickGraph:
 
     def replay(self, *inputs: np.ndarray) -> Tensor | None:
         """The function's output, valid until the next replay."""
-        host = next(self._hosts)
-        host.fill(inputs)
-        host.copy_to(self._block)
+        next(self._hosts).upload(inputs, self._block)
         self._graph.replay()
         return self._output
 
