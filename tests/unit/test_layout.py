@@ -19,8 +19,10 @@ LAYERS = (
     {"frontend"},
     {"lifecycle"},
     {"startup"},
+    {"service"},
+    {"process"},
     {"triton_adapter"},
-    {"model"},
+    {"model", "engine_process"},
 )
 # In these layers, modules of one layer may import each other.
 DATA, ENGINE = 1, 3

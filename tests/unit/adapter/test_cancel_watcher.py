@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from qwen3_tts_engine.lifecycle.gate import Gate
-from qwen3_tts_engine.request import Cancelled, InvalidRequest, RequestError
+from qwen3_tts_engine.metrics import Recorder
+from qwen3_tts_engine.request import Cancelled, InvalidRequest
 
 WAIT = 10.0
 
@@ -45,20 +45,23 @@ class Watched:
         self.responses = responses
         self.cancelled_keys: list[str] = []
         self.rounds = threading.Semaphore(0)
-        self.watcher = responses.CancelWatcher(self.cancelled_keys.append, self.rounds.release)
+        self.watcher = self._counting(responses.CancelWatcher)(self.cancelled_keys.append)
+
+    def _counting(self, kind: Any) -> Any:
+        class Counting(kind):  # type: ignore[misc]
+            def _end_settled(watcher, now: float) -> None:  # noqa: N805 - `self` counts
+                super()._end_settled(now)
+                self.rounds.release()
+
+        return Counting
 
     def accept(self, sender: Sender, take: Callable[[Any], None]) -> None:
         request = SimpleNamespace(
             get_response_sender=lambda: sender, inputs=list, correlation_id=lambda: 0, flags=lambda: 0
         )
 
-        def refuse(sink: Any, error: RequestError) -> None:
-            sink.finish(error)
-
-        dispatcher = SimpleNamespace(accept=lambda fields, sink, position: take(sink), refuse=refuse)
-        gate, intake = Gate(9), SimpleNamespace(submit=lambda job: job())
-        gate.open()
-        self._accept(request, gate, intake, dispatcher, self.watcher)
+        host = SimpleNamespace(accept=lambda fields, sink, position: take(sink))
+        self._accept(request, host, self.watcher, Recorder())
 
     def wait_rounds(self, times: int) -> None:
         """Waits for this many rounds of the watcher."""

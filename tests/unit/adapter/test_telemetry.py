@@ -41,7 +41,7 @@ def telemetry(adapter: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> A
 @pytest.mark.parametrize("count", [3, 50, 1000])
 def test_a_histogram_gets_a_bounded_sample_and_a_counter_everything(telemetry: Any, count: int) -> None:
     recorder = metrics.Recorder()
-    reporter = telemetry.MetricsReporter(recorder, dict, {"model": "m"})
+    reporter = telemetry.MetricsReporter([recorder.take], dict, {"model": "m"})
     for value in range(count):
         recorder.observe(metrics.TTFA, value)
         recorder.count(metrics.FRAMES)
@@ -64,7 +64,7 @@ def test_ready_is_0_until_requests_are_served(telemetry: Any, monkeypatch: pytes
             was_asked_again.set()
         return {metrics.READY.name: 1 if ready is None else ready}
 
-    reporter = telemetry.MetricsReporter(metrics.Recorder(), states, {})
+    reporter = telemetry.MetricsReporter([], states, {})
     assert was_asked_again.wait(60)
     reporter.close()
     assert reporter._metrics[metrics.READY.name,].values[:4] == [0, 0, 1, 1]

@@ -1,13 +1,12 @@
 """The codec client: invalid codes, nonfinite waveforms and initial states."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from qwen3_tts_engine.codec.clients import ModelCodec, SharedStatesCodec
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES
 from qwen3_tts_engine.codec.states import NUM_EXTRA, CodecStates, invalid_codes, to_pcm
 from qwen3_tts_engine.core.batches import Chunks
@@ -87,28 +86,21 @@ def test_only_rows_with_nonfinite_samples_fail() -> None:
 
 
 @pytest.mark.parametrize("longest", CHUNK_FRAMES)
-def test_a_reference_is_decoded_in_verified_chunk_lengths(
-    longest: int, adapter: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bls = adapter("bls")
+def test_a_reference_is_decoded_in_verified_chunk_lengths(longest: int) -> None:
     calls = []
 
-    def call(model: str, inputs: dict[str, torch.Tensor], outputs: list[str]) -> list[torch.Tensor]:
+    def call(model: str, inputs: dict[str, torch.Tensor], *_: object) -> list[torch.Tensor]:
         """Returns a state that counts the decoded frames."""
         calls.append((inputs["codes"].shape[1], int(inputs["history"]), int(inputs["state"][0, 0])))
         return [inputs["state"] + inputs["codes"].shape[1]]
 
-    monkeypatch.setattr(bls, "_call", call)
-    codec = bls.BlsCodec(CodecStates(torch.zeros(2, 8), 71))
+    codec = ModelCodec(CodecStates(torch.zeros(2, 8), 71), call)
     assert codec.state_after(torch.zeros(1, 90, 16, dtype=torch.int32), longest).tolist() == [90] * 8
     assert {length for length, _, _ in calls} <= {length for length in CHUNK_FRAMES if length <= longest}
     assert all(history == min(decoded, 71) for _, history, decoded in calls)
 
 
-def test_a_reference_is_decoded_in_the_spare_row_of_shared_states(
-    adapter: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bls = adapter("bls")
+def test_a_reference_is_decoded_in_the_spare_row_of_shared_states() -> None:
     states = torch.zeros(2 + NUM_EXTRA, 8)
     history = []
 
@@ -119,8 +111,7 @@ def test_a_reference_is_decoded_in_the_spare_row_of_shared_states(
         states[after] = states[before] + inputs["codes"].shape[1]
         return [torch.zeros(1, inputs["codes"].shape[1] * 1920, dtype=torch.int16)]
 
-    monkeypatch.setattr(bls, "call_model", call)
-    codec = bls.SharedStatesCodec(CodecStates(states, 71, "address"))
+    codec = SharedStatesCodec(CodecStates(states, 71, "address"), call)
     first = codec.state_after(torch.zeros(1, 90, 16, dtype=torch.int32), 16)
     second = codec.state_after(torch.zeros(1, 3, 16, dtype=torch.int32), 16)
     assert (first.tolist(), second.tolist()) == ([90] * 8, [3] * 8)

@@ -54,6 +54,9 @@ class EngineConfig(BaseModel):
     codec_calls: Literal["direct", "triton"] = "direct"
     """How the talker calls a code2wav that maps its states: by a direct line between the two processes, or through
     Triton, whose metrics then count the calls: two more hops, 1 ms."""
+    engine_process: Literal["auto", "off"] = "auto"
+    """Whether the engine has a process of its own beside the one that Triton calls, so that requests and responses of
+    many callers do not delay it; auto: where codec_calls is direct and code2wav maps the states."""
     codec_proof_seconds: float = Field(default=3.0, ge=0)
     """Time for comparing code2wav with its golden cases before the first request, in all shapes that the talker uses; a
     difference ends the engine. 0 skips the comparison and the warm-up speech."""
@@ -167,6 +170,11 @@ class EngineConfig(BaseModel):
             return cls.model_validate(settings)
         except ValidationError as error:
             raise ConfigError("; ".join(map(_describe, error.errors()))) from None
+
+    @property
+    def max_requests(self) -> int:
+        """Requests that the engine takes at a time."""
+        return self.max_streams + self.max_waiting
 
     @property
     def max_reference_frames(self) -> int:

@@ -1,10 +1,12 @@
-"""Sends decoded audio on threads of its own, so that Triton never blocks talker or codec."""
+"""Sends decoded audio: to Triton on threads of its own, which it may block, or to the process that calls Triton."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import numpy as np
 
@@ -28,18 +30,29 @@ Outbox = SimpleQueue[list[Job] | None]
 class Delivery:
     """Outboxes and their sender loops. A stream has one outbox, so that its responses keep their order."""
 
-    def __init__(self, recorder: metrics.Recorder, fail: Callable[[Stream, RequestError], None]) -> None:
-        """`fail` ends a stream after a codec or send error."""
+    def __init__(
+        self, recorder: metrics.Recorder, fail: Callable[[Stream, RequestError], None], senders: int = SENDERS
+    ) -> None:
+        """`fail` ends a stream after a codec or send error. With 0 senders `flush` sends, through sinks that never
+        block."""
         self._recorder = recorder
         self._fail = fail
-        self._outboxes: list[Outbox] = [SimpleQueue() for _ in range(SENDERS)]
-        self.loops = {f"sender {i}": partial(_send_all, outbox) for i, outbox in enumerate(self._outboxes)}
+        self._outboxes: list[Outbox] = [SimpleQueue() for _ in range(max(1, senders))]
+        self._flushing = threading.Lock()
+        self.loops = {f"sender {i}": partial(_send_all, self._outboxes[i]) for i in range(senders)}
         """By thread name."""
 
     def close(self) -> None:
         """End the loops after the queued items."""
         for outbox in self._outboxes:
             outbox.put(None)
+        self.flush()
+
+    def flush(self) -> None:
+        """Without senders, send what is queued; never called under the engine's lock, which a failure takes."""
+        if not self.loops:
+            with self._flushing:
+                _send_queued(self._outboxes[0])
 
     def put(
         self, chunks: Chunks, audio: Audio, failed: dict[int, RequestError], ended: set[Stream], decoded: float
@@ -59,6 +72,7 @@ class Delivery:
     def end(self, stream: Stream) -> None:
         """Queue a stream's successful end, behind its audio."""
         self._outboxes[self._sender(stream)].put([partial(self._end, stream, None)])
+        self.flush()
 
     def finish(self, sink: Sink, error: RequestError | None, summary: Summary | None = None) -> None:
         """End a stream now. Called once, since the scheduler has removed the stream."""
@@ -105,6 +119,13 @@ class Delivery:
             stream.has_audio = True
             self._recorder.observe(metrics.TTFA, time.perf_counter() - stream.arrived)
         return None
+
+
+def _send_queued(outbox: Outbox) -> None:
+    with suppress(Empty):
+        while jobs := outbox.get_nowait():
+            for job in jobs:
+                job()
 
 
 def _send_all(outbox: Outbox) -> None:

@@ -1,15 +1,18 @@
-"""Interfaces of the runner and the codec client."""
+"""Interfaces of the runner, the codec client and the calls of other models."""
 
 import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from qwen3_tts_engine.core.batches import Chunks, Frames, Newcomer, TextFeed
 from qwen3_tts_engine.request import RequestError
 
 log = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,20 @@ class Runner(Protocol):
 
     def collect(self, tick: Tick) -> Frames:
         """Wait for a tick's frames; ticks are collected in launch order."""
+
+
+class CallModel(Protocol):
+    """Calls another model of the server."""
+
+    def __call__(
+        self,
+        model: str,
+        inputs: dict[str, torch.Tensor],
+        outputs: list[str],
+        device: torch.device,
+        parameters: dict[str, Any] | None = None,
+    ) -> list[torch.Tensor]:
+        """Its outputs, on `device` if Triton supports it. Raises RequestError."""
 
 
 class CodecClient(Protocol):

@@ -33,6 +33,14 @@ class RequestError(Exception):
 
     outcome = Outcome.ERROR
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Those of subclasses with other arguments, too: the engine may be another process.
+        return _restore, (type(self), str(self))
+
+
+def _restore(kind: type[RequestError], message: str) -> RequestError:
+    return kind.__new__(kind, message)
+
 
 class InvalidRequest(RequestError):
     outcome = Outcome.INVALID

@@ -20,6 +20,7 @@ from qwen3_tts_engine.codec.line import Line
 from qwen3_tts_engine.codec.shared_memory import shared_zeros
 from qwen3_tts_engine.codec.states import NUM_EXTRA, CodecStates
 from qwen3_tts_engine.config import ConfigError, EngineConfig
+from qwen3_tts_engine.delivery import SENDERS
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.interfaces import CodecClient, Runner, SchedulerLimits
@@ -84,6 +85,7 @@ def build_engine(
     runner: Runner,
     codec: CodecClient,
     on_thread_start: Callable[[], None] = lambda: None,
+    senders: int = SENDERS,
 ) -> Engine:
     """The engine, not started."""
     table = SlotTable(config.max_streams, config.max_frames_limit, num_codebooks)
@@ -96,7 +98,9 @@ def build_engine(
     scheduler = Scheduler(table, limits, capacity)
     chunker = Chunker(table, config.max_chunk_frames, capacity.frame_seconds)
     take_turns = config.take_turns == "on" or (config.take_turns == "auto" and _time_slices(runner))
-    return Engine(scheduler, chunker, runner, codec, take_turns=take_turns, on_thread_start=on_thread_start)
+    return Engine(
+        scheduler, chunker, runner, codec, take_turns=take_turns, on_thread_start=on_thread_start, senders=senders
+    )
 
 
 def _frames(seconds: float) -> int:
@@ -179,6 +183,16 @@ def open_codec(
     line = Line() if config.codec_calls == "direct" else None
     states, address = shared_zeros(owner, shape, dtype, device, line)
     return CodecStates(states, history, address, line)
+
+
+def separates_engine(config: EngineConfig, repository: Path) -> bool:
+    """Whether the engine has a process of its own: it then calls the codec without Triton."""
+    if config.engine_process == "off" or config.codec_calls != "direct":
+        return False
+    try:
+        return _shares_states(config, CodecManifest.read(repository / contract.MODEL_NAME / "1"))
+    except (CheckpointError, ConfigError):
+        return False  # the service reports it
 
 
 def _chunk_frames(config: EngineConfig, manifest: CodecManifest, path: Path) -> list[int]:

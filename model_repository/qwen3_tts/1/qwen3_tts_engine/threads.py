@@ -64,6 +64,24 @@ class Worker:
             return self._jobs.popleft() if self._jobs else None
 
 
+class Ticker:
+    """A thread that runs a job every `seconds`."""
+
+    def __init__(self, name: str, seconds: float, job: Callable[[], None]) -> None:
+        self._seconds, self._job = seconds, job
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._seconds):
+            self._job()
+
+
 class LoopThreads:
     """Threads that each run one loop; an exception in any of them goes to `on_error`."""
 

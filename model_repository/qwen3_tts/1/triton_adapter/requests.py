@@ -1,15 +1,13 @@
-"""Parses Triton requests and dispatches them on the intake thread."""
+"""Parses Triton requests."""
 
 import logging
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from qwen3_tts_engine.frontend.dispatcher import Dispatcher
+from qwen3_tts_engine import metrics
 from qwen3_tts_engine.frontend.sequences import SEQUENCE_ID, SequencePosition
-from qwen3_tts_engine.lifecycle.gate import Gate
+from qwen3_tts_engine.metrics import Recorder
+from qwen3_tts_engine.process.host import Host
 from qwen3_tts_engine.request import InvalidRequest, RequestError
-from qwen3_tts_engine.threads import Worker
 from qwen3_tts_engine.voices.reference_audio import copy_samples
 from triton_adapter.responses import CancelWatcher, ResponseSink
 
@@ -21,31 +19,22 @@ AUDIO_FIELD = "ref_audio"
 SEQUENCE_START, SEQUENCE_END = 1, 2
 
 
-def accept(request: Any, gate: Gate, intake: Worker, dispatcher: Dispatcher, watcher: CancelWatcher) -> None:
-    """Parse a Triton request and queue it for the intake thread once the gate is open.
-
-    Requests refused here are answered here; all other work happens on the intake thread.
-    """
+def accept(request: Any, host: Host, watcher: CancelWatcher, recorder: Recorder) -> None:
+    """Parse a Triton request and hand it to the engine. `recorder` counts those that are refused here."""
     sink = ResponseSink(request.get_response_sender(), watcher)
-
-    def parse() -> None:
-        dispatch = partial(dispatcher.accept, read_fields(request), sink, read_position(request))
-        submit = partial(intake.submit, partial(_refuse_on_error, dispatch, sink, dispatcher))
-        gate.enter(partial(_refuse_on_error, submit, sink, dispatcher))
-
-    _refuse_on_error(parse, sink, dispatcher)
+    try:
+        host.accept(read_fields(request), sink, read_position(request))
+    except RequestError as error:
+        _refuse(sink, error, recorder)
+    except Exception as error:
+        log.exception("request %s failed before it was queued", sink.key)
+        _refuse(sink, RequestError(f"internal error: {error}"), recorder)
     sink.watch()
 
 
-def _refuse_on_error(job: Callable[[], None], sink: ResponseSink, dispatcher: Dispatcher) -> None:
-    """Run `job`; an exception refuses its request."""
-    try:
-        job()
-    except RequestError as error:
-        dispatcher.refuse(sink, error)
-    except Exception as error:
-        log.exception("request %s failed before it was queued", sink.key)
-        dispatcher.refuse(sink, RequestError(f"internal error: {error}"))
+def _refuse(sink: ResponseSink, error: RequestError, recorder: Recorder) -> None:
+    recorder.count(metrics.REQUESTS, label=error.outcome.value)
+    sink.finish(error)
 
 
 def read_position(request: Any) -> SequencePosition | None:

@@ -104,13 +104,10 @@ class CancelWatcher:
 
     The first check of a stream comes CANCEL_INTERVAL after it was accepted: one that ends at once costs no message. The
     engine releases a cancelled stream at once; its FINAL follows CANCEL_SETTLE later.
-
-    `expire` is called once per period; it ends idle sequences.
     """
 
-    def __init__(self, cancel: Callable[[str], None], expire: Callable[[], None]) -> None:
+    def __init__(self, cancel: Callable[[str], None]) -> None:
         self._cancel = cancel
-        self._expire = expire
         # Time of each stream's next check, monotonic seconds; least recently checked first.
         self._due: dict[ResponseSink, float] = {}
         # Delayed ends of cancelled streams, with their due times in monotonic seconds.
@@ -151,7 +148,6 @@ class CancelWatcher:
 
     def _run(self) -> None:
         while not self._closed.wait(CANCEL_PERIOD):
-            self._expire()
             self._end_settled(time.monotonic())
             for sink in self._take_due():
                 if sink.is_cancelled():

@@ -3,7 +3,7 @@
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -24,10 +24,13 @@ class MetricsReporter:
     """Reports the engine's metrics to Triton twice a second while it is ready, since each value costs a message."""
 
     def __init__(
-        self, recorder: metrics.Recorder, states: Callable[[], dict[str, float]], labels: dict[str, str]
+        self,
+        sources: Sequence[Callable[[], metrics.Readings]],
+        states: Callable[[], dict[str, float]],
+        labels: dict[str, str],
     ) -> None:
-        """`states` returns gauges by name, READY among them; they are reported in its order."""
-        self._recorder, self._states = recorder, states
+        """`states` returns gauges by name, READY among them; they are reported in its order, after all `sources`."""
+        self._sources, self._states = sources, states
         self._metrics: dict[tuple[str, ...], Any] = {}
         self._families = [self._register(metric, labels) for metric in metrics.METRICS]
         self._closed = threading.Event()
@@ -52,9 +55,9 @@ class MetricsReporter:
             try:
                 states = self._states()
                 period = METRICS_PERIOD if states[metrics.READY.name] else UNREADY_PERIOD
-                readings = self._recorder.take()
-                readings.gauges |= states
-                self._report(readings)
+                for take in self._sources:
+                    self._report(take())
+                self._report(metrics.Readings(gauges=states))
             except Exception:
                 log.exception("reporting metrics failed")
 

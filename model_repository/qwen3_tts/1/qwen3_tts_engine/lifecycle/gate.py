@@ -11,8 +11,9 @@ Job = Callable[[], None]
 class Gate:
     """Holds up to `capacity` jobs until it opens, then runs them in order of arrival."""
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+    def __init__(self, capacity: int, on_open: Job = lambda: None) -> None:
+        """`on_open` is called once."""
+        self._capacity, self._on_open = capacity, on_open
         self._lock = threading.Lock()
         self._held: list[Job] | None = []
 
@@ -33,6 +34,9 @@ class Gate:
     def open(self) -> None:
         """Run the held jobs, and later ones immediately; safe to call twice."""
         with self._lock:
-            held, self._held = self._held or [], None
+            if self._held is None:
+                return
+            held, self._held = self._held, None
+            self._on_open()
             for job in held:
                 job()

@@ -10,11 +10,11 @@ import torch
 from real_model import TritonPythonModel as RealModel
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.codec.clients import ModelCodec
 from qwen3_tts_engine.codec.states import CodecStates
-from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.core.batches import Frames, Newcomer
+from qwen3_tts_engine.service import Service
 from tests.fakes.scripted import ScriptedRunner
-from triton_adapter.bls import BlsCodec
 
 FATAL_SEED = 666
 # Third codes by seed of the stream; the scripted codec fails or blocks on them.
@@ -40,9 +40,14 @@ class FailingRunner(ScriptedRunner):
         return frames
 
 
-class TritonPythonModel(RealModel):
-    def make_runner(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> FailingRunner:
-        return FailingRunner(config.max_streams, float(os.environ.get("SCRIPTED_TICK_SECONDS", "0")))
+class ScriptedService(Service):
+    def make_runner(self, checkpoint: Checkpoint, device: torch.device) -> FailingRunner:
+        return FailingRunner(self.config.max_streams, float(os.environ.get("SCRIPTED_TICK_SECONDS", "0")))
 
-    def make_codec(self, checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> BlsCodec:
-        return BlsCodec(CodecStates(torch.zeros(config.max_streams + 1, STATE_SIZE, device=device), 71))
+    def make_codec(self, checkpoint: Checkpoint, device: torch.device) -> ModelCodec:
+        states = torch.zeros(self.config.max_streams + 1, STATE_SIZE, device=device)
+        return ModelCodec(CodecStates(states, 71), self.call_model)
+
+
+class TritonPythonModel(RealModel):
+    service = ScriptedService

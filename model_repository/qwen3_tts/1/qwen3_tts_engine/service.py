@@ -1,0 +1,150 @@
+"""One served model, all of it except Triton."""
+
+import gc
+import json
+import logging
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qwen3_tts_engine import startup
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.codec.clients import ModelCodec, SharedStatesCodec
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.frontend.dispatcher import Caller, Dispatcher
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.frontend.sequences import SequencePosition, Sequences
+from qwen3_tts_engine.interfaces import CallModel, Runner
+from qwen3_tts_engine.lifecycle import warm_up
+from qwen3_tts_engine.lifecycle.draining import DrainFile
+from qwen3_tts_engine.lifecycle.gate import Gate
+from qwen3_tts_engine.lifecycle.liveness import CallWatch, CountedCodec
+from qwen3_tts_engine.lifecycle.opening import Opening
+from qwen3_tts_engine.request import RequestError
+from qwen3_tts_engine.talker.loader import load_runner
+from qwen3_tts_engine.threads import Ticker
+from qwen3_tts_engine.voices.client import ModelEncoder
+from qwen3_tts_engine.voices.service import Voices
+
+log = logging.getLogger("qwen3_tts")
+
+# Interpreter switch interval; the default, 5 ms, is as long as a tick.
+SWITCH_SECONDS = 0.0005
+# Checks of idle sequences per limit.
+IDLE_CHECKS = 8
+
+
+class Service:
+    """Loads the models; `begin` starts the engine. The make_ methods are replaced in tests."""
+
+    def __init__(
+        self,
+        args: dict[str, str],
+        config: EngineConfig,
+        call_model: CallModel,
+        *,
+        on_open: Callable[[], None] = lambda: None,
+        on_death: Callable[[BaseException], None],
+        senders: int,
+    ) -> None:
+        """`args` are those of Triton's `initialize`; `call_model` calls another model; `senders` is Delivery's.
+
+        Any exception names the cause why the model cannot be loaded.
+        """
+        sys.setswitchinterval(SWITCH_SECONDS)
+        self._args, self.config = args, config
+        self._calls = CallWatch()
+        self.call_model = self._calls.watched(call_model)
+        device = startup.choose_device(config, _assigned_device(args))
+        self._checkpoint = checkpoint = Checkpoint.open(config.checkpoint, config.revision)
+        self._codec = codec = self.make_codec(checkpoint, device)
+        self._golden = startup.read_golden(checkpoint, config, self.repository)
+        self._prompts = prompts = PromptBuilder(checkpoint, config)
+        voices = self.make_voices(checkpoint, prompts, codec)
+        runner = self.make_runner(checkpoint, device)
+        on_thread = startup.on_thread(device)
+        counted = CountedCodec(codec, config.max_codec_failures, lambda error: self.engine.die(error))
+        self.engine = startup.build_engine(config, prompts.num_codebooks, runner, counted, on_thread, senders)
+        self.engine.on_death = on_death
+        self._calls.begin(config.call_timeout_seconds, self.engine.die)
+        sequences = Sequences(self.engine, prompts, config.sequence_idle_seconds, config.max_text_characters)
+        self._expiry = Ticker("sequences", config.sequence_idle_seconds / IDLE_CHECKS, sequences.expire)
+        self._dispatcher = Dispatcher(self.engine, prompts, voices, sequences, DrainFile(config.drain_file).refuses)
+        self.gate = Gate(config.max_requests, on_open)
+        self._opening = Opening(self.engine, self.gate, config, on_thread)
+        # Loaded objects live as long as the model; freezing them keeps full collections from stalling all streams.
+        gc.collect()
+        gc.freeze()
+
+    def begin(self) -> None:
+        """Start the engine, prove the codec and open the gate. Triton's `initialize` must end at once after this."""
+        if self._golden is None:
+            self._opening.at_once()
+            return
+        spoken = warm_up.utterance(self._checkpoint.config, self.config)
+        self._opening.begin(self._codec, self._golden, partial(self._prompts.stream, spoken) if spoken else None)
+
+    def accept(self, fields: dict[str, Any], caller: Caller, position: SequencePosition | None) -> None:
+        """Dispatch a request once the gate is open; errors end it."""
+        dispatch = partial(self._dispatcher.accept, fields, caller, position)
+        self._refuse_on_error(caller, partial(self.gate.enter, partial(self._refuse_on_error, caller, dispatch)))
+
+    def close(self) -> None:
+        """End every request with UNAVAILABLE and stop."""
+        self._opening.close()
+        self._dispatcher.close()
+        self._expiry.close()
+        self.engine.close()
+        self._calls.close()
+
+    def make_runner(self, checkpoint: Checkpoint, device: torch.device) -> Runner:
+        return load_runner(checkpoint, self.config, device)
+
+    def make_codec(self, checkpoint: Checkpoint, device: torch.device) -> ModelCodec:
+        owner = self._args["model_instance_name"]
+        states = startup.open_codec(checkpoint, self.config, self.repository, device, owner)
+        if states.address:
+            return SharedStatesCodec(states, self.call_model, self._calls.call)
+        return ModelCodec(states, self.call_model)
+
+    def make_voices(self, checkpoint: Checkpoint, prompts: PromptBuilder, codec: ModelCodec) -> Voices | None:
+        if checkpoint.config.tts_model_type != "base":
+            return None
+        device, dtype = codec.states.device, codec.states.dtype
+        startup.check_encoders(checkpoint, self.config, self.repository, device)
+        encoder = ModelEncoder(self.config, codec.state_after, lambda state: state.to(device, dtype), self.call_model)
+        return startup.open_voices(checkpoint, self.config, prompts, encoder, startup.on_thread(device))
+
+    @property
+    def repository(self) -> Path:
+        return repository(self._args)
+
+    def _refuse_on_error(self, caller: Caller, job: Callable[[], None]) -> None:
+        """Run `job`; an exception ends its request."""
+        try:
+            job()
+        except RequestError as error:
+            self.engine.refuse(caller, error)
+        except Exception as error:
+            log.exception("request %s failed before it was queued", caller.key)
+            self.engine.refuse(caller, RequestError(f"internal error: {error}"))
+
+
+def read_config(args: dict[str, str]) -> EngineConfig:
+    """The settings of Triton's `initialize` arguments and of the environment. Raises ConfigError."""
+    model_config = json.loads(args["model_config"])
+    startup.check_instances(model_config["instance_group"])
+    values = {name: value["string_value"] for name, value in model_config["parameters"].items()}
+    return EngineConfig.from_parameters(values, model=args["model_name"])
+
+
+def repository(args: dict[str, str]) -> Path:
+    return Path(args["model_repository"]).parent
+
+
+def _assigned_device(args: dict[str, str]) -> str:
+    return f"cuda:{args['model_instance_device_id']}" if args["model_instance_kind"] == "GPU" else "cpu"

@@ -1,0 +1,59 @@
+"""Calls of the encoder models."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.interfaces import CPU, CallModel
+from qwen3_tts_engine.request import RequestError
+from qwen3_tts_engine.voice import Voice
+from qwen3_tts_engine.voices import encoders
+
+
+class ModelEncoder:
+    """voices.service.ReferenceEncoder."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        state_after: Callable[[Tensor, int], Tensor],
+        place: Callable[[Tensor], Tensor],
+        call_model: CallModel,
+    ) -> None:
+        """`state_after` is that of the codec client; `place` moves a codec state to the codec's device."""
+        self._speaker_encoder, self._max_chunk_frames = config.speaker_encoder, config.max_chunk_frames
+        self._state_after, self._place, self._call_model = state_after, place, call_model
+        self._speakers = ThreadPoolExecutor(1, thread_name_prefix="x-vectors")
+
+    def encode(self, audio: np.ndarray, mel: np.ndarray, num_samples: int, in_context: bool) -> Voice:
+        if not in_context:
+            return Voice(self._x_vector(mel))
+        # Two models on the same recording, at the same time.
+        x_vector = self._speakers.submit(self._x_vector, mel)
+        count = torch.tensor([[num_samples]], dtype=torch.int32)
+        inputs = {encoders.AUDIO: torch.from_numpy(audio)[None], encoders.NUM_SAMPLES: count}
+        codes = self._call(encoders.CODEC_ENCODER, inputs, encoders.CODES)
+        state = self._state_after(codes, self._max_chunk_frames)
+        return Voice(x_vector.result(), codes[0].numpy().copy(), state=state)
+
+    def adopt(self, voice: Voice) -> Voice:
+        if voice.state is None:
+            return voice
+        return Voice(voice.x_vector, voice.codes, voice.text, self._place(voice.state))
+
+    def _x_vector(self, mel: np.ndarray) -> np.ndarray:
+        """float32 [talker hidden]"""
+        vector = self._call(self._speaker_encoder, {encoders.MEL: torch.from_numpy(mel)[None]}, encoders.X_VECTOR)
+        x_vector: np.ndarray = vector[0].numpy().copy()
+        if not np.isfinite(x_vector).all():
+            raise RequestError(f"{self._speaker_encoder}: returned a vector that is not finite")
+        return x_vector
+
+    def _call(self, model: str, inputs: dict[str, Tensor], output: str) -> Tensor:
+        """On the CPU."""
+        [tensor] = self._call_model(model, inputs, [output], CPU)
+        return tensor.cpu()
