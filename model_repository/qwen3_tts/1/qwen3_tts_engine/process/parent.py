@@ -82,6 +82,10 @@ class EngineProcess:
             self.close()
             raise RuntimeError(error)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def accept(self, fields: dict[str, Any], caller: Caller, position: SequencePosition | None) -> None:
         if self._requests.num_waiting >= self._max_requests:
             raise Unavailable(f"busy: {self._max_requests} requests wait")

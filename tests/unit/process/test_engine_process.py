@@ -1,0 +1,174 @@
+"""The engine's process and Triton's, with a service of a few lines in place of the engine."""
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from qwen3_tts_engine import metrics
+from qwen3_tts_engine.core.streams import FinishReason, Summary
+from qwen3_tts_engine.frontend.sequences import SequencePosition
+from qwen3_tts_engine.process.parent import EngineProcess
+from qwen3_tts_engine.request import InvalidRequest, RequestError, Unavailable
+from tests.fakes.scripted import Listener
+
+WAIT = 60.0
+ROOT = Path(__file__).parents[3]
+ENTRY = ROOT / "tests" / "fakes" / "engine_process.py"
+SUMMARY = Summary(FinishReason.LENGTH, 2, 3, 4, 5)
+
+
+class Caller(Listener):
+    arrived = 1.5
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key = key
+        self.voices: list[str] | None = None
+
+    def reply(self, voices: list[str]) -> None:
+        self.voices = voices
+        self.finish(None)
+
+    def is_cancelled(self) -> bool:
+        return False
+
+
+class Started:
+    def __init__(self, **fields: str) -> None:
+        self.deaths: list[BaseException] = []
+        self.died = threading.Event()
+        self.host = EngineProcess(ENTRY, fields, self.call_model, self.die, max_requests=4)
+
+    def die(self, error: BaseException) -> None:
+        self.deaths.append(error)
+        self.died.set()
+
+    def call_model(self, model: str, inputs: dict[str, Any], *_: object) -> list[torch.Tensor]:
+        if model == "missing":
+            raise InvalidRequest("model", model, "one that exists")
+        return [inputs["x"] + 1]
+
+    def ask(self, do: str, position: SequencePosition | None = None, **fields: Any) -> Caller:
+        caller = Caller(f"request {do}")
+        self.host.accept({"do": do, **fields}, caller, position)
+        return caller
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "model_repository" / "qwen3_tts" / "1"))
+
+
+@pytest.fixture
+def started() -> Iterator[Started]:
+    started = Started()
+    yield started
+    started.host.close()
+
+
+def ended(caller: Caller) -> Caller:
+    assert caller.ended.wait(WAIT)
+    return caller
+
+
+def test_audio_and_the_end_reach_the_caller(started: Started) -> None:
+    caller = ended(started.ask("speak", samples=np.arange(5, dtype=np.int16)))
+    assert caller.error is None
+    assert caller.summary == SUMMARY
+    [pcm] = caller.pcm
+    assert pcm.dtype == np.int16
+    assert pcm.tolist() == [0, 1, 2, 3, 4]
+    assert pcm.flags.writeable, "Triton's tensors refuse others"
+
+
+def test_position_arrival_and_errors_pass_through(started: Started) -> None:
+    position = SequencePosition(7, start=True, last=False)
+    assert str(ended(started.ask("describe", position)).error) == f"INVALID {position} at 1.5"
+    assert started.host.is_open
+
+
+def test_a_voice_operation_is_answered(started: Started) -> None:
+    assert ended(started.ask("voices")).voices == ["a", "b"]
+
+
+def test_other_models_are_called_in_this_process(started: Started) -> None:
+    [pcm] = ended(started.ask("call", model="other")).pcm
+    assert pcm.tolist() == [2, 3]
+    error = ended(started.ask("call", model="missing")).error
+    assert isinstance(error, InvalidRequest)
+
+
+def test_a_cancel_reaches_the_engine(started: Started) -> None:
+    caller = started.ask("wait")
+    started.host.cancel("another request")
+    started.host.cancel(caller.key)
+    assert str(ended(caller).error) == "cancelled, and its caller says True"
+
+
+def test_readings_are_fetched(started: Started) -> None:
+    ended(started.ask("speak", samples=np.zeros(3, np.int16)))
+    readings = started.host.readings()
+    assert readings.counted[metrics.FRAMES.name, ""] == 3
+    assert started.host.readings().counted == {}
+
+
+def test_closing_ends_what_runs(started: Started) -> None:
+    waiting = started.ask("wait")
+    started.host.close()
+    assert str(ended(waiting).error) == "the service is closing"
+    with pytest.raises(Unavailable):
+        started.ask("speak", samples=np.zeros(3, np.int16))
+    assert not started.deaths
+    assert started.host.readings().counted == {}
+
+
+def test_a_dead_engine_is_reported_and_answers_on(started: Started) -> None:
+    ended(started.ask("die"))
+    assert started.died.wait(WAIT)
+    assert [str(error) for error in started.deaths] == ["injected"]
+    assert not started.host.is_alive
+    assert ended(started.ask("voices")).voices == ["a", "b"]
+
+
+def test_a_killed_process_ends_every_request(started: Started) -> None:
+    waiting = started.ask("wait")
+    os.kill(started.host.pid, signal.SIGKILL)
+    assert isinstance(ended(waiting).error, Unavailable)
+    assert started.died.wait(WAIT)
+    assert str(waiting.error) == "the engine's process ended with exit code -9"
+    with pytest.raises(Unavailable, match="exit code -9"):
+        started.ask("wait")
+
+
+def test_a_process_that_cannot_load_says_why() -> None:
+    with pytest.raises(RuntimeError, match=r"^no such checkpoint$"):
+        Started(error="no such checkpoint")
+    with pytest.raises(RuntimeError, match="ended with exit code 3"):
+        Started(exit="3")
+
+
+def test_the_process_ends_with_its_parent(started: Started) -> None:
+    """As after the death of a stub: the kernel closes its ends of the pipes."""
+    process = os.pidfd_open(started.host.pid)
+    started.host._requests.close()
+    assert _is_ready(process)
+    os.close(process)
+
+
+def _is_ready(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], WAIT)[0])
+
+
+def test_an_error_of_a_sink_cancels_its_request(started: Started) -> None:
+    caller = Caller("request wait")
+    caller.send_error = RuntimeError("the connection is gone")
+    started.host.accept({"do": "send and wait"}, caller, None)
+    assert isinstance(ended(caller).error, RequestError)
