@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import cycle
 
+import psutil
+
 from scripts.soak.server import Server, Setting
 from scripts.soak.utterances import BASE, CUSTOM
 
@@ -54,10 +56,10 @@ class Faults:
     def _kinds(self) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "codec error", lambda: self._request("codec_error")
         yield "out of memory", lambda: self._request("out_of_memory")
-        yield "talker killed", lambda: self._restart(CUSTOM, signal.SIGKILL)
-        yield "codec killed", lambda: self._restart(CODE2WAV, signal.SIGKILL)
-        yield "clones' talker killed", lambda: self._restart(BASE, signal.SIGKILL)
-        yield "codec without an answer", lambda: self._restart(CODE2WAV, signal.SIGSTOP)
+        yield "talker killed", lambda: self._restart(self.server.stub(CUSTOM), signal.SIGKILL)
+        yield "codec killed", lambda: self._restart(self.server.stub(CODE2WAV), signal.SIGKILL)
+        yield "clones' engine killed", lambda: self._restart(self.server.engine(BASE), signal.SIGKILL)
+        yield "codec without an answer", lambda: self._restart(self.server.stub(CODE2WAV), signal.SIGSTOP)
 
     def _request(self, fault: str) -> None:
         """Returns once a talker's next call has taken the fault."""
@@ -66,14 +68,14 @@ class Faults:
         while path.exists():
             time.sleep(POLL_SECONDS)
 
-    def _restart(self, model: str, number: signal.Signals) -> None:
-        """Signals a model's process; waits until the server has died and serves again."""
-        triton, stub = self.server.triton, self.server.stub(model)
-        stub.send_signal(number)
+    def _restart(self, process: psutil.Process, number: signal.Signals) -> None:
+        """Signals a process of the server; waits until the server has died and serves again."""
+        triton = self.server.triton
+        process.send_signal(number)
         began = time.monotonic()
         triton.wait()
-        if stub.is_running():  # a stopped process cannot exit
-            stub.kill()
+        if process.is_running():  # a stopped process cannot exit
+            process.kill()
         self.server.wait_ready()
         while not self.is_serving():
             time.sleep(POLL_SECONDS)

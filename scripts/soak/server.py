@@ -24,6 +24,7 @@ MODEL_TYPES: dict[str, ModelType] = {CUSTOM: "custom_voice", BASE: "base", DESIG
 READY_SECONDS = 900.0
 POLL_SECONDS = 0.1
 STUB = "triton_python_backend_stub"
+ENGINE = "engine_process.py"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Setting:
             add_model(model, str(self.checkpoint(model)), self.repository)
         version = self.repository / CUSTOM / "1"
         (version / "model.py").replace(version / "real_model.py")
-        shutil.copy(Path(__file__).parent / "faulty" / "model.py", version / "model.py")
+        for file in (Path(__file__).parent / "faulty").glob("*.py"):
+            shutil.copy(file, version)
 
 
 class Server:
@@ -83,13 +85,19 @@ class Server:
 
     @property
     def processes(self) -> list[psutil.Process]:
-        """tritonserver and the stubs of its Python models."""
+        """tritonserver, the stubs of its Python models and their engines."""
         triton = self.triton
-        return [triton, *(child for child in triton.children() if STUB in child.name() or STUB in _command(child))]
+        stubs = [child for child in triton.children() if STUB in child.name() or STUB in _command(child)]
+        return [triton, *stubs, *(child for stub in stubs for child in stub.children() if ENGINE in _command(child))]
 
     def stub(self, model: str) -> psutil.Process:
         """Raises LookupError if the model is not served by Python or there is no server."""
         return _find(self.triton.children(), f"/{model}/1/")
+
+    def engine(self, model: str) -> psutil.Process:
+        """The engine's process, or the stub where it has none."""
+        stub = self.stub(model)
+        return next((child for child in stub.children() if ENGINE in _command(child)), stub)
 
     def is_ready(self) -> bool:
         return all(is_ready(self.ports, model) for model in MODEL_TYPES)

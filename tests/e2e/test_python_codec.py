@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 import torch
 from rich.progress import Progress
@@ -132,6 +133,43 @@ def test_calls_through_triton_give_the_same_speech(
             assert np.abs(samples.astype(int) - expected).max() < 200, "chunk boundaries may differ"
         assert calls(other) >= len(spoken)
     assert "codec calls: by a direct line" not in (tmp_path / "server.log").read_text()
+
+
+def test_killed_engine_ends_every_stream_and_the_server(
+    repository: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    with serving(repository, tmp_path, tiny_checkpoint) as caller, ThreadPoolExecutor(1) as pool:
+        stub = psutil.Process(stub_pid(caller.server, "qwen3_tts"))
+        [engine] = [child for child in stub.children() if "engine_process.py" in " ".join(child.cmdline())]
+        in_flight = pool.submit(caller.speak, "Hello there.", temperature=0.0, max_frames=4000)
+        eventually(lambda: caller.metric("qwen3_tts_requests_running") == 1)
+        engine.kill()
+        assert "UNAVAILABLE: the engine's process ended with exit code -9" in str(in_flight.result(60).error)
+        assert caller.server.wait(60) == -signal.SIGKILL
+    assert (
+        "guard: qwen3_tts: its engine died; ending tritonserver with SIGKILL" in (tmp_path / "server.log").read_text()
+    )
+
+
+def test_an_engine_in_tritons_process_gives_the_same_speech(
+    caller: Caller, repository: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    samples = caller.speak("Hello there.", seed=1, max_frames=20).samples
+    with serving(repository, tmp_path, tiny_checkpoint, QWEN3_TTS_ENGINE_PROCESS="off") as other:
+        assert not psutil.Process(stub_pid(other.server, "qwen3_tts")).children(recursive=True)[1:], "only its guard"
+        again = other.speak("Hello there.", seed=1, max_frames=20).samples
+    assert np.abs(samples.astype(int) - again).max() < 200, "chunk boundaries may differ"
+
+
+def test_the_engine_ends_with_its_server(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with serving(repository, tmp_path, tiny_checkpoint) as caller:
+            stub = psutil.Process(stub_pid(caller.server, "qwen3_tts"))
+            processes = [stub, *stub.children(recursive=True)]
+            assert len(processes) == 3, "stub, engine and guard"
+            os.kill(caller.server.pid, number)
+            _, alive = psutil.wait_procs(processes, timeout=60)
+            assert not alive
 
 
 @pytest.mark.parametrize("calls", ["triton", "direct"])

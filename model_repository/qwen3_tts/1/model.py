@@ -10,7 +10,6 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from qwen3_tts_engine import metrics, startup
-from qwen3_tts_engine.delivery import SENDERS
 from qwen3_tts_engine.lifecycle import guard
 from qwen3_tts_engine.lifecycle.draining import DrainFile
 from qwen3_tts_engine.process.host import Host, ThisProcess
@@ -46,7 +45,7 @@ class TritonPythonModel:
             self._host: Host = EngineProcess(ENGINE_PROCESS, args, bls.call_model, self._on_death, config.max_requests)
             self._connect(args)
         else:
-            service = self.service(args, config, bls.call_model, on_death=self._on_death, senders=SENDERS)
+            service = self.service(args, config, bls.call_model, on_death=self._on_death)
             self._host = ThisProcess(service, config.max_requests)
             self._connect(args)
             service.begin()

@@ -1,6 +1,7 @@
 """Messages arrive whole and in order, and senders are never blocked."""
 
 import os
+import select
 import threading
 from collections.abc import Iterator
 
@@ -95,3 +96,14 @@ def test_errors_keep_their_class_and_text(pipe: tuple[Writer, int], error: Reque
     assert type(received) is type(error)
     assert str(received) == str(error)
     assert isinstance(received.outcome, Outcome)
+
+
+def test_held_messages_leave_together_and_in_order(pipe: tuple[Writer, int]) -> None:
+    writer, read = pipe
+    with writer.held():
+        for number in range(2000):
+            writer.send(number)
+        assert not select.select([read], [], [], 0)[0]
+    writer.send("after")
+    writer.close()
+    assert list(messages(read)) == [*range(2000), "after"]

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 # 1 017 stalled with one sender, with two none and 144 in two runs; four cost 256 listeners 9 % of the throughput.
 SENDERS = 2
 Job = Callable[[], None]
+Sending = Callable[[], AbstractContextManager[object]]
 # What a codec call or an end leaves to send; None ends the sender.
 Outbox = SimpleQueue[list[Job] | None]
 
@@ -31,15 +32,19 @@ class Delivery:
     """Outboxes and their sender loops. A stream has one outbox, so that its responses keep their order."""
 
     def __init__(
-        self, recorder: metrics.Recorder, fail: Callable[[Stream, RequestError], None], senders: int = SENDERS
+        self,
+        recorder: metrics.Recorder,
+        fail: Callable[[Stream, RequestError], None],
+        sending: Sending | None = None,
     ) -> None:
-        """`fail` ends a stream after a codec or send error. With 0 senders `flush` sends, through sinks that never
-        block."""
+        """`fail` ends a stream after a codec or send error. With `sending`, in whose context it sends, `flush` sends
+        through sinks that never block; otherwise the loops send."""
         self._recorder = recorder
         self._fail = fail
-        self._outboxes: list[Outbox] = [SimpleQueue() for _ in range(max(1, senders))]
-        self._flushing = threading.Lock()
-        self.loops = {f"sender {i}": partial(_send_all, self._outboxes[i]) for i in range(senders)}
+        self._outboxes: list[Outbox] = [SimpleQueue() for _ in range(1 if sending else SENDERS)]
+        self._sending, self._flushing = sending, threading.Lock()
+        loops = {f"sender {i}": partial(_send_all, outbox) for i, outbox in enumerate(self._outboxes)}
+        self.loops = {} if sending else loops
         """By thread name."""
 
     def close(self) -> None:
@@ -49,9 +54,9 @@ class Delivery:
         self.flush()
 
     def flush(self) -> None:
-        """Without senders, send what is queued; never called under the engine's lock, which a failure takes."""
-        if not self.loops:
-            with self._flushing:
+        """Send what is queued, unless the loops do; never called under the engine's lock, which a failure takes."""
+        if self._sending:
+            with self._flushing, self._sending():
                 _send_queued(self._outboxes[0])
 
     def put(

@@ -10,7 +10,7 @@ from qwen3_tts_engine import metrics
 from qwen3_tts_engine.codec.sound import listen
 from qwen3_tts_engine.core.batches import Batch, Chunks
 from qwen3_tts_engine.core.streams import Sink, Stream
-from qwen3_tts_engine.delivery import SENDERS, Delivery
+from qwen3_tts_engine.delivery import Delivery, Sending
 from qwen3_tts_engine.interfaces import CodecClient, Runner, Tick, decode
 from qwen3_tts_engine.request import Cancelled, RequestError, Unavailable
 from qwen3_tts_engine.scheduling.chunker import Chunker, Need
@@ -30,11 +30,11 @@ class Engine:
         *,
         take_turns: bool = False,
         on_thread_start: Callable[[], None] = lambda: None,
-        senders: int = SENDERS,
+        sending: Sending | None = None,
     ) -> None:
         """With `take_turns` codec calls and ticks never overlap: two processes time-slice a GPU, and beside a talker
         that never pauses a codec call of 0.6 ms took 12 ms (measured on one H200). `on_thread_start` runs first on
-        each of the engine's threads; Delivery has `senders`."""
+        each of the engine's threads; `sending` is Delivery's."""
         self.scheduler = scheduler
         self.recorder = metrics.Recorder(self._gauges)
         self.on_death: Callable[[BaseException], None] = lambda error: None
@@ -50,7 +50,7 @@ class Engine:
         self._need_beside_ticks = Need.WORTHWHILE if runner.lookahead else Need.ANY
         self._closed: RequestError | None = None
         self._last_collected = 0.0
-        self._delivery = Delivery(self.recorder, self.fail, senders)
+        self._delivery = Delivery(self.recorder, self.fail, sending)
         self._loops = {"talker": self._run_talker} | ({} if take_turns else {"codec": self._run_codec})
         loops = self._loops | self._delivery.loops
         self._threads = LoopThreads(loops, on_thread_start, lambda e: self.die(RequestError(f"the engine died: {e}")))

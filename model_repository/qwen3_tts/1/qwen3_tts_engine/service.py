@@ -15,6 +15,7 @@ from qwen3_tts_engine import startup
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.clients import ModelCodec, SharedStatesCodec
 from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.delivery import Sending
 from qwen3_tts_engine.frontend.dispatcher import Caller, Dispatcher
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.frontend.sequences import SequencePosition, Sequences
@@ -49,9 +50,9 @@ class Service:
         *,
         on_open: Callable[[], None] = lambda: None,
         on_death: Callable[[BaseException], None],
-        senders: int,
+        sending: Sending | None = None,
     ) -> None:
-        """`args` are those of Triton's `initialize`; `call_model` calls another model; `senders` is Delivery's.
+        """`args` are those of Triton's `initialize`; `call_model` calls another model; `sending` is Delivery's.
 
         Any exception names the cause why the model cannot be loaded.
         """
@@ -68,7 +69,7 @@ class Service:
         runner = self.make_runner(checkpoint, device)
         on_thread = startup.on_thread(device)
         counted = CountedCodec(codec, config.max_codec_failures, lambda error: self.engine.die(error))
-        self.engine = startup.build_engine(config, prompts.num_codebooks, runner, counted, on_thread, senders)
+        self.engine = startup.build_engine(config, prompts.num_codebooks, runner, counted, on_thread, sending)
         self.engine.on_death = on_death
         self._calls.begin(config.call_timeout_seconds, self.engine.die)
         sequences = Sequences(self.engine, prompts, config.sequence_idle_seconds, config.max_text_characters)

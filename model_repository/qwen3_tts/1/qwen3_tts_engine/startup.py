@@ -20,7 +20,7 @@ from qwen3_tts_engine.codec.line import Line
 from qwen3_tts_engine.codec.shared_memory import shared_zeros
 from qwen3_tts_engine.codec.states import NUM_EXTRA, CodecStates
 from qwen3_tts_engine.config import ConfigError, EngineConfig
-from qwen3_tts_engine.delivery import SENDERS
+from qwen3_tts_engine.delivery import Sending
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.interfaces import CodecClient, Runner, SchedulerLimits
@@ -85,7 +85,7 @@ def build_engine(
     runner: Runner,
     codec: CodecClient,
     on_thread_start: Callable[[], None] = lambda: None,
-    senders: int = SENDERS,
+    sending: Sending | None = None,
 ) -> Engine:
     """The engine, not started."""
     table = SlotTable(config.max_streams, config.max_frames_limit, num_codebooks)
@@ -99,7 +99,7 @@ def build_engine(
     chunker = Chunker(table, config.max_chunk_frames, capacity.frame_seconds)
     take_turns = config.take_turns == "on" or (config.take_turns == "auto" and _time_slices(runner))
     return Engine(
-        scheduler, chunker, runner, codec, take_turns=take_turns, on_thread_start=on_thread_start, senders=senders
+        scheduler, chunker, runner, codec, take_turns=take_turns, on_thread_start=on_thread_start, sending=sending
     )
 
 

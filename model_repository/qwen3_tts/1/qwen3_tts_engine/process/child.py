@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -109,8 +109,15 @@ class Child:
             self._models.call,
             on_open=lambda: control.send(Opened()),
             on_death=lambda error: control.send(Died(_as_request_error(error))),
-            senders=0,
+            sending=self._held,
         )
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for writer in self._data:
+                stack.enter_context(writer.held())
+            yield
 
     def run(self, received: Iterator[Any]) -> None:
         for message in received:

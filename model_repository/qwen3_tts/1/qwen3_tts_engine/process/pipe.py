@@ -8,11 +8,14 @@ import select
 import threading
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 # Kernel buffer; also the most that an unprivileged process may ask for.
 PIPE_BYTES = 1 << 20
 LENGTH_BYTES = 4
+# Frames of one write; the kernel takes up to 1 024.
+MAX_FRAMES = 512
 
 
 class Writer:
@@ -28,28 +31,35 @@ class Writer:
         os.set_blocking(descriptor, False)
         with contextlib.suppress(OSError):  # where the user's pipes take too much memory already
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        self._waiting: deque[memoryview] = deque()
+        self._frames: deque[bytes | memoryview] = deque()
         self._changed = threading.Condition()
-        self._closed = False
+        self._is_full = self._is_held = self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def num_waiting(self) -> int:
         """Messages that the kernel's buffer has not taken yet."""
-        return len(self._waiting)
+        return len(self._frames)
 
     def send(self, message: object) -> None:
         content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        frame = memoryview(len(content).to_bytes(LENGTH_BYTES, "little") + content)
         with self._changed:
-            if self._closed:
-                return
-            if not self._waiting:
-                frame = self._write(frame)
-            if frame:
-                self._waiting.append(frame)
-                self._changed.notify()
+            if not self._closed:
+                self._frames.append(len(content).to_bytes(LENGTH_BYTES, "little") + content)
+                self._begin()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Messages of the block leave at its end, in one write: each gives up the interpreter's lock, which another
+        thread may then keep for a switch interval. Used by one thread at a time."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_held = False
+                self._begin()
 
     def close(self) -> None:
         """Send what waits, then end the other process's messages. Safe to call twice."""
@@ -58,29 +68,39 @@ class Writer:
             self._changed.notify()
         self._thread.join()
 
+    def _begin(self) -> None:
+        """Write, unless the thread has to; called under the lock."""
+        if self._frames and not self._is_held and not self._is_full:
+            self._write()
+            if self._is_full:
+                self._changed.notify()
+
     def _run(self) -> None:
         while self._await_work():
             select.select([], [self._descriptor], [])
             with self._changed:
-                self._waiting[0] = self._write(self._waiting[0])
-                if not self._waiting[0]:
-                    self._waiting.popleft()
+                self._write()
         os.close(self._descriptor)
 
     def _await_work(self) -> bool:
         with self._changed:
-            while not self._waiting and not self._closed:
+            while not self._is_full and not self._closed:
                 self._changed.wait()
-            return bool(self._waiting)
+            return bool(self._frames)
 
-    def _write(self, frame: memoryview) -> memoryview:
-        """Write what the kernel takes now; returns the rest."""
+    def _write(self) -> None:
+        """Write what the kernel takes now."""
         try:
-            return frame[os.write(self._descriptor, frame) :]
+            written = os.writev(self._descriptor, list(islice(self._frames, MAX_FRAMES)))
         except BlockingIOError:
-            return frame
+            written = 0
         except BrokenPipeError:
-            return frame[:0]
+            written = sum(map(len, self._frames))
+        while self._frames and written >= len(self._frames[0]):
+            written -= len(self._frames.popleft())
+        if written:
+            self._frames[0] = memoryview(self._frames[0])[written:]
+        self._is_full = bool(self._frames)
 
 
 def messages(descriptor: int) -> Iterator[Any]:
