@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.codec.sound import listen
@@ -14,8 +15,9 @@ from qwen3_tts_engine.delivery import Delivery, Sending
 from qwen3_tts_engine.interfaces import CodecClient, Runner, Tick, decode
 from qwen3_tts_engine.request import Cancelled, RequestError, Unavailable
 from qwen3_tts_engine.scheduling.chunker import Chunker, Need
+from qwen3_tts_engine.scheduling.gauges import read_gauges
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
-from qwen3_tts_engine.threads import LoopThreads
+from qwen3_tts_engine.threads import LoopThreads, Precedence
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,8 @@ class Engine:
         that never pauses a codec call of 0.6 ms took 12 ms (measured on one H200). `on_thread_start` runs first on
         each of the engine's threads; `sending` is Delivery's."""
         self.scheduler = scheduler
-        self.recorder = metrics.Recorder(self._gauges)
+        self.recorder = metrics.Recorder(partial(read_gauges, scheduler))
+        self.precedence = Precedence(applies=runner.lookahead > 0)
         self.on_death: Callable[[BaseException], None] = lambda error: None
         self._chunker = chunker
         self._runner = runner
@@ -117,7 +120,7 @@ class Engine:
         work: Batch | Chunks | None = None
         while (work := self._next_work(idle=not launched, last=work)) is not None:
             if isinstance(work, Chunks):
-                self._decode(work)
+                self._decode_between_ticks(work)
                 continue
             started = time.perf_counter()
             # Before prefill, since newcomers may hold pages taken from preempted streams.
@@ -135,6 +138,10 @@ class Engine:
     def _run_codec(self) -> None:
         """The codec loop, without `take_turns`."""
         while (chunks := self._next_chunks()) is not None:
+            self._decode(chunks)
+
+    def _decode_between_ticks(self, chunks: Chunks) -> None:
+        with self.precedence.resting():
             self._decode(chunks)
 
     def _decode(self, chunks: Chunks) -> None:
@@ -169,7 +176,8 @@ class Engine:
                     return self.scheduler.next_batch(now)
                 self._is_idle = True
                 self._codec_work.notify()
-                self._talker_work.wait()
+                with self.precedence.resting():
+                    self._talker_work.wait()
                 self._is_idle = False
             return None
 
@@ -204,14 +212,13 @@ class Engine:
         return batch.without([newcomer for newcomer, _ in failed])
 
     def _collect(self, batch: Batch, tick: Tick, started: float) -> None:
-        frames = self._runner.collect(tick)
+        with self.precedence.resting():
+            frames = self._runner.collect(tick)
         now = time.perf_counter()
         # A tick launched behind another one starts when that one ends.
         seconds, self._last_collected = now - max(started, self._last_collected), now
-        self.recorder.observe(metrics.STEP, now - started)
-        self.recorder.count(metrics.FRAMES, len(batch))
-        for newcomer in batch.newcomers:
-            self.recorder.observe(metrics.PREFILL, now - newcomer.stream.admitted)
+        first_frames = [now - newcomer.stream.admitted for newcomer in batch.newcomers]
+        self.recorder.add_tick(now - started, len(batch), first_frames)
         with self._lock:
             self.scheduler.capacity.add_tick(len(batch), seconds, batch.prefill_rows)
             drained = self.scheduler.collect(batch, frames, now)
@@ -220,7 +227,7 @@ class Engine:
         for stream in drained:
             self._delivery.end(stream)
         if first:
-            self._decode(first)
+            self._decode_between_ticks(first)
 
     def fail(self, stream: Stream, error: RequestError) -> None:
         """End a stream with an error; no effect on an ended stream."""
@@ -229,14 +236,6 @@ class Engine:
             self._talker_work.notify()
         if ended:
             self._delivery.finish(stream.sink, error)
-
-    def _gauges(self) -> dict[str, float]:
-        scheduler = self.scheduler
-        return {
-            metrics.RUNNING.name: scheduler.slots.num_used,
-            metrics.WAITING.name: len(scheduler.admission.queue),
-            metrics.PAGES_USED.name: scheduler.pages.num_used / scheduler.pages.size,
-        }
 
     def _shut_down(self, reason: RequestError) -> None:
         with self._lock:

@@ -93,6 +93,13 @@ class Recorder:
             if not self._is_paused:
                 self._readings.counted[metric.name, label] += amount
 
+    def add_tick(self, seconds: float, frames: int, first_frames: list[float]) -> None:
+        """`first_frames` are the times from slot to first frame of its newcomers."""
+        self.observe(STEP, seconds)
+        self.count(FRAMES, frames)
+        for first in first_frames:
+            self.observe(PREFILL, first)
+
     def add_codec_call(self, waited: float, seconds: float, chunks: int) -> None:
         """`waited` is how long its oldest chunk was ready."""
         self.observe(CHUNK_WAIT, waited)

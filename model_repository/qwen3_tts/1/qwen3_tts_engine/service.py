@@ -90,7 +90,8 @@ class Service:
         self._opening.begin(self._codec, self._golden, partial(self._prompts.stream, spoken) if spoken else None)
 
     def accept(self, fields: dict[str, Any], caller: Caller, position: SequencePosition | None) -> None:
-        """Dispatch a request once the gate is open; errors end it."""
+        """Dispatch a request once the gate is open, and between the talker's launches; errors end it."""
+        self.engine.precedence.wait()
         dispatch = partial(self._dispatcher.accept, fields, caller, position)
         self._refuse_on_error(caller, partial(self.gate.enter, partial(self._refuse_on_error, caller, dispatch)))
 

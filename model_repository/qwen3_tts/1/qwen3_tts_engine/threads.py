@@ -3,7 +3,8 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from qwen3_tts_engine.request import Unavailable
 
@@ -80,6 +81,37 @@ class Ticker:
     def _run(self) -> None:
         while not self._closed.wait(self._seconds):
             self._job()
+
+
+class Precedence:
+    """Holds other threads back while one thread works.
+
+    A launch makes some fifty calls that give up the interpreter's lock, and waits up to a switch interval for it after
+    each while another thread computes: beside 256 prompts two launches took 34 and 29 ms instead of 0.5 (one H100).
+    """
+
+    # A host that never rests does not hold others back for longer.
+    MAX_SECONDS = 0.005
+
+    def __init__(self, applies: bool) -> None:
+        """Work that seldom rests, as ticks on a CPU, must not hold others back: `applies` is then False."""
+        self._applies, self._is_working = applies, False
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """The thread waits within the block, and works after it."""
+        with self._changed:
+            self._is_working = False
+            self._changed.notify_all()
+        yield
+        self._is_working = self._applies
+
+    def wait(self) -> None:
+        """Called by the other threads before each piece of work."""
+        with self._changed:
+            if self._is_working:
+                self._changed.wait(self.MAX_SECONDS)
 
 
 class LoopThreads:
