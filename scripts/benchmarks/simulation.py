@@ -65,6 +65,12 @@ class Costs:
         rows = RECORDED_ROWS * np.array(streams)
         return cls(np.array([streams, ticks]), np.array([rows, prefills]), (float(fixed), float(each)))
 
+    def scaled(self, factor: float) -> "Costs":
+        """Those of a slower GPU."""
+        fixed, each = self.codec
+        slower = np.array([[1.0], [factor]])
+        return Costs(self.ticks * slower, self.prefills * slower, (fixed * factor, each * factor))
+
     def tick(self, streams: int, prefill_rows: int = 0) -> float:
         return _at(self.ticks, streams) + (_at(self.prefills, prefill_rows) if prefill_rows else 0.0)
 

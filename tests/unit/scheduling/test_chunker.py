@@ -169,6 +169,21 @@ def test_urgent_streams_share_a_call_of_their_shortest_length() -> None:
     assert second.codes.shape[1] == 8
 
 
+def test_of_many_urgent_chunks_every_second_call_takes_more_than_the_shortest() -> None:
+    """Newcomers' first frames must not make everybody's calls as short."""
+    table = table_with([1] * 8 + [8] * 2 * MAX_BATCH)
+    table.deadline[:] = 0
+    table.deadline[:8] = -1
+    chunker = chunker_of(table)
+    calls = []
+    while chunks := chunker.next_chunks(now=1.0):
+        calls.append(chunks.codes.shape[:2])
+        chunker.done(chunks, audible(chunks), 1.0)
+        table.deadline[chunks.slots] = 0
+    assert calls[:2] == [(MAX_BATCH, 8), (MAX_BATCH, 1)]
+    assert sum(rows * frames for rows, frames in calls) == 8 + 8 * 2 * MAX_BATCH
+
+
 def test_a_call_has_a_limited_number_of_frames() -> None:
     table = table_with([8] * 80, sent=[8] * 80)
     table.deadline[:] = 9.0

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from scripts.benchmarks import simulation
 from scripts.benchmarks.simulation import Costs, Simulation
 
 SECONDS = 3.0
@@ -23,6 +24,14 @@ def test_a_burst_is_served_in_groups(callers: int, p95_ms: float) -> None:
 @pytest.mark.parametrize(("mode", "value"), [("closed", 256), ("closed", 1000), ("open", 180), ("open", 350)])
 def test_newcomers_stall_no_listener(mode: str, value: float) -> None:
     assert simulate(mode, value)["stalled_over_50ms"] == 0
+
+
+def test_newcomers_stall_no_listener_of_a_slower_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of one frame each, for the newcomers' sake, would decode half of what the listeners hear."""
+    monkeypatch.setattr(simulation, "CALL_SECONDS", 0.004)
+    monkeypatch.setattr(simulation, "TALKER_SHARE", 0.7)
+    simulated = Simulation(Costs.read().scaled(1.3), "open", 350, SECONDS)
+    assert simulated.run()["stalled_over_50ms"] == 0
 
 
 def test_first_frames_with_the_others_raise_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
