@@ -26,7 +26,7 @@ class Metric:
 
 
 TTFA = Metric(
-    "qwen3_tts_time_to_first_audio_seconds", "histogram", "Arrival to first audio handed to Triton", LATENCY_BUCKETS
+    "qwen3_tts_time_to_first_audio_seconds", "histogram", "Arrival to hand-over of the first audio", LATENCY_BUCKETS
 )
 STEP = Metric(
     "qwen3_tts_step_duration_seconds", "histogram", "A tick and its prefills, to codes on the host", STEP_BUCKETS
@@ -35,7 +35,7 @@ ADMISSION = Metric("qwen3_tts_admission_wait_seconds", "histogram", "Arrival to 
 PREFILL = Metric("qwen3_tts_prefill_seconds", "histogram", "Slot to first frame on the host", LATENCY_BUCKETS)
 CHUNK_WAIT = Metric("qwen3_tts_chunk_wait_seconds", "histogram", "Chunk ready to codec called", LATENCY_BUCKETS)
 CODEC = Metric("qwen3_tts_codec_seconds", "histogram", "Codec called to waveform on the host", LATENCY_BUCKETS)
-SEND = Metric("qwen3_tts_send_seconds", "histogram", "A chunk's waveform on the host to Triton", LATENCY_BUCKETS)
+SEND = Metric("qwen3_tts_send_seconds", "histogram", "A chunk's waveform on the host to hand-over", LATENCY_BUCKETS)
 RUNNING = Metric("qwen3_tts_requests_running", "gauge", "Streams that hold a slot")
 WAITING = Metric("qwen3_tts_requests_waiting", "gauge", "Streams that wait for a slot")
 OPEN = Metric("qwen3_tts_requests_open", "gauge", "Requests that have not ended")
