@@ -1,4 +1,4 @@
-"""Compiles the CUDA sources of this folder on first use, per set of macros, with a cache on disk."""
+"""Compiles CUDA sources, those of this folder by name, on first use, per set of macros, with a cache on disk."""
 
 import ctypes
 import hashlib
@@ -77,9 +77,9 @@ def _argument(value: Tensor | int | float | None) -> tuple[int | float, type]:
 
 
 def compiled(name: str, macros: Mapping[str, int], architecture: str) -> bytes:
-    """The source as a cubin, from the cache on disk where it has one."""
+    """The source, with the headers beside it, as a cubin, from the cache on disk where it has one."""
     path = FOLDER / name
-    source, headers = path.read_bytes(), _headers()
+    source, headers = path.read_bytes(), _headers(path.parent)
     options = [f"--gpu-architecture={architecture}", "--std=c++17", "--use_fast_math"]
     options += [f"-D{macro}={value}" for macro, value in macros.items()]
     digest = hashlib.sha256(source + b"".join(headers.values()) + " ".join(options).encode()).hexdigest()
@@ -93,8 +93,8 @@ def compiled(name: str, macros: Mapping[str, int], architecture: str) -> bytes:
     return cubin.read_bytes()
 
 
-def _headers() -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(FOLDER.glob("*.cuh"))}
+def _headers(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.cuh"))}
 
 
 def _compile(name: str, source: bytes, headers: Mapping[str, bytes], options: Sequence[str]) -> bytes:

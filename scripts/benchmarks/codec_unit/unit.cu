@@ -1,0 +1,247 @@
+// A residual unit of the codec: convolution of TAPS taps, SnakeBeta, pointwise product, residual, SnakeBeta (ops.Ops.unit).
+// For few channels: a block of its own on each multiprocessor holds all weights in shared memory and its warpgroups take
+// tiles of 64 rows in turn, so that the tensor cores multiply for one while the others compute sines, load and store.
+//
+// Compiled once for each dilation, with these macros:
+//   CHANNELS        a multiple of 32, up to 96
+//   TAPS, DILATION  of the convolution
+//   GROUPS          warpgroups per block: 2 or 3
+//
+// `positions` must be a multiple of 64; `tiles` = entries * positions / 64. `out` may be null, or `residual` itself.
+//
+// Operands are in columns: a piece of 16 bytes of every row, then the next piece of every row. Tensor cores read this layout
+// from any row on, so that all taps multiply one tile, each from its own row.
+//
+// An instruction leaves columns 8 j + 2 q and 8 j + 2 q + 1 to thread q of four. The rows of weights are in such an order
+// that a thread's 8 columns of j = 4 g to 4 g + 3 are consecutive channels: it loads and stores 16 bytes. The sums of the
+// convolution become the left operand of the pointwise product in the thread that has them.
+
+#include "half.cuh"
+#include "memory.cuh"
+
+constexpr int LANES = 32;
+constexpr int WARPS = 4;                            // of a group
+constexpr int GROUP = WARPS * LANES;
+constexpr int THREADS = GROUP * GROUPS;
+constexpr int ROWS = 64;                            // of a tile
+constexpr int PIECES = CHANNELS / 8;
+constexpr int STEPS = CHANNELS / 16;
+constexpr int PARTS = CHANNELS / 32;                // of 8 channels in each of four threads
+constexpr int SUMS = CHANNELS / 2;                  // of a thread
+constexpr int X_ROWS = ROWS + (TAPS - 1) * DILATION;
+constexpr int X_PITCH = (X_ROWS + 7) / 8 * 8;
+constexpr int W_PITCH = CHANNELS;
+
+constexpr int WEIGHTS = TAPS * PIECES * W_PITCH * 16;
+constexpr int WEIGHTS2 = PIECES * W_PITCH * 16;
+constexpr int X_TILE = PIECES * X_PITCH * 16;
+constexpr int VECTORS = WEIGHTS + WEIGHTS2 + GROUPS * X_TILE;   // offset
+
+// Barriers of the hardware; 0 is not used.
+constexpr int OWN = 1, TURN = OWN + GROUPS, READY = TURN + GROUPS, TAP = READY + 1;
+static_assert(TAP + TAPS <= 16 && CHANNELS % 32 == 0 && CHANNELS <= 96, "barriers and registers must suffice");
+
+#include "tensor_cores.cuh"
+
+// The hardware's sine takes any argument: 4e-5 off at an angle of 300, far below FP16's precision of x.
+__device__ __forceinline__ float snake(float x, float alpha, float inverse_beta) {
+    const float angle = x * alpha;
+    float sine;
+    asm("sin.approx.f32 %0, %1;" : "=f"(sine) : "f"(angle));
+    return fmaf(sine * sine, inverse_beta, x);
+}
+
+__device__ __forceinline__ void read(float (&v)[8], const float* vector) {
+    const float4 a = *(const float4*)vector, b = *(const float4*)(vector + 4);
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+// The sum of channel 8 q + i of a part, in row lane / 4 + 8 half of the warp's 16.
+__device__ __forceinline__ constexpr int sum_of(int part, int half, int i) { return 4 * (4 * part + i / 2) + 2 * half + i % 2; }
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+unit(const half* x, const half* __restrict__ weight, const float* __restrict__ bias, const float* __restrict__ alpha,
+     const float* __restrict__ inverse_beta, const half* __restrict__ weight2, const float* __restrict__ bias2,
+     const float* __restrict__ alpha2, const float* __restrict__ inverse_beta2, const half* residual, half* out, half* active,
+     int positions, int tiles, int x_stride, int active_stride) {
+    DYNAMIC_SHARED(shared);
+    const unsigned weights = shared_address(shared), weights2 = weights + WEIGHTS;
+    float* const vectors = (float*)(shared + VECTORS);
+
+    const int thread = threadIdx.x % GROUP, lane = threadIdx.x % LANES;
+    const int group = __shfl_sync(ALL, threadIdx.x / GROUP, 0);
+    const int warp = thread / LANES, q = lane % 4;
+    const unsigned x_tile = weights2 + WEIGHTS2 + group * X_TILE;
+    const int rounds = (tiles + GROUPS * gridDim.x - 1) / (GROUPS * gridDim.x);
+    const unsigned tiles_per_entry = (unsigned)positions / ROWS;
+    // With few tiles, blocks have one each.
+    auto tile_of = [&](int round) { return (round * GROUPS + group) * (int)gridDim.x + (int)blockIdx.x; };
+
+    // A warp copies 64 bytes of 8 rows at a time: whole sectors from global memory, and 8 pieces without bank conflicts.
+    auto copy_x = [&](int tile) {
+        const int entry = (unsigned)tile / tiles_per_entry, position = (unsigned)tile % tiles_per_entry * ROWS;
+        const int row = warp * 8 + lane % 8, piece = lane / 8;
+        const half* source = x + (size_t)entry * x_stride + (size_t)(position + row) * CHANNELS + piece * 8;
+        const unsigned target = x_tile + (piece * X_PITCH + row) * 16;
+        #pragma unroll
+        for (int i = 0; i < X_ROWS; i += 8 * WARPS)
+            if (i + row < X_ROWS) {
+                #pragma unroll
+                for (int part = 0; part < PARTS; part++)
+                    copy_async(target + (part * 4 * X_PITCH + i) * 16, source + i * CHANNELS + part * 32);
+            }
+        end_group();
+    };
+    // The channel of a row of weights in shared memory, and the row of a channel.
+    auto channel_of = [](int n) { return n / 32 * 32 + n % 8 / 2 * 8 + n % 32 / 8 * 2 + n % 2; };
+    auto place_of = [](int channel) { return channel / 32 * 32 + channel % 8 / 2 * 8 + channel % 32 / 8 * 2 + channel % 2; };
+
+    // The first group takes what is small, so that it can start as soon as its tile and the first tap are there.
+    if (group) {
+        #pragma unroll
+        for (int tap = 0; tap < TAPS; tap++) {
+            #pragma unroll
+            for (int i = threadIdx.x / LANES - WARPS; i < CHANNELS / 8 * PARTS; i += (GROUPS - 1) * WARPS) {
+                const int n = i / PARTS * 8 + lane % 8, piece = i % PARTS * 4 + lane / 8;
+                copy_async(weights + ((tap * PIECES + piece) * W_PITCH + n) * 16,
+                           weight + (channel_of(n) * TAPS + tap) * CHANNELS + piece * 8);
+            }
+            end_group();
+        }
+    } else {
+        #pragma unroll
+        for (int i = thread; i < CHANNELS * PIECES; i += GROUP) {
+            const int channel = i / PIECES, piece = i % PIECES;
+            const uint4 v = *(const uint4*)(weight2 + channel * CHANNELS + piece * 8);
+            unsigned* const target = (unsigned*)(shared + WEIGHTS + (piece / 4 * 4 * W_PITCH + place_of(channel)) * 16 + piece % 4 * 4);
+            target[0] = v.x, target[4 * W_PITCH] = v.y, target[8 * W_PITCH] = v.z, target[12 * W_PITCH] = v.w;
+        }
+        if (thread < CHANNELS) {
+            vectors[thread] = bias[thread], vectors[CHANNELS + thread] = alpha[thread];
+            vectors[2 * CHANNELS + thread] = inverse_beta[thread], vectors[3 * CHANNELS + thread] = bias2[thread];
+            vectors[4 * CHANNELS + thread] = alpha2[thread], vectors[5 * CHANNELS + thread] = inverse_beta2[thread];
+        }
+        publish_copies();
+        arrive_at(READY, THREADS);
+    }
+    let_next_start();
+    wait_for_previous();
+    if (tile_of(0) < tiles) copy_x(tile_of(0));
+    else end_group();
+    if (group) {
+        #pragma unroll
+        for (int tap = 0; tap < TAPS; tap++) {
+            wait_for_copies(TAPS - tap);
+            publish_copies();
+            arrive_at(TAP + tap, THREADS);
+        }
+        meet_at(READY, THREADS);
+    }
+
+    float sums[SUMS];
+    const float* const own_vectors = vectors + 8 * q;
+    for (int round = 0; round < rounds; round++) {
+        const int tile = tile_of(round);
+        auto await_turn = [&] { if (round || group) meet_at(TURN + group, 2 * GROUP); };
+        auto end_turn = [&] {
+            if (round + 1 < rounds || group + 1 < GROUPS) arrive_at(TURN + (group + 1) % GROUPS, 2 * GROUP);
+        };
+        if (tile >= tiles) {
+            await_turn(), end_turn();
+            break;
+        }
+        const size_t row = (size_t)tile * ROWS + warp * 16 + lane / 4;
+        const size_t at = row * CHANNELS + 8 * q;
+        uint4 before[PARTS][2];
+        #pragma unroll
+        for (int i = 0; i < 2 * PARTS; i++)
+            before[i / 2][i % 2] = load_now(residual + at + i % 2 * 8 * CHANNELS + i / 2 * 32);
+        if (!round) wait_for_copies(0), publish_copies();
+        meet_at(OWN + group, GROUP);
+        await_turn();
+        #pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            float v[8];
+            read(v, own_vectors + 32 * part);
+            #pragma unroll
+            for (int i = 0; i < 16; i++) sums[sum_of(part, i / 8, i % 8)] = v[i % 8];
+        }
+        const unsigned w_low = fresh(low_half(weights, W_PITCH));
+        const unsigned x_low = fresh(low_half(x_tile, X_PITCH));
+        fence_products();
+        #pragma unroll
+        for (int tap = 0; tap < TAPS; tap++) {
+            if (!round && !group) meet_at(TAP + tap, THREADS);
+            #pragma unroll
+            for (int step = 0; step < STEPS; step++)
+                multiply(sums, operand(x_low + 2 * step * X_PITCH + tap * DILATION),
+                         operand(w_low + (tap * STEPS + step) * 2 * W_PITCH));
+        }
+        end_products();
+        end_turn();
+
+        wait_for_products();
+        #pragma unroll
+        for (int i = 0; i < SUMS; i++) settle(sums[i]);
+        meet_at(OWN + group, GROUP);
+        if (tile_of(round + 1) < tiles) copy_x(tile_of(round + 1));
+
+        unsigned inner[SUMS / 2];
+        #pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            float a[8], b[8];
+            read(a, own_vectors + CHANNELS + 32 * part);
+            read(b, own_vectors + 2 * CHANNELS + 32 * part);
+            #pragma unroll
+            for (int i = 0; i < 16; i += 2) {
+                const int j = sum_of(part, i / 8, i % 8);
+                inner[j / 2] = pack(snake(sums[j], a[i % 8], b[i % 8]), snake(sums[j + 1], a[i % 8 + 1], b[i % 8 + 1]));
+            }
+        }
+        #pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            float v[8];
+            read(v, own_vectors + 3 * CHANNELS + 32 * part);
+            #pragma unroll
+            for (int i = 0; i < 16; i += 2) {
+                const uint4 r = before[part][i / 8];
+                const unsigned pairs[4] = {r.x, r.y, r.z, r.w};
+                const int j = sum_of(part, i / 8, i % 8);
+                sums[j] = v[i % 8] + low(pairs[i % 8 / 2]), sums[j + 1] = v[i % 8 + 1] + high(pairs[i % 8 / 2]);
+            }
+        }
+        const unsigned w2_low = fresh(low_half(weights2, W_PITCH));
+        fence_products();
+        #pragma unroll
+        for (int step = 0; step < STEPS; step++) multiply(sums, inner + 4 * step, operand(w2_low + step * 2 * W_PITCH));
+        end_products();
+
+        const int entry = (unsigned)tile / tiles_per_entry;
+        half* const target = active + (size_t)entry * active_stride + (row - (size_t)entry * positions) * CHANNELS + 8 * q;
+        wait_for_products();
+        #pragma unroll
+        for (int i = 0; i < SUMS; i++) settle(sums[i]);
+        // Before the stores: it would wait for them too.
+        wait_for_copies(0);
+        publish_copies();
+        #pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            float a[8], b[8];
+            read(a, own_vectors + 4 * CHANNELS + 32 * part);
+            read(b, own_vectors + 5 * CHANNELS + 32 * part);
+            #pragma unroll
+            for (int side = 0; side < 2; side++) {
+                unsigned sum[4], activated[4];
+                #pragma unroll
+                for (int i = 0; i < 8; i += 2) {
+                    const int j = sum_of(part, side, i);
+                    sum[i / 2] = pack(sums[j], sums[j + 1]);
+                    activated[i / 2] = pack(snake(sums[j], a[i], b[i]), snake(sums[j + 1], a[i + 1], b[i + 1]));
+                }
+                const int offset = side * 8 * CHANNELS + part * 32;
+                if (out) store(out + at + offset, sum);
+                store(target + offset, activated);
+            }
+        }
+    }
+}
