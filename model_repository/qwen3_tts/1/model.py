@@ -12,6 +12,7 @@ import triton_python_backend_utils as pb_utils
 from qwen3_tts_engine import metrics, startup
 from qwen3_tts_engine.lifecycle import guard
 from qwen3_tts_engine.lifecycle.draining import DrainFile
+from qwen3_tts_engine.lifecycle.logs import log_through
 from qwen3_tts_engine.process.host import Host, ThisProcess
 from qwen3_tts_engine.process.parent import EngineProcess
 from qwen3_tts_engine.service import SWITCH_SECONDS, Service, read_config, repository
@@ -35,7 +36,7 @@ class TritonPythonModel:
         os.environ.setdefault("CUDA_MPS_CLIENT_PRIORITY", "1")
         _lift_file_limit()
         sys.setswitchinterval(SWITCH_SECONDS)
-        telemetry.log_through_triton()
+        log_through(telemetry.TritonLogHandler())
         self._name = args["model_name"]
         self._guard: guard.Guard | None = None
         self._config = config = read_config(args)

@@ -3,7 +3,6 @@
 import gc
 import json
 import logging
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from qwen3_tts_engine.voices.service import Voices
 
 log = logging.getLogger("qwen3_tts")
 
-# Interpreter switch interval; the default, 5 ms, is as long as a tick.
+# Switch interval of an engine's interpreter; the default, 5 ms, is as long as a tick.
 SWITCH_SECONDS = 0.0005
 # Checks of idle sequences per limit.
 IDLE_CHECKS = 8
@@ -56,7 +55,6 @@ class Service:
 
         Any exception names the cause why the model cannot be loaded.
         """
-        sys.setswitchinterval(SWITCH_SECONDS)
         self._args, self.config = args, config
         self._calls = CallWatch()
         self.call_model = self._calls.watched(call_model)

@@ -83,11 +83,3 @@ class TritonLogHandler(logging.Handler):
         if record.levelno == logging.WARNING:
             write = pb_utils.Logger.log_warn
         write(self.format(record))
-
-
-def log_through_triton() -> None:
-    for name in ("qwen3_tts", "qwen3_tts_engine"):
-        logger = logging.getLogger(name)
-        logger.handlers = [TritonLogHandler()]
-        logger.setLevel(logging.INFO)
-        logger.propagate = False

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from qwen3_tts_engine.core.streams import Summary
+from qwen3_tts_engine.lifecycle.logs import log_through
 from qwen3_tts_engine.process.messages import (
     Accept,
     Answer,
@@ -32,11 +33,10 @@ from qwen3_tts_engine.process.messages import (
 )
 from qwen3_tts_engine.process.pipe import Writer, messages
 from qwen3_tts_engine.request import RequestError
-from qwen3_tts_engine.service import Service, read_config
+from qwen3_tts_engine.service import SWITCH_SECONDS, Service, read_config
 
 log = logging.getLogger("qwen3_tts")
 
-LOGGERS = ("qwen3_tts", "qwen3_tts_engine")
 # After the last message a process that does not end by itself is ended.
 CLOSE_SECONDS = 15.0
 
@@ -150,10 +150,8 @@ def main(kind: type[Service]) -> None:
     *descriptors, encoded = sys.argv[1:]
     requests, *outgoing = map(int, descriptors)
     control, *data = [Writer(descriptor, f"pipe {descriptor}") for descriptor in outgoing]
-    for name in LOGGERS:
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [PipeLogHandler(control)], False
-        logger.setLevel(logging.INFO)
+    log_through(PipeLogHandler(control))
+    sys.setswitchinterval(SWITCH_SECONDS)
     with _ending([*data, control]):
         try:
             child = Child(kind, json.loads(encoded), control, data)
