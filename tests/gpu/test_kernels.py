@@ -139,16 +139,16 @@ def test_paged_attention_agrees_in_prefill_and_decode(
     slots = torch.cat([torch.full((n,), i, device=device) for i, n in enumerate(lengths)])
     positions = torch.cat([torch.arange(n, device=device) for n in lengths])
     order = torch.randperm(count, device=device)
-    ticks = [(slots, positions, True)]
-    ticks += [(order, torch.tensor(lengths, device=device)[order] + tick, False) for tick in range(2)]
+    ticks = [(slots, positions, len(slots))]
+    ticks += [(order, torch.tensor(lengths, device=device)[order] + tick, 0) for tick in range(2)]
     prompt = torch.arange(lengths[2], device=device)
     beside = torch.tensor([lengths[0] + 2, lengths[1] + 2], device=device)
     joint = torch.tensor([0, 1], device=device), torch.full_like(prompt, 2)
-    ticks.append((torch.cat(joint), torch.cat([beside, prompt]), True))
-    for slots, positions, prefill in ticks:
+    ticks.append((torch.cat(joint), torch.cat([beside, prompt]), len(prompt)))
+    for slots, positions, prompts in ticks:
         hidden = random(len(slots), config.hidden_size, scale=30.0)
-        found = ops.paged_attention(caches[0], slots, positions, prefill=prefill)(1, hidden, layers[0])
-        wide = TorchOps().paged_attention(caches[1], slots, positions, prefill=prefill)
+        found = ops.paged_attention(caches[0], slots, positions, prompts=prompts)(1, hidden, layers[0])
+        wide = TorchOps().paged_attention(caches[1], slots, positions, prompts=prompts)
         close(found, wide(1, hidden.float(), layers[1]), 1.2e-2)
     close(caches[0].data, caches[1].data)
 

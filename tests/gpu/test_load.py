@@ -58,8 +58,8 @@ def engine(checkpoint: Checkpoint) -> Iterator[Engine]:
     config = EngineConfig(checkpoint=str(checkpoint.folder), kernels="required", max_streams=SLOTS)
     runner = load_runner(checkpoint, config, DEVICE)
     table = SlotTable(SLOTS, config.max_frames_limit, 16)
-    # One prompt a prefill, as in the run alone, because rounding depends on the shape of a prefill. With 0 s another one
-    # joins where it is measured to cost nothing.
+    # One prompt a prefill, as in the run alone, because rounding depends on the shape of a prefill. With 0 s, others
+    # join it where that is measured to cost nothing.
     limits = SchedulerLimits(runner.limits.page_size, PAGES, SLOTS, REQUESTS, max_prefill_seconds=-1.0)
     scheduler = Scheduler(table, limits, Capacity(0, 8, batching_is_free=True))
     chunker = Chunker(table, 8, lambda streams: 0.002)

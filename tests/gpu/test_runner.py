@@ -213,7 +213,7 @@ def test_logits_agree_with_the_cpu_within_bfloat16(checkpoint: Checkpoint) -> No
         prefill(runner, [newcomer(checkpoint, slot) for slot in range(4)])
         with torch.inference_mode():
             rows = runner._ops.rows(runner._state, torch.arange(4, device=runner._device))
-            attention = runner._ops.paged_attention(runner._cache, rows.slots, rows.positions, prefill=False)
+            attention = runner._ops.paged_attention(runner._cache, rows.slots, rows.positions)
             logits.append(runner._talker.logits(runner._talker.forward(rows.hidden, attention)).cpu())
     distance = float((logits[0] - logits[1]).norm() / (logits[1] - logits[1].mean()).norm())
     print(f"distance of bfloat16 logits: {distance:.4f}")

@@ -183,14 +183,14 @@ class GraphTalkerRunner(TalkerRunner):
         """
         slots, attending = pairs.T.contiguous()
         rows = self._ops.rows(self._state, slots)
-        attention = self._ops.paged_attention(self._cache, attending, rows.positions, prefill=False)
+        attention = self._ops.paged_attention(self._cache, attending, rows.positions)
         prefilled = rows.hidden.clone()
         hidden = self._talker.forward(rows.hidden, attention)
         return self._complete(rows, torch.where((slots == attending)[:, None], hidden, prefilled))
 
     def _prefill_rows(self, prompts: Tensor) -> None:
         slots, positions, receivers, embedded = self._embed(prompts)
-        attention = self._ops.paged_attention(self._cache, slots, positions, prefill=True)
+        attention = self._ops.paged_attention(self._cache, slots, positions, prompts=len(slots))
         self._state.input.index_copy_(0, receivers, self._talker.forward(embedded, attention))
 
     def _joint_frame(self, pairs: Tensor, prompts: Tensor) -> Tensor:
@@ -199,8 +199,7 @@ class GraphTalkerRunner(TalkerRunner):
         rows = self._ops.rows(self._state, slots)
         prompt_slots, positions, receivers, embedded = self._embed(prompts)
         where = (torch.cat([attending, prompt_slots]), torch.cat([rows.positions, positions]))
-        # One launch for all: a frame's own key, too, is stored before it attends.
-        attention = self._ops.paged_attention(self._cache, *where, prefill=True)
+        attention = self._ops.paged_attention(self._cache, *where, prompts=len(prompts))
         hidden = self._talker.forward(torch.cat([rows.hidden, embedded]), attention)
         self._state.input.index_copy_(0, receivers, hidden[len(pairs) :])
         prefilled = self._state.input.index_select(0, slots)

@@ -81,17 +81,17 @@ class TalkerRunner:
         rows = self._talker.embed(text, codes)
         if prompt.vector is not None:
             rows[prompt.vector_row] += self._state.vectors[newcomer.slot]
-        last = self._forward(newcomer.slot, rows[: len(prompt)], 0, prefill=True)
+        last = self._forward(newcomer.slot, rows[: len(prompt)], 0, prompts=len(prompt))
         if len(newcomer.frames):
             # Row by row, as they were generated, for the same rounding.
-            last = self._forward(newcomer.slot, rows[len(prompt) :], len(prompt), prefill=False)
+            last = self._forward(newcomer.slot, rows[len(prompt) :], len(prompt))
         self._state.input[newcomer.slot] = last
 
-    def _forward(self, slot: int, rows: Tensor, start: int, *, prefill: bool) -> Tensor:
+    def _forward(self, slot: int, rows: Tensor, start: int, *, prompts: int = 0) -> Tensor:
         """The talker's output for the last of a slot's rows, which begin at position `start`."""
         positions = torch.arange(start, start + len(rows), device=self._device)
         slots = torch.full_like(positions, slot)
-        return self._talker.forward(rows, self._ops.paged_attention(self._cache, slots, positions, prefill=prefill))[-1]
+        return self._talker.forward(rows, self._ops.paged_attention(self._cache, slots, positions, prompts=prompts))[-1]
 
     def _take_fresh(self, slots: np.ndarray) -> np.ndarray:
         """Whether each of `slots` generates its first frame now, bool [rows]."""
@@ -102,7 +102,7 @@ class TalkerRunner:
     def _frame(self, slots: Tensor) -> Tensor:
         """Codes int64 [rows, codebooks] of one frame per slot; its feedback becomes the slot's next input."""
         rows = self._ops.rows(self._state, slots)
-        attention = self._ops.paged_attention(self._cache, slots, rows.positions, prefill=False)
+        attention = self._ops.paged_attention(self._cache, slots, rows.positions)
         return self._complete(rows, self._talker.forward(rows.hidden, attention))
 
     def _first_frame(self, slots: Tensor) -> Tensor:

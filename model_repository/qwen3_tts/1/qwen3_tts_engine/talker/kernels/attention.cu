@@ -5,7 +5,6 @@
 //   COUNT                new positions per row; COUNT * (GROUP + 1) is at most 8
 //   WARPS                warps per block
 //   PAGE                 positions per page (paged_attention, store_keys)
-//   STORED               1: prefill; the rows' own keys are already in the cache (paged_attention)
 //   POSITIONS            positions per row in the cache, 16 (frame_attention)
 //   INPUTS               0, or the width of x: qkv are then products of the rows of x before their RMSNorm (frame_attention)
 //
@@ -241,7 +240,7 @@ paged_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __
 
     const int row = blockIdx.x, head = blockIdx.y;
     const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, group = lane / 4, quarter = lane % 4;
-    const int position = (int)positions[row], cached = STORED ? position + 1 : position;
+    const int position = (int)positions[row];
     const long long* pages = page_table + slots[row] * stride_page_table;
     const bf16* own = qkv + (size_t)row * WIDTH;
     const Role role(group);
@@ -250,19 +249,18 @@ paged_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __
     auto value_at = [&](int at) { return values + offset(at); };
 
     let_next_start();
-    if (STORED) wait_for_previous();
     // No kernel of this tick writes earlier positions, so these loads need not wait for the previous kernel.
     Block block;
-    load_keys(block, warp * KEYS, cached, group, quarter, key_at);
-    load_values(block, warp * KEYS, cached, group, quarter, value_at);
+    load_keys(block, warp * KEYS, position, group, quarter, key_at);
+    load_values(block, warp * KEYS, position, group, quarter, value_at);
     const Vector norm = load_vector(role.is_key ? k_norm : q_norm, quarter);
     const Vector angles = load_angles(cos, sin, position, quarter);
-    if (!STORED) wait_for_previous();
+    wait_for_previous();
 
     Vector query = prepare(load_vector(own + role.offset(head), quarter), norm, angles, eps);
     const Vector fresh[1] = {from_group(query, QUERIES, quarter)};
     const bf16* own_value = own + ((GROUP + 1) * KV_HEADS + head) * D;
-    if (!STORED && warp == 0 && role.is_key) {
+    if (warp == 0 && role.is_key) {
         store_vector(keys + offset(position), quarter, query);
         store_vector(values + offset(position), quarter, load_vector(own_value, quarter));
     }
@@ -272,10 +270,10 @@ paged_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __
     clear(softmax);
     for (int first = warp * KEYS; first <= position; first += WARPS * KEYS) {
         if (first >= WARPS * KEYS) {
-            load_keys(block, first, cached, group, quarter, key_at);
-            load_values(block, first, cached, group, quarter, value_at);
+            load_keys(block, first, position, group, quarter, key_at);
+            load_values(block, first, position, group, quarter, value_at);
         }
-        if (!STORED && position - first < KEYS) {
+        if (position - first < KEYS) {
             insert_keys(block, fresh, first, position, group);
             #pragma unroll
             for (int i = 0; i < 4; i++)

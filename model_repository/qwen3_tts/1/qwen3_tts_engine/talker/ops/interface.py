@@ -67,10 +67,11 @@ class Ops(Protocol):
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:
         """The sum of the table's rows at int64 [rows, terms]; -1 is the last row, which is zero."""
 
-    def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prefill: bool) -> Attention:
+    def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prompts: int = 0) -> Attention:
         """Causal attention for rows at `positions` of `slots`, int64 [rows].
 
-        With `prefill` all rows' keys are stored before a row attends; without, every slot has one row.
+        The last `prompts` rows are of prompts: a slot's rows are consecutive, and all their keys are stored before one
+        attends. Each row before them has a slot of its own.
         """
 
     def frame_attention(self, cache: FrameCache, start: int, count: int) -> Attention:

@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
-from qwen3_tts_engine.talker.kernels import rowwise
+from qwen3_tts_engine.talker.kernels import prompt_attention, rowwise
 from qwen3_tts_engine.talker.kernels.cluster_linear import ClusterLinear, cluster_linear, divides
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel
 from qwen3_tts_engine.talker.kernels.skinny_linear import LANES, SkinnyLinear
@@ -24,7 +24,6 @@ CLUSTER = range(17, 33)
 # Warps of a paged attention block, by number of rows: few rows leave multiprocessors idle, so each gets more warps; of
 # many rows all blocks should be resident at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than 4).
 ATTENTION_WARPS = {16: 8, 48: 4, 1 << 40: 2}
-PREFILL_WARPS = 4
 # Fixed launch shape in batch-invariant mode. 8 rows per block would read the weights twice as often for many rows.
 INVARIANT_HALVES, INVARIANT_WARPS = 2, 4
 FRAME_WARPS, MAX_DRAW_THREADS = 4, 256
@@ -96,23 +95,32 @@ class KernelOps:
         rowwise.embed_kernel[(rows,)](table, indices, out, len(table) - 1, TERMS=terms, WIDTH=width, BLOCK=block)
         return out
 
-    def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prefill: bool) -> Attention:
-        config, key_heads = cache.config, cache.config.num_key_value_heads
-        warps = self._attention_warps(len(slots), prefill)
-        macros = _heads(config) | {"PAGE": cache.page_size, "COUNT": 1, "WARPS": warps, "STORED": int(prefill)}
-        attend_kernel = _kernel("attention.cu", "paged_attention", LANES * warps, **macros)
+    def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prompts: int = 0) -> Attention:
+        config, key_heads, frames = cache.config, cache.config.num_key_value_heads, len(slots) - prompts
+        heads = _heads(config)
+        warps = self._attention_warps(frames)
+        macros = heads | {"PAGE": cache.page_size, "COUNT": 1, "WARPS": warps}
+        frame_kernel = _kernel("attention.cu", "paged_attention", LANES * warps, **macros)
         store_kernel = _kernel("attention.cu", "store_keys", max(LANES, 4 * key_heads), **macros)
-        where = (cache.page_table, slots, positions)
+        where = (cache.page_table, slots[:frames], positions[:frames])
+        prompt_rows = (cache.page_table, slots[frames:], positions[frames:])
         stride, eps, scale = cache.page_table.stride(0), config.rms_norm_eps, config.head_dim**-0.5
+        tile = {"QUERIES": prompt_attention.QUERIES, "KEYS": prompt_attention.KEYS, "num_warps": prompt_attention.WARPS}
 
         def attend(layer: int, hidden: Tensor, weights: LayerWeights) -> Tensor:
             qkv = self.norm_linear(hidden, weights.qkv, eps)
-            memory = (cache.cos, cache.sin, *cache.data[layer], *where)
-            if prefill:
-                store_kernel((len(qkv), 1), qkv, weights.k_norm, *memory, stride, eps)
+            memory = (cache.cos, cache.sin, *cache.data[layer])
             out = qkv.new_empty(len(qkv), config.query_size)
-            norms = (weights.q_norm, weights.k_norm)
-            attend_kernel((len(qkv), key_heads), qkv, *norms, *memory, out, stride, eps, scale)
+            if frames:
+                norms = (weights.q_norm, weights.k_norm)
+                frame_kernel((frames, key_heads), qkv, *norms, *memory, *where, out, stride, eps, scale)
+            if prompts:
+                own, grid = qkv[frames:], (prompt_attention.programs(prompts, heads["GROUP"]), key_heads)
+                store_kernel((prompts, 1), own, weights.k_norm, *memory, *prompt_rows, stride, eps)
+                prompt_attention.prompt_attention_kernel[grid](
+                    own, weights.q_norm, *memory, *prompt_rows, out[frames:], prompts, stride, eps, scale,
+                    **heads, PAGE=cache.page_size, **tile, **self._launch,
+                )  # fmt: skip
             return out
 
         return attend
@@ -170,11 +178,10 @@ class KernelOps:
         _linear_kernel(form)(grid, x, weight, bias, out, len(x), x.stride(0), out.stride(0), eps)
         return out
 
-    def _attention_warps(self, rows: int, prefill: bool) -> int:
+    def _attention_warps(self, rows: int) -> int:
         if self._batch_invariant:
             return INVARIANT_WARPS
-        warps = next(warps for max_rows, warps in ATTENTION_WARPS.items() if rows <= max_rows)
-        return max(warps, PREFILL_WARPS) if prefill else warps
+        return next(warps for max_rows, warps in ATTENTION_WARPS.items() if rows <= max_rows)
 
 
 class KernelRows:

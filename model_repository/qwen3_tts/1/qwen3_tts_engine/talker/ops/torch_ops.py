@@ -45,12 +45,12 @@ class TorchOps:
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:
         return table[indices].sum(1)
 
-    def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prefill: bool) -> Attention:
+    def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prompts: int = 0) -> Attention:
         written = cache.page_table[slots, positions // cache.page_size] * cache.page_size + positions % cache.page_size
         cos, sin = cache.cos[positions], cache.sin[positions]
         # Beside a row with a longer past a row rounds differently; a prompt's rows always run together. With several
         # threads, rounding also depends on the alignment of each thread's buffer.
-        row_by_row = slots.is_cpu and (not prefill or torch.get_num_threads() > 1)
+        row_by_row = slots.is_cpu and (prompts < len(slots) or torch.get_num_threads() > 1)
         at_once = 1 if row_by_row else GATHER_ROWS
         blocks = zip(slots.split(at_once), positions.split(at_once), strict=True)
         visible = [_visible_keys(cache, *block) for block in blocks]
