@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from code2wav_step.kernel_ops import KernelOps
+from code2wav_step.kernels.resident_unit import ResidentUnit
 from code2wav_step.step import Step
 from code2wav_step.weights import StepWeights
 from qwen3_tts_engine.codec.contract import input_shapes
@@ -49,7 +50,7 @@ Argument = Place | int | float | None
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch; `kernel` is Triton's function, `options` are its compile-time arguments and warps.
+    """One launch of a Triton function, whose options are its compile-time arguments and warps, or of a CUDA form.
 
     Arguments are of the type Argument; during recording, tensors stand in for places.
     """
@@ -115,6 +116,9 @@ class RecordingOps(KernelOps):
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         self.launches.append(Launch(kernel, grid, arguments, options))
+
+    def _launch_cuda(self, form: ResidentUnit, grid: tuple[int, int], *arguments: Any) -> None:
+        self._launch(form, grid, *arguments)
 
 
 def record(weights: StepWeights, constants: Constants, rows: int, frames: int) -> Recording:

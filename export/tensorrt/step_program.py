@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import triton
 
 from code2wav_step.config import StepConfig
+from code2wav_step.kernels.resident_unit import ResidentUnit
 from code2wav_step.weights import StepWeights
 from export.tensorrt.launches import Argument, Constants, Launch, Place, Recording, record
 
@@ -48,8 +49,9 @@ def compile_all(launches: Sequence[Launch]) -> list[Compiled]:
     """Compiles for the current GPU, equal kernels once."""
     with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor):
         for launch in launches:
-            _warm_up(launch)
-    return [_compiled(_warm_up(launch)) for launch in launches]
+            if not isinstance(launch.kernel, ResidentUnit):
+                _warm_up(launch)
+    return [_build(launch) for launch in launches]
 
 
 def write_program(
@@ -70,6 +72,17 @@ def write_program(
         following = iter(compiled)
         for recording in recordings:
             _write_recording(file, recording, [next(following) for _ in recording.launches], kernels)
+
+
+def _build(launch: Launch) -> Compiled:
+    form = launch.kernel
+    if not isinstance(form, ResidentUnit):
+        return _compiled(_warm_up(launch))
+    # Imported here: the bindings are not installed where there is no GPU.
+    from code2wav_step.kernels.cuda_module import architecture, compiled
+
+    cubin = compiled(form.source, form.macros, architecture())
+    return Compiled(Kernel(form.function, cubin, form.threads, form.shared_bytes), tuple(range(len(launch.arguments))))
 
 
 def _warm_up(launch: Launch) -> Any:
@@ -114,7 +127,6 @@ def _write_recording(
 def _argument(argument: Argument) -> bytes:
     if isinstance(argument, Place):
         return struct.pack("<Bq", argument.base, argument.offset)
-    assert argument is not None
     if isinstance(argument, float):  # in the low four of eight bytes
         return struct.pack("<Bfi", NUMBER, argument, 0)
-    return struct.pack("<Bq", NUMBER, argument)
+    return struct.pack("<Bq", NUMBER, argument or 0)  # None is a null pointer

@@ -113,10 +113,11 @@ def residual(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
     return [ops.product(x, layer, residual=inputs.normal(2, 9 + 6, 64)[:, 6:], out=out)]
 
 
-def _unit(channels: int, positions: int, keeps: bool) -> Case:
+def _unit(channels: int, positions: int, keeps: bool, dilation: int = 9) -> Case:
     def unit(ops: Ops, inputs: Inputs, config: StepConfig) -> list[Tensor]:
-        layers = Unit(inputs.product(channels, channels, 7, 9), inputs.product(channels, channels))
-        x, skipped = inputs.normal(2, 54 + positions, channels), inputs.normal(2, positions, channels)
+        layers = Unit(inputs.product(channels, channels, 7, dilation), inputs.product(channels, channels))
+        x = inputs.normal(2, 6 * dilation + positions, channels)
+        skipped = inputs.normal(2, positions, channels)
         active = inputs.empty(2, positions + 1, channels)[:, 1:]
         ops.unit(x, layers, skipped, skipped if keeps else None, active)
         return [active, skipped]
@@ -170,3 +171,8 @@ CASES: dict[str, Case] = {
     case.__name__: case
     for case in (normed, gated, gelu, dilated, transposed, residual, embedding, attention, depthwise, last, histories)
 } | {"unit 96": _unit(96, 37, True), "last unit 192": _unit(192, 20, False), "unit 128": _unit(128, 20, True)}
+# Of whole tiles: one each, a few for some groups of a block, several for every group.
+CASES |= {
+    f"unit 96 of {positions} positions, dilation {dilation}": _unit(96, positions, dilation < 9, dilation)
+    for positions, dilation in ((64, 1), (64 * 65, 3), (64 * 231, 9))
+}

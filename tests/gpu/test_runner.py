@@ -25,6 +25,7 @@ from tests.gpu.conftest import DEVICE
 FRAMES = 40
 SLOTS = 16
 JOINING = 3
+TEXTS = ("Hello there.", "What a day it is", "Numbers", "No", "Once upon a time there was", "Yes, of course")
 PAGES = 8
 CPU = torch.device("cpu")
 
@@ -195,14 +196,20 @@ def test_batch_invariant_codes_do_not_depend_on_prompts_in_the_tick(
     np.testing.assert_array_equal(join(runner, newcomers, FRAMES), joint)
 
 
-def test_greedy_first_frames_mostly_agree_with_the_cpu(checkpoint: Checkpoint, graphs: TalkerRunner) -> None:
-    """bfloat16 and float32 with random weights agree in the first frame except for near ties, then diverge."""
-    newcomers = [newcomer(checkpoint, slot, temperature=0.0) for slot in range(SLOTS)]
-    found = speak(graphs, newcomers)
-    expected = speak(load_runner(checkpoint, config_of(checkpoint), CPU), newcomers)
-    first = (found[0] == expected[0]).mean()
-    print(f"agreement of the first frame {first:.2f}, of all {FRAMES} frames {(found == expected).mean():.2f}")
-    assert first > 0.6
+def test_greedy_codes_of_first_frames_agree_with_the_cpu(checkpoint: Checkpoint, graphs: TalkerRunner) -> None:
+    """bfloat16 and float32 with random weights agree except for near ties; a code counts if all before it agree."""
+    cpu, slots = load_runner(checkpoint, config_of(checkpoint), CPU), np.arange(SLOTS)
+    same = []
+    for text in TEXTS:
+        for slot in slots:
+            one = newcomer(checkpoint, slot, text, temperature=0.0)
+            assert graphs.prefill([one]) == cpu.prefill([one]) == []
+        found, expected = (runner.collect(runner.launch(slots)).codes for runner in (graphs, cpu))
+        same.append(np.cumprod(found == expected, axis=1))
+    equal = np.concatenate(same)
+    share = equal.sum() / (len(equal) + equal[:, :-1].sum())
+    print(f"agreement of a code {share:.3f}, of a first frame's codes {equal.mean():.2f}")
+    assert share > 0.95
 
 
 def test_logits_agree_with_the_cpu_within_bfloat16(checkpoint: Checkpoint) -> None:

@@ -74,6 +74,13 @@ def test_a_folder_has_a_limited_number_of_modules(folder: Path) -> None:
     assert len(modules) <= MAX_MODULES
 
 
+@pytest.mark.parametrize("name", ["guard.py", "cuda_module.py"])
+def test_modules_that_both_models_need_are_equal(name: str) -> None:
+    """A model's folder holds all that it imports."""
+    first, second = REPOSITORY.rglob(name)
+    assert first.read_bytes() == second.read_bytes()
+
+
 @pytest.mark.parametrize("path", LIMITED, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_a_module_has_a_limited_number_of_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MAX_LINES

@@ -1,8 +1,9 @@
-"""The operations of the step as fused Triton kernels."""
+"""The operations of the step as fused kernels."""
 
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ import triton
 from torch import Tensor
 
 from code2wav_step.config import KEYS, VALUES, StepConfig
-from code2wav_step.kernels import attention, product, rowwise, unit
+from code2wav_step.kernels import attention, product, resident_unit, rowwise, unit
+from code2wav_step.kernels.resident_unit import ResidentUnit
 from code2wav_step.ops import Sequences
 from code2wav_step.tiles import product_tile, unit_tile
 from code2wav_step.torch_ops import rotation
@@ -41,6 +43,8 @@ class KernelOps:
         self._config, self._pieces = config, config.pieces
         self._cosine, self._sine = rotation(config, device)
         self._fast = device.type == "cuda"
+        # Of the GPU that runs the resident kernels; none elsewhere.
+        self._processors = resident_unit.processors()
         self._building = False
         self._plans: dict[tuple[int, int], Tensor] = {}
         self._addresses: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -149,12 +153,19 @@ class KernelOps:
             self.product(inner, unit_.pointwise, residual=residual, out=out, active=active)
             return
         rows, conv, pointwise = batch * positions, unit_.conv, unit_.pointwise
+        tensors = (
+            *(x, conv.weight, conv.bias, conv.alpha, conv.inverse_beta),
+            *(pointwise.weight, pointwise.bias, pointwise.alpha, pointwise.inverse_beta, residual, out, active),
+        )
+        if self._processors and resident_unit.fits(channels, positions):
+            form, tiles = ResidentUnit(conv.taps, conv.dilation), rows // resident_unit.ROWS
+            grid = (resident_unit.blocks(tiles, self._processors), 1)
+            self._launch_cuda(form, grid, *tensors, positions, tiles, x.stride(0), active.stride(0))
+            return
         tile = unit_tile(rows, channels)
         self._launch(
             unit.unit_kernel, (tile.programs(rows, channels),),
-            x, conv.weight, conv.bias, conv.alpha, conv.inverse_beta,
-            pointwise.weight, pointwise.bias, pointwise.alpha, pointwise.inverse_beta, residual, out, active,
-            rows, positions, conv.weight.shape[1], x.stride(0), active.stride(0),
+            *tensors, rows, positions, conv.weight.shape[1], x.stride(0), active.stride(0),
             CHANNELS=channels, DILATION=conv.dilation, FAST=self._fast,
             BLOCK_M=tile.rows, BLOCK_K=tile.depth, **tile.launch,
         )  # fmt: skip
@@ -176,6 +187,11 @@ class KernelOps:
             kernel.warmup(*arguments, grid=grid, **options)
         else:
             kernel[grid](*arguments, **options)
+
+    def _launch_cuda(self, form: ResidentUnit, grid: tuple[int, int], *arguments: Any) -> None:
+        kernel = _cuda_kernel(form)
+        if not self._building:
+            kernel(grid, *arguments)
 
     def _sequence_shape(self, name: str, frames: int) -> tuple[int, int]:
         channels, past = self._pieces[name].shape
@@ -206,6 +222,14 @@ class KernelOps:
                 lines.append((*begin, length * channels, channels, positions * frames, count))
             offset += batch * length * channels
         return lines
+
+
+@cache
+def _cuda_kernel(form: ResidentUnit) -> Any:
+    # Imported here: the bindings are not installed where there is no GPU.
+    from code2wav_step.kernels.cuda_module import CudaKernel
+
+    return CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes)
 
 
 def _stride(x: Any) -> int:

@@ -35,9 +35,8 @@ class CudaKernel:
         cluster: int = 1,
     ) -> None:
         """`cluster` consecutive blocks in x form a cluster, from Hopper on."""
-        major, minor = torch.cuda.get_device_capability()
-        architecture = f"sm_{major}{minor}{'a' if major == HOPPER else ''}"
-        self._module = _check(driver.cuModuleLoadData(compiled(source, macros, architecture)))
+        major, _ = torch.cuda.get_device_capability()
+        self._module = _check(driver.cuModuleLoadData(compiled(source, macros, architecture())))
         self._function = _check(driver.cuModuleGetFunction(self._module, function.encode()))
         self._launch = driver.CUlaunchConfig()
         self._launch.blockDimX, self._launch.blockDimY, self._launch.blockDimZ = threads, 1, 1
@@ -74,6 +73,12 @@ def _argument(value: Tensor | int | float | None) -> tuple[int | float, type]:
     if value is None or isinstance(value, Tensor):
         return 0 if value is None else value.data_ptr(), ctypes.c_void_p
     return value, ctypes.c_int if isinstance(value, int) else ctypes.c_float
+
+
+def architecture() -> str:
+    """Of the current GPU, as the compiler names it."""
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}{'a' if major == HOPPER else ''}"
 
 
 def compiled(name: str, macros: Mapping[str, int], architecture: str) -> bytes:

@@ -1,0 +1,127 @@
+"""Compiles CUDA sources, those of this folder by name, on first use, per set of macros, with a cache on disk."""
+
+import ctypes
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from cuda.bindings import driver, nvrtc
+from torch import Tensor
+
+FOLDER = Path(__file__).parent
+# Major compute capability from which a kernel may start before the previous one ends (programmatic dependent launch;
+# the sources wait), and the only one with wgmma.
+HOPPER = 9
+
+
+class KernelError(RuntimeError):
+    """A kernel could not be built or launched; the message includes the compiler's or the driver's error."""
+
+
+class CudaKernel:
+    """One function of one source. Launches on the current stream, also during graph capture."""
+
+    def __init__(
+        self,
+        source: str,
+        function: str,
+        macros: Mapping[str, int],
+        threads: int,
+        shared_bytes: int = 0,
+        cluster: int = 1,
+    ) -> None:
+        """`cluster` consecutive blocks in x form a cluster, from Hopper on."""
+        major, _ = torch.cuda.get_device_capability()
+        self._module = _check(driver.cuModuleLoadData(compiled(source, macros, architecture())))
+        self._function = _check(driver.cuModuleGetFunction(self._module, function.encode()))
+        self._launch = driver.CUlaunchConfig()
+        self._launch.blockDimX, self._launch.blockDimY, self._launch.blockDimZ = threads, 1, 1
+        self._launch.gridDimZ, self._launch.sharedMemBytes = 1, shared_bytes
+        if shared_bytes:
+            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _check(driver.cuFuncSetAttribute(self._function, limit, shared_bytes))
+        self._launch.attrs = list(_attributes(major, cluster))
+        self._launch.numAttrs = len(self._launch.attrs)
+
+    def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | float | None) -> None:
+        """Passes tensors as pointers (None as null), int as 32-bit integers, float as 32-bit floats."""
+        values, types = zip(*(_argument(argument) for argument in arguments), strict=True)
+        self._launch.gridDimX, self._launch.gridDimY = grid
+        self._launch.hStream = torch.cuda.current_stream().cuda_stream
+        _check(driver.cuLaunchKernelEx(self._launch, self._function, (values, types), 0))
+
+
+def _attributes(major: int, cluster: int) -> Iterator[driver.CUlaunchAttribute]:
+    if major >= HOPPER:
+        overlap = driver.CUlaunchAttribute()
+        overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        overlap.value.programmaticStreamSerializationAllowed = 1
+        yield overlap
+    if cluster > 1:
+        blocks = driver.CUlaunchAttribute()
+        blocks.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = blocks.value.clusterDim
+        size.x, size.y, size.z = cluster, 1, 1
+        yield blocks
+
+
+def _argument(value: Tensor | int | float | None) -> tuple[int | float, type]:
+    if value is None or isinstance(value, Tensor):
+        return 0 if value is None else value.data_ptr(), ctypes.c_void_p
+    return value, ctypes.c_int if isinstance(value, int) else ctypes.c_float
+
+
+def architecture() -> str:
+    """Of the current GPU, as the compiler names it."""
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}{'a' if major == HOPPER else ''}"
+
+
+def compiled(name: str, macros: Mapping[str, int], architecture: str) -> bytes:
+    """The source, with the headers beside it, as a cubin, from the cache on disk where it has one."""
+    path = FOLDER / name
+    source, headers = path.read_bytes(), _headers(path.parent)
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", "--use_fast_math"]
+    options += [f"-D{macro}={value}" for macro, value in macros.items()]
+    digest = hashlib.sha256(source + b"".join(headers.values()) + " ".join(options).encode()).hexdigest()
+    cubin = _cache_folder() / f"{path.stem}-{digest[:24]}.cubin"
+    if not cubin.is_file():
+        cubin.parent.mkdir(parents=True, exist_ok=True)
+        # Write and rename, since another process may be reading. Processes of several containers can have the same id.
+        part = cubin.with_suffix(f".{uuid.uuid4().hex}")
+        part.write_bytes(_compile(path.name, source, headers, options))
+        part.replace(cubin)
+    return cubin.read_bytes()
+
+
+def _headers(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.cuh"))}
+
+
+def _compile(name: str, source: bytes, headers: Mapping[str, bytes], options: Sequence[str]) -> bytes:
+    names = [header.encode() for header in headers]
+    program = _check(nvrtc.nvrtcCreateProgram(source, name.encode(), len(names), list(headers.values()), names))
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
+        _check(nvrtc.nvrtcGetProgramLog(program, log))
+        raise KernelError(f"{name} does not compile with {' '.join(options)}: {log.decode()}")
+    binary = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
+    _check(nvrtc.nvrtcGetCUBIN(program, binary))
+    return binary
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "qwen3_tts" / "kernels"
+
+
+def _check(result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if int(status) != 0:
+        raise KernelError(f"CUDA: {status}")
+    return values[0] if values else None

@@ -1,0 +1,49 @@
+"""The specialisations of resident_unit.cu."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+HOPPER = 9
+ROWS, GROUPS = 64, 3
+CHANNELS = 96
+# More blocks than these have a tile for each of their groups: every block loads all weights.
+SINGLE_BLOCKS = 60
+
+
+@dataclass(frozen=True)
+class ResidentUnit:
+    source: ClassVar[str] = "resident_unit.cu"
+    function: ClassVar[str] = "unit"
+    threads: ClassVar[int] = 128 * GROUPS
+
+    taps: int
+    dilation: int
+
+    @property
+    def macros(self) -> dict[str, int]:
+        return {"CHANNELS": CHANNELS, "TAPS": self.taps, "DILATION": self.dilation, "GROUPS": GROUPS}
+
+    @property
+    def shared_bytes(self) -> int:
+        """Weights, a tile of x for each group, and six vectors."""
+        x_rows = -(-(ROWS + (self.taps - 1) * self.dilation) // 8) * 8
+        return (self.taps + 1) * CHANNELS * CHANNELS * 2 + GROUPS * x_rows * CHANNELS * 2 + 6 * CHANNELS * 4
+
+
+def processors() -> int:
+    """Multiprocessors of the GPU, 0 if it cannot run these kernels."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != HOPPER:
+        return 0
+    return int(torch.cuda.get_device_properties().multi_processor_count)
+
+
+def fits(channels: int, positions: int) -> bool:
+    """Whether it can compute entries of so many positions."""
+    return channels == CHANNELS and positions % ROWS == 0
+
+
+def blocks(tiles: int, processors: int) -> int:
+    """The fastest number of blocks, measured on an H100."""
+    return min(max(min(tiles, SINGLE_BLOCKS), -(-tiles // GROUPS)), processors)
