@@ -354,15 +354,17 @@ __device__ __forceinline__ Vector scaled(Vector v, float factor) {
     return v;
 }
 
-// Values of new positions are scaled; cached ones were.
-__device__ __forceinline__ void scale_values(Block& block, int start, const float (&factors)[COUNT], int quarter) {
+// Those of new positions, which, unlike cached ones, are not scaled yet.
+template <typename Source>
+__device__ __forceinline__ void add_values(Block& block, int start, const float (&factors)[COUNT], int quarter, Source source) {
     #pragma unroll
     for (int i = 0; i < 4; i++)
         #pragma unroll
         for (int fresh = 0; fresh < COUNT; fresh++)
             if (2 * quarter + i % 2 + 8 * (i / 2) == start + fresh)
                 #pragma unroll
-                for (int half = 0; half < HALVES; half++) block.value[i][half] = scaled(block.value[i][half], factors[fresh]);
+                for (int half = 0; half < HALVES; half++)
+                    block.value[i][half] = scaled(*(const uint4*)(source(fresh) + half * 64), factors[fresh]);
 }
 
 // One warp per row and key head: a frame's positions are one block of keys.
@@ -379,8 +381,12 @@ frame_attention(const bf16* x, const bf16* qkv, const bf16* __restrict__ q_norm,
     const Vector angles = load_angles(cos, sin, start + role.fresh, quarter);
     auto offset = [&](int at) { return (((size_t)row * POSITIONS + at) * KV_HEADS + head) * D; };
     let_next_start();
-    wait_for_previous();
     if (row >= rows) return;
+    // Earlier positions were written before the last draw, so these loads need not wait for the previous kernel.
+    Block block;
+    load_keys(block, 0, start, group, quarter, [&](int at) { return keys + offset(at); });
+    load_values(block, 0, start, group, quarter, [&](int at) { return values + offset(at); });
+    wait_for_previous();
 
     const bf16* own = qkv + (size_t)row * COUNT * WIDTH;
     auto own_value = [&](int i) { return own + i * WIDTH + ((GROUP + 1) * KV_HEADS + head) * D; };
@@ -389,10 +395,7 @@ frame_attention(const bf16* x, const bf16* qkv, const bf16* __restrict__ q_norm,
     for (int i = 0; i < COUNT; i++) factors[i] = row_scale(x + (size_t)(row * COUNT + i) * stride_x, lane, eps);
     const float factor = factors[role.fresh ? COUNT - 1 : 0];
     const Vector raw = scaled(load_vector(own + role.fresh * WIDTH + role.offset(head), quarter), factor);
-    Block block;
-    load_keys(block, 0, start, group, quarter, [&](int at) { return keys + offset(at); });
-    load_values(block, 0, start + COUNT, group, quarter, [&](int at) { return at < start ? values + offset(at) : own_value(at - start); });
-    scale_values(block, start, factors, quarter);
+    add_values(block, start, factors, quarter, [&](int fresh) { return own_value(fresh) + 8 * group; });
     Vector query = prepare(raw, norm, angles, eps);
     if (role.is_key) {
         store_vector(keys + offset(start + role.fresh), quarter, query);

@@ -86,8 +86,9 @@ draw(const float* logits, const long long* __restrict__ slots, const long long* 
     bool drawn_before[EACH];
     #pragma unroll
     for (int i = 0; i < EACH; i++) drawn_before[i] = FIRST && base + i < CODES && seen[slot * CODES + base + i];
-    let_next_start();
     wait_for_previous();
+    // Only now: whatever starts after a draw may then read at once what was written before it (frame_attention).
+    let_next_start();
 
     float x[EACH];
     #pragma unroll

@@ -1,37 +1,30 @@
-"""Compares the codec's residual unit of 96 channels as it is served with unit.cu, on a Hopper GPU.
+"""Compares the codec's residual units in Triton (unit.py) and in CUDA (resident_unit.cu), on a Hopper GPU.
 
 python -m scripts.benchmarks.codec_unit
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
+from code2wav_step.kernels.cuda_module import CudaKernel
+from code2wav_step.kernels.resident_unit import CHANNELS, ROWS, ResidentUnit, blocks, processors
 from code2wav_step.kernels.unit import unit_kernel
 from code2wav_step.tiles import unit_tile
-from qwen3_tts_engine.talker.kernels.cuda_module import CudaKernel
 from scripts.benchmarks.common import show
 from scripts.benchmarks.cuda_timing import graph_us
 
-SOURCE = Path(__file__).parent / "unit.cu"
-CHANNELS, TAPS, GROUPS, ROWS = 96, 7, 3, 64
+TAPS = 7
 POSITIONS_PER_FRAME = 1920
 DILATIONS = (1, 3, 9)
 # Streams and frames of a codec call.
-SHAPES = ((1, 1), (1, 4), (8, 4), (64, 4), (32, 16))
+SHAPES = ((1, 1), (1, 4), (2, 4), (4, 4), (8, 4), (64, 4), (32, 16))
 # Launches in a graph.
 LAUNCHES = 8
 console = Console()
-
-
-def shared_bytes(dilation: int) -> int:
-    """Weights, a tile of x for each group, and six vectors."""
-    x_rows = -(-(ROWS + (TAPS - 1) * dilation) // 8) * 8
-    return (TAPS + 1) * CHANNELS * CHANNELS * 2 + GROUPS * x_rows * CHANNELS * 2 + 6 * CHANNELS * 4
 
 
 @dataclass
@@ -58,21 +51,20 @@ class Case:
         self.bias, self.alpha, self.inverse_beta, self.bias2, self.alpha2, self.inverse_beta2 = scales
         self.out = None if self.dilation == DILATIONS[-1] else torch.empty_like(self.residual)
         self.active = torch.empty(self.streams, past + self.positions, CHANNELS, device="cuda").half()[:, past:]
-        macros = {"CHANNELS": CHANNELS, "TAPS": TAPS, "DILATION": self.dilation, "GROUPS": GROUPS}
-        self._kernel = CudaKernel(str(SOURCE), "unit", macros, 128 * GROUPS, shared_bytes(self.dilation))
-        self._processors = torch.cuda.get_device_properties(0).multi_processor_count
+        form = ResidentUnit(TAPS, self.dilation)
+        self._kernel = CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes)
 
-    def served(self) -> None:
+    def triton(self) -> None:
         tile = unit_tile(self.rows, CHANNELS)
         unit_kernel[(tile.programs(self.rows, CHANNELS),)](
             *self._tensors(), self.rows, self.positions, self.weight.shape[1], self.x.stride(0), self.active.stride(0),
             CHANNELS=CHANNELS, DILATION=self.dilation, FAST=True, BLOCK_M=tile.rows, BLOCK_K=tile.depth, **tile.launch,
         )  # fmt: skip
 
-    def candidate(self) -> None:
+    def resident(self) -> None:
         tiles = self.rows // ROWS
         strides = self.x.stride(0), self.active.stride(0)
-        self._kernel((min(self._processors, tiles), 1), *self._tensors(), self.positions, tiles, *strides)
+        self._kernel((blocks(tiles, processors()), 1), *self._tensors(), self.positions, tiles, *strides)
 
     def expected(self) -> Tensor:
         """float32 [streams, positions, channels]"""
@@ -92,23 +84,24 @@ class Case:
 
 def measure(case: Case) -> dict[str, Any]:
     row: dict[str, Any] = {"call": f"{case.streams}x{case.frames}", "dilation": case.dilation}
+    kernels = (("unit.py", case.triton), ("resident_unit.cu", case.resident))
     # The reference of a large call does not fit.
     expected = case.expected() if case.rows <= 64 * POSITIONS_PER_FRAME else None
-    for name, run in (("served", case.served), ("unit.cu", case.candidate)):
+    for name, run in kernels:
         case.active.fill_(torch.nan)
         run()
         if expected is not None:
             row[f"{name}: largest error"] = f"{float((case.active - expected).abs().max()):.2e}"
         assert bool(case.active.isfinite().all()), f"{name} leaves values out"
-    for name, run in (("served", case.served), ("unit.cu", case.candidate)):
+    for name, run in kernels:
         row[f"{name}, us"] = round(graph_us(lambda run=run: [run() for _ in range(LAUNCHES)]) / LAUNCHES, 1)  # type: ignore[misc]
     return row
 
 
 def main() -> None:
     rows = [measure(Case(*shape, dilation)) for shape in SHAPES for dilation in DILATIONS]
-    show([row for row in rows if "served: largest error" in row], console)
-    show([row for row in rows if "served: largest error" not in row], console)
+    show([row for row in rows if "unit.py: largest error" in row], console)
+    show([row for row in rows if "unit.py: largest error" not in row], console)
 
 
 if __name__ == "__main__":
