@@ -24,6 +24,9 @@ MIN_DIMENSION = 32
 FUSED_CHANNELS = (96, 192)
 HISTORY_CHANNELS = 128
 ROW_WARPS = 4
+# With four, ptxas 12.8 multiplies the values by an undefined descriptor.
+ATTENTION_WARPS = 8
+# Input rows of a program.
 LAST_ROWS = 64
 
 
@@ -130,7 +133,7 @@ class KernelOps:
             *offsets, frames, state.shape[1], config.head_dim**-0.5,
             WINDOW=config.window, HEADS=config.num_heads, HALF=config.head_dim // 2,
             BLOCK_T=max(16, triton.next_power_of_2(frames)), BLOCK_S=triton.next_power_of_2(config.slots),
-            num_warps=ROW_WARPS,
+            num_warps=ATTENTION_WARPS,
         )  # fmt: skip
         return out
 
@@ -173,12 +176,12 @@ class KernelOps:
     def last(self, x: Tensor, layer: Depthwise) -> Tensor:
         taps, channels = layer.weight.shape
         batch, positions = len(x), x.shape[1] - taps + 1
-        rows = batch * positions
         out = torch.empty(batch, positions, dtype=torch.float32, device=x.device)
         self._launch(
-            rowwise.last_kernel, (triton.cdiv(rows, LAST_ROWS),),
-            x, layer.weight, layer.bias, out, rows, positions, x.stride(0), CHANNELS=channels, TAPS=taps,
-            BLOCK=triton.next_power_of_2(channels), BLOCK_M=LAST_ROWS, num_warps=ROW_WARPS,
+            rowwise.last_kernel, (triton.cdiv(positions, LAST_ROWS - taps + 1), batch),
+            x, layer.weight, layer.bias, out, positions, x.stride(0), CHANNELS=channels, TAPS=taps,
+            COLUMNS=triton.next_power_of_2(taps), BLOCK=triton.next_power_of_2(channels), BLOCK_M=LAST_ROWS,
+            num_warps=ROW_WARPS,
         )  # fmt: skip
         return out
 

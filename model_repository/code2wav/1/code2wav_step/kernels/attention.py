@@ -7,9 +7,17 @@ from code2wav_step.kernels.rowwise import entry_state
 
 
 @triton.jit
-def _rows(state, qkv, past_at, fresh_at, past, fresh):
-    kept = tl.load(state + past_at, mask=past[:, None], other=0.0)
-    return kept + tl.load(qkv + fresh_at, mask=fresh[:, None], other=0.0)
+def _angles(cosine, sine, slot, inside, HALF: tl.constexpr):
+    at = slot[:, None] * HALF + tl.arange(0, HALF)[None, :]
+    cos = tl.load(cosine + at, mask=inside, other=0.0)
+    return cos, tl.load(sine + at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _rotate(x, cos, sin, dtype: tl.constexpr, HALF: tl.constexpr):
+    """The rotated halves of rows [slots, 2 · HALF]."""
+    first, second = tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, HALF]), [0, 2, 1]))
+    return (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)
 
 
 @triton.jit
@@ -24,47 +32,42 @@ def attention_kernel(
     """
     head, entry = tl.program_id(0), tl.program_id(1)
     WIDTH: tl.constexpr = 2 * HALF * HEADS
+    dtype: tl.constexpr = out.dtype.element_ty
     slot, frame = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_T)
-    half, whole = head * 2 * HALF + tl.arange(0, HALF), head * 2 * HALF + tl.arange(0, 2 * HALF)
-    past, fresh = slot < WINDOW, (slot >= WINDOW) & (slot < WINDOW + frames)
-    moved = (slot >= frames) & (slot < WINDOW + frames)
+    column = head * 2 * HALF + tl.arange(0, 2 * HALF)[None, :]
+    past, is_slot = (slot < WINDOW)[:, None], (slot < WINDOW + frames)[:, None]
+    is_query = (frame < frames)[:, None]
     qkv += entry * frames * 3 * WIDTH
     kept = entry_state(state, addresses, entry.to(tl.int64), state_size)
     next_state = entry_state(state_out, next_addresses, entry.to(tl.int64), state_size)
-    past_row, fresh_row = (slot * WIDTH)[:, None], ((slot - WINDOW) * 3 * WIDTH)[:, None]
-    moved_row = ((slot - frames) * WIDTH)[:, None]
+    seen = tl.load(history + entry)
 
-    keys, fresh_keys = kept + keys_offset, qkv + WIDTH
-    first = _rows(keys, fresh_keys, past_row + half, fresh_row + half, past, fresh)
-    second = _rows(keys, fresh_keys, past_row + half + HALF, fresh_row + half + HALF, past, fresh)
-    values = _rows(kept + values_offset, qkv + 2 * WIDTH, past_row + whole, fresh_row + whole, past, fresh)
+    # Triton converts the keys to an operand right after their load, and loads after that wait for them.
+    query = tl.load(qkv + (frame * 3 * WIDTH)[:, None] + column, mask=is_query, other=0.0)
+    past_row, fresh_row = (slot * WIDTH)[:, None], ((slot - WINDOW) * 3 * WIDTH)[:, None]
+    keys = tl.where(past, kept + keys_offset + past_row, qkv + WIDTH + fresh_row)
+    values = tl.where(past, kept + values_offset + past_row, qkv + 2 * WIDTH + fresh_row)
+    value = tl.load(values + column, mask=is_slot, other=0.0)
+    key = tl.load(keys + column, mask=is_slot, other=0.0)
     if addresses is not None:
         tl.debug_barrier()  # the window may be shifted in place
-    tl.store(next_state + keys_offset + moved_row + half, first, mask=moved[:, None])
-    tl.store(next_state + keys_offset + moved_row + half + HALF, second, mask=moved[:, None])
-    tl.store(next_state + values_offset + moved_row + whole, values, mask=moved[:, None])
+    moved, moved_row = is_slot & (slot >= frames)[:, None], ((slot - frames) * WIDTH)[:, None]
+    tl.store(next_state + values_offset + moved_row + column, value, mask=moved)
+    tl.store(next_state + keys_offset + moved_row + column, key, mask=moved)
 
-    dtype: tl.constexpr = out.dtype.element_ty
-    angle = tl.arange(0, HALF)[None, :]
-    is_slot = (past | fresh)[:, None]
-    cos = tl.load(cosine + slot[:, None] * HALF + angle, mask=is_slot, other=0.0)
-    sin = tl.load(sine + slot[:, None] * HALF + angle, mask=is_slot, other=0.0)
-    key_first = (first * cos - second * sin).to(dtype)
-    key_second = (second * cos + first * sin).to(dtype)
-    is_query = (frame < frames)[:, None]
-    cos = tl.load(cosine + (WINDOW + frame)[:, None] * HALF + angle, mask=is_query, other=0.0)
-    sin = tl.load(sine + (WINDOW + frame)[:, None] * HALF + angle, mask=is_query, other=0.0)
-    query_row = (frame * 3 * WIDTH)[:, None]
-    first = tl.load(qkv + query_row + half, mask=is_query, other=0.0)
-    second = tl.load(qkv + query_row + half + HALF, mask=is_query, other=0.0)
-    scores = tl.dot((first * cos - second * sin).to(dtype), tl.trans(key_first))
-    scores = tl.dot((second * cos + first * sin).to(dtype), tl.trans(key_second), scores) * scale
+    query_cos, query_sin = _angles(cosine, sine, WINDOW + frame, is_query, HALF)
+    cos, sin = _angles(cosine, sine, slot, is_slot, HALF)
+    query_first, query_second = _rotate(query, query_cos, query_sin, dtype, HALF)
+    key_first, key_second = _rotate(key, cos, sin, dtype, HALF)
+    # Slots are rows of the scores, because there are enough of them for Hopper's matrix instructions.
+    scores = tl.dot(key_first, tl.trans(query_first))
+    scores = tl.dot(key_second, tl.trans(query_second), scores) * scale
 
     # A frame always sees itself, whatever history the caller passes.
-    valid = (past | fresh) & (WINDOW - slot <= tl.maximum(tl.load(history + entry), 0))
-    band = (slot[None, :] >= frame[:, None]) & (slot[None, :] <= frame[:, None] + WINDOW)
-    scores = tl.where(valid[None, :] & band, scores, -1e30)
-    weights = tl.exp(scores - tl.max(scores, axis=1)[:, None])
-    weights = weights / tl.sum(weights, axis=1)[:, None]
-    y = tl.dot(weights.to(dtype), values)
-    tl.store(out + (entry * frames + frame)[:, None] * WIDTH + whole[None, :], y.to(dtype), mask=is_query)
+    valid = (slot < WINDOW + frames) & (WINDOW - slot <= tl.maximum(seen, 0))
+    band = (slot[:, None] >= frame[None, :]) & (slot[:, None] <= frame[None, :] + WINDOW)
+    scores = tl.where(valid[:, None] & band, scores, -1e30)
+    weights = tl.exp(scores - tl.max(scores, axis=0)[None, :])
+    weights = weights / tl.sum(weights, axis=0)[None, :]
+    y = tl.trans(tl.dot(tl.trans(value), weights.to(dtype)))
+    tl.store(out + (entry * frames + frame)[:, None] * WIDTH + column, y.to(dtype), mask=is_query)

@@ -40,18 +40,31 @@ def depthwise_kernel(
 
 @triton.jit
 def last_kernel(
-    x, weight, bias, out, rows, positions, x_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
+    x, weight, bias, out, positions, x_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """ops.Ops.last."""
-    row, channel = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK)
-    inside = (row < rows)[:, None] & (channel < CHANNELS)[None, :]
-    at = x + (row // positions * x_stride + row % positions * CHANNELS)[:, None] + channel[None, :]
-    total = tl.zeros([BLOCK_M, BLOCK], tl.float32)
-    for tap in tl.static_range(TAPS):
-        taps = tl.load(weight + tap * CHANNELS + channel, mask=channel < CHANNELS, other=0.0)[None, :]
-        total += tl.load(at + tap * CHANNELS, mask=inside, other=0.0).to(tl.float32) * taps
-    tl.store(out + row, tl.sum(total, axis=1) + tl.load(bias), mask=row < rows)
+    """ops.Ops.last, one program per batch entry and BLOCK_M rows of its input, TAPS - 1 of which the next one shares.
+
+    A product multiplies each row by the taps, as COLUMNS rounded to its dtype and as many of what rounding lost.
+    """
+    LOST_SCALE: tl.constexpr = 2048  # keeps what FP16 lost above its smallest numbers
+    line, entry = tl.arange(0, BLOCK_M), tl.program_id(1)
+    row = tl.program_id(0) * (BLOCK_M - TAPS + 1) + line
+    column, channel = tl.arange(0, 2 * COLUMNS), tl.arange(0, BLOCK)
+    tap, is_channel = column % COLUMNS, channel < CHANNELS
+    at = x + entry.to(tl.int64) * x_stride + (row * CHANNELS)[:, None] + channel[None, :]
+    rows = tl.load(at, mask=(row < positions + TAPS - 1)[:, None] & is_channel[None, :], other=0.0)
+    inside = (tap < TAPS)[None, :] & is_channel[:, None]
+    exact = tl.load(weight + tap[None, :] * CHANNELS + channel[:, None], mask=inside, other=0.0)
+    rounded = exact.to(rows.dtype)
+    lost = ((exact - rounded.to(tl.float32)) * LOST_SCALE).to(rows.dtype)
+    products = tl.dot(rows, tl.where((column < COLUMNS)[None, :], rounded, lost))
+    products = products * tl.where(column < COLUMNS, 1.0, 1.0 / LOST_SCALE)[None, :]
+    taps = tl.sum(tl.reshape(products, [BLOCK_M, 2, COLUMNS]), axis=1)
+    # A result is the sum of a diagonal.
+    diagonal = tl.minimum(line[:, None] + tl.arange(0, COLUMNS)[None, :], BLOCK_M - 1)
+    total = tl.sum(tl.gather(taps, diagonal, axis=0), axis=1) + tl.load(bias)
+    tl.store(out + entry * positions + row, total, mask=(line < BLOCK_M - TAPS + 1) & (row < positions))
 
 
 @triton.jit
