@@ -48,7 +48,7 @@ def main(
     prompts = PromptBuilder(opened, config)
     for size in sizes:
         slots = np.arange(size)
-        runner.prefill([newcomer(prompts, slot, list(range(slot * 8, slot * 8 + 8))) for slot in slots])
+        runner.prefill([newcomer(runner, prompts, slot) for slot in slots])
         for _ in range(30):
             runner.collect(runner.launch(slots))
         host_us = host_microseconds(runner, slots)

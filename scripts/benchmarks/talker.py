@@ -74,8 +74,7 @@ def measure(runner: GraphTalkerRunner, prompts: PromptBuilder, batch: int, repea
 
 def run(runner: GraphTalkerRunner, prompts: PromptBuilder, batch: int) -> tuple[float, float, float]:
     """(ms to the first frame, median ms of the ticks after it, mean ms of a tick on the device) of one utterance."""
-    per_stream = runner.limits.max_pages
-    newcomers = [newcomer(prompts, slot, list(range(slot * 8, slot * 8 + min(8, per_stream)))) for slot in range(batch)]
+    newcomers = [newcomer(runner, prompts, slot) for slot in range(batch)]
     slots = np.arange(batch)
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -97,15 +96,16 @@ def run(runner: GraphTalkerRunner, prompts: PromptBuilder, batch: int) -> tuple[
     return first * 1e3, float(np.median(ticks)), begin.elapsed_time(end) / (FRAMES - 1)
 
 
-def newcomer(prompts: PromptBuilder, slot: int, pages: list[int]) -> Newcomer:
-    """A stream with a prompt of about 60 rows."""
+def newcomer(runner: GraphTalkerRunner, prompts: PromptBuilder, slot: int) -> Newcomer:
+    """A stream with a prompt of about 60 rows, and pages for its frames."""
     text = "one two three four five six seven eight nine ten " * 10
     request = SynthesisRequest(text=text, speaker="ryan", language="english", seed=slot, max_frames=FRAMES)
     stream = prompts.stream(request, NullSink(), str(slot))
     keep = min(60, len(stream.prompt))
     prompt = type(stream.prompt)(stream.prompt.text_ids[-keep:], stream.prompt.code_ids[-keep:], [], keep)
     stream.prompt = prompt
-    return Newcomer(stream, slot, pages)
+    count = -(-(keep + FRAMES) // runner.limits.page_size)
+    return Newcomer(stream, slot, list(range(slot * count, (slot + 1) * count)))
 
 
 def environment(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -5,11 +5,16 @@ import torch
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.core.batches import Newcomer
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.request import SynthesisRequest
+from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.runner import TalkerRunner
-from tests.gpu.test_runner import forbid_device_sync, graphs, newcomer, prefill
+from tests.fakes.scripted import Listener
+from tests.gpu.conftest import DEVICE
+from tests.gpu.test_runner import PAGE, config_of, forbid_device_sync, graphs, newcomer, prefill
 
 __all__ = ["graphs"]
-PAGE, FRAMES, SLOT = 32, 100, np.array([1])
+FRAMES, SLOT = 100, np.array([1])
 
 
 def speak(runner: TalkerRunner, frames: int) -> np.ndarray:
@@ -31,6 +36,30 @@ def test_pages_added_one_by_one_give_the_same_codes(graphs: TalkerRunner, checkp
                 held += 1
             made.append(speak(graphs, 1))
     np.testing.assert_array_equal(np.concatenate(made), expected)
+
+
+def test_codes_are_the_same_in_shared_pages(checkpoint: Checkpoint) -> None:
+    """Bit by bit where a row's arithmetic does not depend on the number of rows."""
+    config = config_of(checkpoint, page_size=8, batch_invariant=True)
+    runner, prompts = load_runner(checkpoint, config, DEVICE), PromptBuilder(checkpoint, config)
+    request = {"speaker": "ryan", "temperature": 0.0, "max_frames": FRAMES}
+    first, second = (
+        prompts.stream(SynthesisRequest.of({"text": text, **request}), Listener(), text)
+        for text in ("Something else.", "Hello there.")
+    )
+    own = list(range(40, 60))
+    assert runner.prefill([Newcomer(second, 1, own)]) == []
+    expected = speak(runner, FRAMES)
+    assert runner.prefill([Newcomer(first, 0, list(range(20)))]) == []
+    runner.collect(runner.launch(np.array([0])))
+    count = len(second.prompt.page_keys)
+    assert second.prompt.page_keys == first.prompt.page_keys
+    assert count
+    shared = Newcomer(second, 1, [*range(count), *range(60, 80)], shared=count * 8)
+    with forbid_device_sync():
+        assert runner.prefill([shared]) == []
+        found = speak(runner, FRAMES)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_prefilled_codes_write_the_same_cache_as_generated_ones(graphs: TalkerRunner, checkpoint: Checkpoint) -> None:

@@ -27,13 +27,14 @@ SLOTS = 16
 JOINING = 3
 TEXTS = ("Hello there.", "What a day it is", "Numbers", "No", "Once upon a time there was", "Yes, of course")
 PAGES = 8
+PAGE = 32
 CPU = torch.device("cpu")
 
 
 def config_of(checkpoint: Checkpoint, **settings: object) -> EngineConfig:
     folder = str(checkpoint.folder)
     sizes = {"max_streams": SLOTS, "max_text_tokens": 700, "max_frames_limit": 512, "kv_cache_gib": 0.1}
-    sizes["part_text_tokens"] = 0  # a long text is one prompt
+    sizes |= {"part_text_tokens": 0, "page_size": PAGE}  # a long text is one prompt
     return EngineConfig.model_validate({"checkpoint": folder, "kernels": "required", **sizes, **settings})
 
 
@@ -48,7 +49,7 @@ def newcomer(checkpoint: Checkpoint, slot: int, text: str = "Hello there.", **fi
     prompts = PromptBuilder(checkpoint, config_of(checkpoint))
     request = SynthesisRequest.of({"text": f"{text} {slot}", "speaker": "ryan", "seed": slot, **fields})
     stream = prompts.stream(request, Listener(), str(slot))
-    pages = -(-stream.num_positions // 32)
+    pages = -(-stream.num_positions // PAGE)
     return Newcomer(stream, slot, list(range(slot * 40, slot * 40 + pages)))
 
 
@@ -126,7 +127,7 @@ def test_long_and_concurrent_prompts_write_the_same_cache(checkpoint: Checkpoint
     for runner, groups in ((graphs, [[n] for n in long]), (graphs, [long]), (cpu, [long])):
         for group in groups:
             prefill(runner, group)
-        pages = torch.tensor([page for n in long for page in n.pages[: len(n.stream.prompt) // 32]])
+        pages = torch.tensor([page for n in long for page in n.pages[: len(n.stream.prompt) // PAGE]])
         rows = pages[:, None] * 32 + torch.arange(32)
         caches.append(runner._cache.data[:, :, rows.flatten().to(runner._device)].float().cpu())
         caches.append(runner._state.input[:3].float().cpu())
@@ -163,7 +164,7 @@ def test_prompts_in_a_tick_agree_with_prompts_before_it(
 ) -> None:
     """Keys and values agree up to rounding, greedy codes of that tick except for near ties."""
     newcomers = [newcomer(checkpoint, slot, temperature=0.0) for slot in range(SLOTS)]
-    rows = [(n.pages[row // 32], row % 32) for n in newcomers for row in range(len(n.stream.prompt))]
+    rows = [(n.pages[row // PAGE], row % PAGE) for n in newcomers for row in range(len(n.stream.prompt))]
     places = torch.tensor([page * 32 + row for page, row in rows], device=DEVICE)
     joints, found = graphs._joints, []
     for one in (joints, {}):
@@ -237,7 +238,7 @@ def clone(prompts: PromptBuilder, hidden: int, slot: int) -> Newcomer:
     voice = Voice(vector, codes, "What the reference says.") if slot % 3 else Voice(vector)
     request = SynthesisRequest.of({"text": f"Hello there. {slot}", "voice": "any", "seed": slot}).in_voice(voice)
     stream = prompts.stream(request, Listener(), str(slot))
-    pages = -(-stream.num_positions // 32)
+    pages = -(-stream.num_positions // PAGE)
     return Newcomer(stream, slot, list(range(slot * 40, slot * 40 + pages)))
 
 

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen3_tts_engine.core.batches import Batch, Frames
+from qwen3_tts_engine.core.batches import Batch, Frames, Newcomer
 from qwen3_tts_engine.core.streams import Prompt, Stream
 from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.scheduling.admission import MAX_OVERTAKING
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.chunker import Chunker
+from qwen3_tts_engine.scheduling.paging import GROWTH_PAGES
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from scripts.benchmarks.simulation import audible
@@ -32,9 +33,12 @@ def make_scheduler(slots: int, pages: int, page_size: int = PAGE, max_frames: in
     return Scheduler(table, limits, Capacity(0, 8, batching_is_free=True))
 
 
-def of_text(key: str, tokens: int, max_frames: int, rows: int) -> Stream:
+def of_text(key: str, tokens: int, max_frames: int, rows: int, voice: int | None = None) -> Stream:
+    """Prompts of the same `voice` begin alike, up to the page of their last row."""
     stream = make_stream(key, Listener(), max_frames=max_frames, rows=rows)
     stream.prompt.num_spoken = tokens
+    if voice is not None:
+        stream.prompt.page_keys = tuple(f"{voice} {page}".encode() for page in range((rows - 1) // PAGE))
     return stream
 
 
@@ -52,6 +56,9 @@ class Machine:
     largest_stall: float = 0.0
     made: dict[str, list[int]] = field(default_factory=dict)
     in_flight: deque[tuple[Batch, np.ndarray]] = field(default_factory=deque)
+    shared_rows: int = 0
+    # What each page of the prompts holds.
+    contents: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.chunker = Chunker(self.scheduler.table, 8, self.scheduler.capacity.frame_seconds)
@@ -60,10 +67,12 @@ class Machine:
     def tick(self) -> None:
         """Launches a tick, reads the previous one, sends ready chunks."""
         batch = self.scheduler.next_batch(self.now)
+        self.contents |= dict.fromkeys(batch.grown[:, 2].tolist(), b"")
         rows = 0
         for newcomer in batch.newcomers:
             self._frame[newcomer.slot] = len(newcomer.frames)
-            rows += len(newcomer.stream.prompt) + len(newcomer.frames)
+            rows += len(newcomer.stream.prompt) + len(newcomer.frames) - newcomer.shared
+            self._write(newcomer)
         frames = self._frame[batch.slots].copy()
         self._frame[batch.slots] += 1
         self.in_flight.append((batch, frames))
@@ -72,6 +81,12 @@ class Machine:
         if len(self.in_flight) > 1 or not len(batch):
             self._collect(*self.in_flight.popleft())
         self._send()
+
+    def _write(self, newcomer: Newcomer) -> None:
+        keys, shared = newcomer.stream.prompt.page_keys, newcomer.shared // PAGE
+        assert [self.contents[page] for page in newcomer.pages[:shared]] == list(keys[:shared])
+        self.contents |= dict.fromkeys(newcomer.pages[shared:], b"") | dict(zip(newcomer.pages, keys, strict=False))
+        self.shared_rows += newcomer.shared
 
     def _tick_seconds(self, batch: Batch) -> float:
         return 0.002 + self.row_seconds * len(batch) if len(batch) else 0.0
@@ -106,7 +121,11 @@ def test_streams_end_without_stalls_with_a_fraction_of_the_pages(
     chance = random.Random(seed)
     rows = 20
     tokens = [chance.randint(1, 40) for _ in range(3 * slots)]
-    streams = [of_text(str(i), n, min(MAX_FRAMES, 75 + 12 * n), rows) for i, n in enumerate(tokens)]
+    voices = [chance.choice([None, 0, 1, 2]) for _ in tokens]
+    streams = [
+        of_text(str(i), n, min(MAX_FRAMES, 75 + 12 * n), rows, voice)
+        for i, (n, voice) in enumerate(zip(tokens, voices, strict=True))
+    ]
     most = -(-(rows + MAX_FRAMES) // PAGE)
     machine = Machine(make_scheduler(slots, max(most, int(part * slots * most))))
     for stream in streams:
@@ -137,7 +156,8 @@ def test_every_stream_ends_with_the_fewest_possible_pages(seed: int, slots: int)
     """Up to two pages more than the longest stream requires; every stream runs to its cap."""
     chance = random.Random(seed)
     machine = Machine(make_scheduler(slots, -(-(4 + 120) // PAGE) + chance.randint(0, 2)))
-    streams = [of_text(str(i), chance.randint(0, 20), chance.randint(1, 120), 4) for i in range(20)]
+    rows = chance.choice([4, 12])
+    streams = [of_text(str(i), chance.randint(0, 20), chance.randint(1, 112), rows, voice=0) for i in range(20)]
     for stream in streams:
         machine.scheduler.submit(stream)
         for _ in range(chance.randint(0, 10)):
@@ -147,6 +167,73 @@ def test_every_stream_ends_with_the_fewest_possible_pages(seed: int, slots: int)
             break
         machine.tick()
     assert [len(machine.made[s.key]) for s in streams] == [s.max_frames for s in streams]
+
+
+def test_prompts_that_begin_alike_are_prefilled_once() -> None:
+    """The first two run together; the others come later, one after the last stream of the voice has ended."""
+    machine = Machine(make_scheduler(8, 64))
+    streams = [of_text(str(i), 4, 20, rows=20, voice=0) for i in range(5)]
+    other = of_text("other", 4, 20, rows=20, voice=1)
+
+    def speak(*speakers: Stream) -> int:
+        before = machine.shared_rows
+        for stream in speakers:
+            machine.scheduler.submit(stream)
+        machine.tick()
+        machine.tick()
+        return machine.shared_rows - before
+
+    assert speak(*streams[:2]) == 0
+    assert speak(*streams[2:4], other) == 2 * 2 * PAGE
+    assert machine.scheduler.pages.num_used < sum(len(s.pages) for s in (*streams[:4], other))
+    while machine.scheduler.live:
+        machine.tick()
+    assert machine.scheduler.pages.num_used == 0
+    assert speak(streams[4]) == 2 * PAGE
+
+
+def test_a_prompt_whose_prefill_failed_is_not_shared() -> None:
+    machine = Machine(make_scheduler(4, 64))
+    failing, next_one = (of_text(key, 4, 20, rows=20, voice=0) for key in ("failing", "next"))
+    machine.scheduler.submit(failing)
+    batch = machine.scheduler.next_batch(machine.now)
+    machine.scheduler.end(failing)
+    machine.scheduler.collect(
+        batch.without(batch.newcomers), Frames(np.zeros((0, NUM_CODEBOOKS)), np.zeros(0, bool)), 0
+    )
+    machine.scheduler.submit(next_one)
+    machine.tick()
+    assert machine.shared_rows == 0
+
+
+def test_nobody_is_parked_for_pages_that_others_share() -> None:
+    """Parking `ahead` would free one page: `behind` holds the two that they begin with."""
+    machine = Machine(make_scheduler(4, 10))
+    scheduler, table = machine.scheduler, machine.scheduler.table
+    ahead, behind = (of_text(key, 4, 30, rows=20, voice=0) for key in ("ahead", "behind"))
+    parked = of_text("parked", 4, 30, rows=20)
+    for stream in (ahead, behind, parked):
+        scheduler.submit(stream)
+        machine.tick()
+        machine.tick()
+    scheduler.paging.park(parked.slot)
+    scheduler.pages.allocate(scheduler.pages.num_free)
+    assert (ahead.pages[:2], len(ahead.pages), len(behind.pages)) == (behind.pages[:2], 3, 3)
+    table.started[:] = True
+    table.deadline[[ahead.slot, behind.slot, parked.slot]] = machine.now + np.array([10.0, 0.1, 0.0])
+    assert not scheduler.paging.make_room(parked, machine.now)
+    assert len(ahead.pages) == 3
+
+
+def test_streams_grow_by_several_pages_while_enough_are_free() -> None:
+    machine = Machine(make_scheduler(2, 64))
+    machine.scheduler.submit(of_text("0", 4, 60, rows=10))
+    grown = []
+    while machine.scheduler.live:
+        stream = machine.scheduler.live["0"]
+        grown.append(len(stream.pages))
+        machine.tick()
+    assert sorted({*grown} - {0}) == [2, 2 + GROWTH_PAGES, 9], "no more than the longest utterance takes"
 
 
 def test_the_default_cache_fits_a_long_text_in_every_slot() -> None:

@@ -111,10 +111,11 @@ class PromptBuilder:
         check_mode(self._model, request)
         speaker = self._speaker(request)
         language = self._language(request.language, speaker)
-        rows = PromptRows(self._talker.num_code_groups)
+        rows = PromptRows(self._talker.num_code_groups, self._config.page_size)
         rows.add(self._instruct(request), NONE)
         rows.add(spoken.role, NONE)
         self._add_prefix(rows, language, None if speaker is None else self._talker.spk_id[speaker], request.cloned)
+        rows.mark_common()
         trailing = self._add_text(rows, spoken, request.cloned)
         return rows.prompt(trailing, len(spoken.text))
 
@@ -203,10 +204,12 @@ class PromptBuilder:
         if len(codes) > (limit := self._config.max_reference_frames):
             # The voice was registered under another limit.
             raise InvalidRequest("voice", f"{len(codes)} frames", f"max_reference_seconds allows {limit} frames")
-        text = [*self._tokenizer.reference(ref_text), *spoken.text, model.tts_eos_token_id]
+        reference = self._tokenizer.reference(ref_text)
+        text = [*reference, *spoken.text, model.tts_eos_token_id]
         frames = np.full((1 + len(codes), self.num_codebooks), NONE, np.int32)
         frames[0, 0] = talker.codec_bos_id
         frames[1:] = codes
+        rows.mark_common(min(len(reference), len(frames)) if self._streams_text else len(reference))
         if self._streams_text:
             padded = text[: len(frames)] + [model.tts_pad_token_id] * (len(frames) - len(text))
             rows.add_frames(padded, frames)

@@ -3,9 +3,11 @@
 import numpy as np
 
 from qwen3_tts_engine.audio import FRAME_SECONDS
+from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.core.streams import Status, Stream
 from qwen3_tts_engine.scheduling.capacity import Capacity, SpeechLength
-from qwen3_tts_engine.scheduling.slot_table import FIRST_AUDIO_LEAD, Pool, SlotTable
+from qwen3_tts_engine.scheduling.pages import PagePool
+from qwen3_tts_engine.scheduling.slot_table import FIRST_AUDIO_LEAD, SlotTable
 
 # A parked stream with less buffered audio than URGENT_SECONDS may preempt one with more than SPARE_SECONDS.
 URGENT_SECONDS, SPARE_SECONDS = 1.0, 3.0
@@ -14,6 +16,8 @@ FIRST_AUDIO_SECONDS = 2.0
 # Minimum share of its expected pages that a stream is charged at admission: streams are at different points, so that
 # on average each holds half of its pages.
 MIN_CHARGE = 0.5
+# Pages that a stream gets at a time while enough are free: each time costs launches beside the tick.
+GROWTH_PAGES = 4
 NO_PAGES = np.zeros((0, 3), np.int64)
 
 
@@ -25,7 +29,7 @@ class Paging:
     """
 
     def __init__(self, table: SlotTable, page_size: int, num_pages: int, capacity: Capacity) -> None:
-        self.pool = Pool(num_pages)
+        self.pool = PagePool(num_pages)
         self.parked: dict[str, Stream] = {}
         self._lengths = SpeechLength()
         self._table = table
@@ -37,9 +41,8 @@ class Paging:
         return self._num_pages(stream.num_positions)
 
     def num_rows(self, stream: Stream) -> int:
-        """Rows to prefill: the prompt and the frames generated from it so far."""
-        slot, table = stream.slot, self._table
-        return len(stream.prompt) + (0 if slot < 0 else int(table.written[slot] - table.part_start[slot]))
+        """Rows to prefill: the prompt, without what known pages hold, and the frames generated from it so far."""
+        return self._num_positions(stream) - len(self.pool.find(stream.prompt.page_keys)) * self._page_size
 
     def has_room(self, stream: Stream, now: float) -> bool:
         """Whether a stream may start, given the charges of the running ones and a spare page for each of them."""
@@ -47,26 +50,41 @@ class Paging:
         idle = self._idle(now)
         running = (table.pages > 0) & ~idle
         share = self._charge()
+        # What several streams hold is charged once.
         charged = np.maximum(table.pages, table.expected_pages * share)[running].sum()
+        charged -= table.pages.sum() - self.pool.num_used
         needed = self._start_pages(stream)
         spare = np.count_nonzero(running & (table.page_limit < table.frame_limit))
-        available = self.pool.num_free + int(table.pages[idle].sum())
+        available = self.pool.num_free + self._freed_by(np.flatnonzero(idle))
         fits = charged + max(needed, self._expected(stream) * share) <= self.pool.size
         return bool(fits and needed + spare <= available)
 
-    def place(self, stream: Stream, now: float) -> None:
-        """Allocate the pages for a stream's prompt, codes and next frame."""
+    def place(self, stream: Stream, now: float) -> int:
+        """Assign the pages for a stream's prompt, codes and next frame.
+
+        Returns the number of its first rows whose keys and values they hold already.
+        """
         self.parked.pop(stream.key, None)
         self._table.move(stream, Status.RUNNING)
         count = self._start_pages(stream)
         self._preempt_idle(now, count)
-        stream.pages = self.pool.allocate(count)
+        shared = self.pool.find(stream.prompt.page_keys)
+        self.pool.hold(shared)
+        stream.pages = shared + self.pool.allocate(count - len(shared))
         self.expect(stream)
         table, slot = self._table, stream.slot
         table.pages[slot] = len(stream.pages)
         # The prefill yields the first frame; each later one takes one more position.
         frames = len(stream.pages) * self._page_size - len(stream.prompt) + 1
         table.page_limit[slot] = table.part_start[slot] + frames
+        return len(shared) * self._page_size
+
+    def remember(self, newcomers: list[Newcomer]) -> None:
+        """Let later prompts share the pages of prefilled ones."""
+        for newcomer in newcomers:
+            keys = newcomer.stream.prompt.page_keys
+            if newcomer.stream.pages[: len(keys)] == newcomer.pages[: len(keys)]:
+                self.pool.remember(keys, newcomer.pages)
 
     def learn(self, stream: Stream) -> None:
         """Record the length of a finished part."""
@@ -79,7 +97,7 @@ class Paging:
         self._table.expected_pages[stream.slot] = self._expected(stream)
 
     def grow(self, now: float) -> np.ndarray:
-        """Allocate a page for every runnable stream that needs one.
+        """Allocate pages for every runnable stream that needs one.
 
         Returns int64 [pages, 3]: slot, index in the slot's page table, page.
         """
@@ -90,15 +108,8 @@ class Paging:
         while len(short) > self.pool.num_free:
             self.park(int(np.argmax(self._preemption_priority(now))))
             short = short[table.pages[short] > 0]
-        pages = self.pool.allocate(len(short))
-        for slot, page in zip(short.tolist(), pages, strict=True):
-            stream = table.streams[slot]
-            assert stream is not None
-            stream.pages.append(page)
-        places = table.pages[short].astype(np.int64)
-        table.pages[short] += 1
-        table.page_limit[short] += self._page_size
-        return np.stack([short, places, np.array(pages, np.int64)], axis=1)
+        step = GROWTH_PAGES if len(short) * GROWTH_PAGES <= self.pool.num_free else 1
+        return np.concatenate([NO_PAGES, *(self._extend(slot, step) for slot in short.tolist())])
 
     def park(self, slot: int) -> None:
         """Preempt a running stream; its frames in flight are discarded and generated again."""
@@ -141,11 +152,10 @@ class Paging:
         self._table.pages[stream.slot] = 0
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when a page is lost, shared, or missing for a launched frame."""
-        self.pool.check_integrity()
+        """Raise AssertionError when a page is lost, shared wrongly, or missing for a launched frame."""
         held = [s for s in self._table.streams if s is not None]
-        pages = [page for stream in held for page in stream.pages]
-        assert len(pages) == len(set(pages)) == self.pool.num_used, "a page is shared or held by no stream"
+        self.pool.check_integrity(stream.pages for stream in held)
+        assert all(len(s.pages) == len(set(s.pages)) for s in held), "a stream holds a page twice"
         assert all(len(s.pages) == self._table.pages[s.slot] for s in held), "the page counts of the table are wrong"
         parked = [s for s in held if s.status is Status.PARKED]
         assert {s.key for s in parked} == self.parked.keys(), "the page queue disagrees with the parked streams"
@@ -153,12 +163,28 @@ class Paging:
         table = self._table.in_use
         assert (table.launched <= table.page_limit)[table.pages > 0].all(), "a frame was launched without a page"
 
+    def _extend(self, slot: int, count: int) -> np.ndarray:
+        """Allocate up to `count` pages, at least one; returns them as `grow` does."""
+        table, stream = self._table, self._table.streams[slot]
+        assert stream is not None
+        held = len(stream.pages)
+        pages = self.pool.allocate(max(1, min(count, self.max_pages(stream) - held)))
+        stream.pages += pages
+        table.pages[slot] += len(pages)
+        table.page_limit[slot] += len(pages) * self._page_size
+        return np.array([(slot, held + i, page) for i, page in enumerate(pages)], np.int64)
+
     def _num_pages(self, positions: int) -> int:
         return -(-positions // self._page_size)
 
+    def _num_positions(self, stream: Stream) -> int:
+        """Of the prompt and the frames generated from it so far."""
+        slot, table = stream.slot, self._table
+        return len(stream.prompt) + (0 if slot < 0 else int(table.written[slot] - table.part_start[slot]))
+
     def _start_pages(self, stream: Stream) -> int:
         """Pages that a stream requires to start or resume."""
-        return self._num_pages(self.num_rows(stream) + 1)
+        return self._num_pages(self._num_positions(stream) + 1)
 
     def _expected(self, stream: Stream) -> int:
         prompt = stream.prompt
@@ -201,9 +227,14 @@ class Paging:
         priority: np.ndarray = np.where(self._idle(now), np.inf, underrun_at)
         return priority
 
+    def _freed_by(self, slots: np.ndarray) -> int:
+        """Pages that parking all of `slots` would free."""
+        streams = (self._table.streams[slot] for slot in slots.tolist())
+        return self.pool.num_freed(stream.pages for stream in streams if stream)
+
     def _preempt(self, slots: np.ndarray, count: int) -> bool:
         """Park `slots` in order until `count` pages are free; parks none if all would not suffice."""
-        if self.pool.num_free + int(self._table.pages[slots].sum()) < count:
+        if self.pool.num_free + self._freed_by(slots) < count:
             return False
         for slot in slots.tolist():
             if self.pool.num_free >= count:

@@ -10,6 +10,7 @@ from qwen3_tts_engine.scheduling.admission import Admission
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.endings import EndDetector
 from qwen3_tts_engine.scheduling.newcomers import NewcomerPolicy
+from qwen3_tts_engine.scheduling.pages import PagePool
 from qwen3_tts_engine.scheduling.paging import Paging
 from qwen3_tts_engine.scheduling.slot_table import Pool, SlotTable
 
@@ -29,7 +30,7 @@ class Scheduler:
         self._pending_text: dict[str, Stream] = {}
 
     @property
-    def pages(self) -> Pool:
+    def pages(self) -> PagePool:
         return self.paging.pool
 
     def submit(self, stream: Stream) -> None:
@@ -90,6 +91,7 @@ class Scheduler:
     def collect(self, batch: Batch, frames: Frames, now: float) -> list[Stream]:
         """Store a tick's frames; returns the streams that ended and have nothing left to decode."""
         table, slots = self.table, batch.slots
+        self.paging.remember(batch.newcomers)
         live = table.talking[slots] & (table.generation[slots] == batch.generations)
         stored = live & ~frames.ended
         kept = slots[stored]
@@ -142,8 +144,7 @@ class Scheduler:
         holding = [stream for stream in self.live.values() if stream.status is Status.HOLDING]
         living = [stream for stream in (*in_queue, *holding, *in_slots) if stream.status is not Status.ENDED]
         assert sorted(map(id, living)) == sorted(map(id, self.live.values())), "a stream is lost, or in two places"
-        with_text = self._pending_text.values()
-        assert all(s.status is Status.RUNNING for s in with_text), "text is pending for a stream that does not run"
+        assert all(s.status is Status.RUNNING for s in self._pending_text.values()), "a stream with text does not run"
 
     def _enqueue(self, stream: Stream) -> None:
         self.admission.check(stream)
@@ -203,9 +204,9 @@ class Scheduler:
             self.admission.take(stream)
             stream.prompt.take_arrived()
             table.open(self.slots.allocate(1)[0], stream)
-        self.paging.place(stream, now)
+        shared = self.paging.place(stream, now)
         made = slice(table.part_start[stream.slot], table.written[stream.slot])
-        return Newcomer(stream, stream.slot, stream.pages.copy(), table.codes[stream.slot, made].copy())
+        return Newcomer(stream, stream.slot, stream.pages.copy(), table.codes[stream.slot, made].copy(), shared)
 
     def _cut_silent(self, stream: Stream | None) -> Stream | None:
         """End a part after its decoded frames; returns the stream if that ends it."""

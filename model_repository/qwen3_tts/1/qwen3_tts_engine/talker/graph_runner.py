@@ -166,11 +166,12 @@ class GraphTalkerRunner(TalkerRunner):
         starts = ends - counts
         rows = self._padding_rows(ends[-1])
         rows[:, 0] = np.repeat(slots, counts)
-        rows[:, 1] = np.arange(len(rows)) - np.repeat(starts, counts)
+        shared = np.array([newcomer.shared for newcomer in newcomers])
+        rows[:, 1] = np.arange(len(rows)) - np.repeat(starts - shared, counts)
         rows[ends - 1, 2] = slots
         for newcomer, start in zip(newcomers, starts, strict=True):
-            if newcomer.stream.prompt.vector is not None:
-                rows[start + newcomer.stream.prompt.vector_row, 3] = newcomer.slot
+            if newcomer.vector_row is not None:
+                rows[start + newcomer.vector_row, 3] = newcomer.slot
         rows[:, 4] = np.concatenate(text_ids)
         rows[:, 5:] = np.concatenate(code_ids)
         return rows

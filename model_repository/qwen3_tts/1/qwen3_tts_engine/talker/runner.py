@@ -76,15 +76,16 @@ class TalkerRunner:
 
     def _prefill(self, newcomer: Newcomer) -> None:
         """Run the prompt through the talker; the last row's output becomes the input of the next frame."""
-        prompt = newcomer.stream.prompt
+        prompt, shared = newcomer.stream.prompt, newcomer.shared
         text, codes = (torch.from_numpy(ids).to(self._device, torch.int64) for ids in newcomer.rows(self._pad_text_id))
         rows = self._talker.embed(text, codes)
-        if prompt.vector is not None:
-            rows[prompt.vector_row] += self._state.vectors[newcomer.slot]
-        last = self._forward(newcomer.slot, rows[: len(prompt)], 0, prompts=len(prompt))
+        if newcomer.vector_row is not None:
+            rows[newcomer.vector_row] += self._state.vectors[newcomer.slot]
+        count = len(prompt) - shared
+        last = self._forward(newcomer.slot, rows[:count], shared, prompts=count)
         if len(newcomer.frames):
             # Row by row, as they were generated, for the same rounding.
-            last = self._forward(newcomer.slot, rows[len(prompt) :], len(prompt))
+            last = self._forward(newcomer.slot, rows[count:], len(prompt))
         self._state.input[newcomer.slot] = last
 
     def _forward(self, slot: int, rows: Tensor, start: int, *, prompts: int = 0) -> Tensor:

@@ -48,10 +48,8 @@ class TorchOps:
     def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prompts: int = 0) -> Attention:
         written = cache.page_table[slots, positions // cache.page_size] * cache.page_size + positions % cache.page_size
         cos, sin = cache.cos[positions], cache.sin[positions]
-        # Beside a row with a longer past a row rounds differently; a prompt's rows always run together. With several
-        # threads, rounding also depends on the alignment of each thread's buffer.
-        row_by_row = slots.is_cpu and (prompts < len(slots) or torch.get_num_threads() > 1)
-        at_once = 1 if row_by_row else GATHER_ROWS
+        # Beside a row with a longer past a row rounds differently.
+        at_once = 1 if slots.is_cpu else GATHER_ROWS
         blocks = zip(slots.split(at_once), positions.split(at_once), strict=True)
         visible = [_visible_keys(cache, *block) for block in blocks]
 
