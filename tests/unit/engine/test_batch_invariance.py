@@ -55,6 +55,9 @@ class RecordingRunner:
         self._runner.prefill([newcomer for newcomer in newcomers if newcomer not in failed])
         return [(newcomer, RuntimeError("injected")) for newcomer in failed]
 
+    def grow(self, grown: np.ndarray) -> None:
+        self._runner.grow(grown)
+
     def feed(self, feeds: list[TextFeed]) -> None:
         self._runner.feed(feeds)
 
