@@ -1,0 +1,146 @@
+"""Compares the codec's residual units in Triton (unit.py) and in CUDA, on a Hopper GPU.
+
+    python -m scripts.benchmarks.codec_unit --channels 96,192
+
+96 channels: resident_unit.cu, which is served. 192: streamed_unit.cu, which is not (README.md).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from torch import Tensor
+
+from code2wav_step.kernels import resident_unit
+from code2wav_step.kernels.cuda_module import CudaKernel
+from code2wav_step.kernels.resident_unit import ResidentUnit
+from code2wav_step.kernels.unit import unit_kernel
+from code2wav_step.tiles import unit_tile
+from scripts.benchmarks.codec_unit import streamed
+from scripts.benchmarks.common import show
+from scripts.benchmarks.cuda_timing import graph_us
+
+TAPS = 7
+DILATIONS = (1, 3, 9)
+# By channels.
+POSITIONS_PER_FRAME = {96: 1920, 192: 640}
+# Streams and frames of a codec call.
+SHAPES = ((1, 1), (1, 4), (2, 4), (4, 4), (8, 4), (64, 4), (32, 16))
+# Launches in a graph.
+LAUNCHES = 8
+# The reference of a larger call does not fit.
+REFERENCE_ROWS = 64 * 1920
+console = Console(width=200)
+
+
+@dataclass
+class Case:
+    """One unit with random weights; the last one of a block, of dilation 9, stores no `out`."""
+
+    channels: int
+    streams: int
+    frames: int
+    dilation: int
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator("cuda").manual_seed(0)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(*shape, device="cuda", generator=generator)
+
+        channels, past = self.channels, (TAPS - 1) * self.dilation
+        self.positions = self.frames * POSITIONS_PER_FRAME[channels]
+        self.rows = self.streams * self.positions
+        self.x = random(self.streams, past + self.positions, channels).half()
+        self.residual = random(self.streams, self.positions, channels).half()
+        self.weight = (random(channels, TAPS * channels) / (TAPS * channels) ** 0.5).half()
+        self.weight2 = (random(channels, channels) / channels**0.5).half()
+        scales = (0.1 * random(6, channels)) + torch.tensor([0, 1, 1, 0, 1, 1], device="cuda")[:, None]
+        self.first, self.second = scales[:3].unbind(), scales[3:].unbind()
+        self.out = None if self.dilation == DILATIONS[-1] else torch.empty_like(self.residual)
+        self.active = torch.empty(self.streams, past + self.positions, channels, device="cuda").half()[:, past:]
+        self.results = (self.residual, self.out, self.active)
+
+    @cached_property
+    def portions(self) -> Tensor:
+        return streamed.prepared(self.weight, self.weight2, TAPS)
+
+    def triton(self) -> None:
+        tile = unit_tile(self.rows, self.channels)
+        unit_kernel[(tile.programs(self.rows, self.channels),)](
+            self.x, self.weight, *self.first, self.weight2, *self.second, *self.results,
+            self.rows, self.positions, self.weight.shape[1], self.x.stride(0), self.active.stride(0),
+            CHANNELS=self.channels, DILATION=self.dilation, FAST=True, BLOCK_M=tile.rows, BLOCK_K=tile.depth,
+            **tile.launch,
+        )  # fmt: skip
+
+    def resident(self, kernel: CudaKernel) -> None:
+        tiles = self.rows // resident_unit.ROWS
+        tensors = (self.x, self.weight, *self.first, self.weight2, *self.second, *self.results)
+        grid = (resident_unit.blocks(tiles, resident_unit.processors()), 1)
+        kernel(grid, *tensors, self.positions, tiles, self.x.stride(0), self.active.stride(0))
+
+    def streamed(self, form: streamed.Streamed, kernel: CudaKernel) -> None:
+        tiles = self.rows // form.rows
+        tensors = (self.x, self.portions, *self.first, *self.second, *self.results)
+        grid = (form.grid(tiles, resident_unit.processors()), 1)
+        kernel(grid, *tensors, self.positions, tiles, self.x.stride(0), self.active.stride(0))
+
+    def expected(self) -> Tensor:
+        """float32 [streams, positions, channels]"""
+        bias, alpha, inverse_beta = self.first
+        bias2, alpha2, inverse_beta2 = self.second
+        x, weight = self.x.float(), self.weight.float()
+        y = bias.expand(self.streams, self.positions, -1).clone()
+        for tap in range(TAPS):
+            here = slice(tap * self.dilation, tap * self.dilation + self.positions)
+            y += x[:, here] @ weight[:, tap * self.channels : (tap + 1) * self.channels].T
+        y = y + torch.sin(y * alpha) ** 2 * inverse_beta
+        z = y @ self.weight2.float().T + bias2 + self.residual.float()
+        expected: Tensor = z + torch.sin(z * alpha2) ** 2 * inverse_beta2
+        return expected
+
+
+Kernels = dict[str, Callable[[Case], None]]
+
+
+def kernels(channels: int, dilation: int, folder: Path) -> Kernels:
+    found: Kernels = {"unit.py": Case.triton}
+    if channels == resident_unit.CHANNELS:
+        form = ResidentUnit(TAPS, dilation)
+        kernel = CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes)
+        return found | {form.source: partial(Case.resident, kernel=kernel)}
+    compiled = {name: (form, form.kernel(folder, TAPS, dilation)) for name, form in streamed.VARIANTS.items()}
+    return found | {name: partial(Case.streamed, form=form, kernel=kernel) for name, (form, kernel) in compiled.items()}
+
+
+def measure(case: Case, runs: Kernels) -> dict[str, Any]:
+    """Microseconds of each kernel, and its largest error where there is a reference."""
+    row: dict[str, Any] = {"call": f"{case.streams}x{case.frames}", "dilation": case.dilation}
+    expected = case.expected() if case.rows <= REFERENCE_ROWS else None
+    for name, run in runs.items():
+        case.active.fill_(torch.nan)
+        run(case)
+        error = "" if expected is None else f" ({float((case.active - expected).abs().max()):.1e})"
+        assert bool(case.active.isfinite().all()), f"{name} leaves values out"
+        us = graph_us(lambda run=run: [run(case) for _ in range(LAUNCHES)]) / LAUNCHES  # type: ignore[misc]
+        row[name] = f"{us:.1f}{error}"
+    return row
+
+
+def main(channels: Annotated[str, typer.Option(help="96, 192 or both")] = "96,192") -> None:
+    torch.cuda.init()
+    with streamed.sources() as folder:
+        for count in map(int, channels.split(",")):
+            runs = {dilation: kernels(count, dilation, folder) for dilation in DILATIONS}
+            cases = (Case(count, *shape, dilation) for shape in SHAPES for dilation in DILATIONS)
+            show([measure(case, runs[case.dilation]) for case in cases], console)
+
+
+if __name__ == "__main__":
+    typer.run(main)
