@@ -17,6 +17,8 @@ QWEN2_SPLIT = (
 ROLE_TOKENS = 3
 END_TOKENS = 5
 REFERENCE_END_TOKENS = 2
+# The beginning of a text, tokenized alone, may have a few more ids than the whole text; far fewer than these.
+ALONE_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,7 @@ class TextTokenizer:
     def parts(self, text: str, part_tokens: int) -> list[SpokenText]:
         """A text to speak, split at sentence ends after `part_tokens` tokens (0: never); raises like `spoken`."""
         whole = self.spoken(text)
-        # A margin of two: a part tokenized alone may have a few more ids than within the whole text.
-        if not part_tokens or 2 * len(whole.text) < part_tokens:
+        if not part_tokens or len(whole.text) + ALONE_TOKENS < part_tokens:
             return [whole]
         pieces = PiecewiseText(self, part_tokens)
         parts: list[list[int]] = [[]]
