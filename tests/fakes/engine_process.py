@@ -11,7 +11,7 @@ import torch
 
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.core.streams import FinishReason, Summary
-from qwen3_tts_engine.interfaces import CPU, CallModel
+from qwen3_tts_engine.interfaces import CallModel, ModelCall
 from qwen3_tts_engine.process import child
 from qwen3_tts_engine.request import RequestError
 
@@ -59,7 +59,7 @@ class Service:
 
     def _call(self, model: str, caller: Any) -> None:
         try:
-            [result] = self._call_model(model, {"x": torch.arange(1, 3, dtype=torch.int16)}, ["y"], CPU)
+            [result] = self._call_model(ModelCall(model, {"x": torch.arange(1, 3, dtype=torch.int16)}, ["y"]))
         except RequestError as error:
             caller.finish(error)
         else:

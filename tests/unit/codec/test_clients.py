@@ -11,6 +11,7 @@ from qwen3_tts_engine.codec.contract import CHUNK_FRAMES
 from qwen3_tts_engine.codec.states import NUM_EXTRA, CodecStates, invalid_codes, to_pcm
 from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.core.streams import Status
+from qwen3_tts_engine.interfaces import ModelCall
 from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from qwen3_tts_engine.voice import Voice
@@ -89,12 +90,13 @@ def test_only_rows_with_nonfinite_samples_fail() -> None:
 def test_a_reference_is_decoded_in_verified_chunk_lengths(longest: int) -> None:
     calls = []
 
-    def call(model: str, inputs: dict[str, torch.Tensor], *_: object) -> list[torch.Tensor]:
+    def answer(call: ModelCall) -> list[torch.Tensor]:
         """Returns a state that counts the decoded frames."""
+        inputs = call.inputs
         calls.append((inputs["codes"].shape[1], int(inputs["history"]), int(inputs["state"][0, 0])))
         return [inputs["state"] + inputs["codes"].shape[1]]
 
-    codec = ModelCodec(CodecStates(torch.zeros(2, 8), 71), call)
+    codec = ModelCodec(CodecStates(torch.zeros(2, 8), 71), answer)
     assert codec.state_after(torch.zeros(1, 90, 16, dtype=torch.int32), longest).tolist() == [90] * 8
     assert {length for length, _, _ in calls} <= {length for length in CHUNK_FRAMES if length <= longest}
     assert all(history == min(decoded, 71) for _, history, decoded in calls)
@@ -104,14 +106,15 @@ def test_a_reference_is_decoded_in_the_spare_row_of_shared_states() -> None:
     states = torch.zeros(2 + NUM_EXTRA, 8)
     history = []
 
-    def call(model: str, inputs: dict[str, torch.Tensor], *_: object) -> list[torch.Tensor]:
+    def answer(call: ModelCall) -> list[torch.Tensor]:
         """A state counts the decoded frames."""
+        inputs = call.inputs
         before, after, decoded = inputs["places"][0].tolist()
         history.append(decoded)
         states[after] = states[before] + inputs["codes"].shape[1]
         return [torch.zeros(1, inputs["codes"].shape[1] * 1920, dtype=torch.int16)]
 
-    codec = SharedStatesCodec(CodecStates(states, 71, "address"), call)
+    codec = SharedStatesCodec(CodecStates(states, 71, "address"), answer)
     first = codec.state_after(torch.zeros(1, 90, 16, dtype=torch.int32), 16)
     second = codec.state_after(torch.zeros(1, 3, 16, dtype=torch.int32), 16)
     assert (first.tolist(), second.tolist()) == ([90] * 8, [3] * 8)

@@ -15,6 +15,7 @@ import torch
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.core.streams import FinishReason, Summary
 from qwen3_tts_engine.frontend.sequences import SequencePosition
+from qwen3_tts_engine.interfaces import ModelCall
 from qwen3_tts_engine.process.parent import EngineProcess
 from qwen3_tts_engine.request import InvalidRequest, RequestError, Unavailable
 from tests.fakes.scripted import Listener
@@ -52,10 +53,10 @@ class Started:
         self.deaths.append(error)
         self.died.set()
 
-    def call_model(self, model: str, inputs: dict[str, Any], *_: object) -> list[torch.Tensor]:
-        if model == "missing":
-            raise InvalidRequest("model", model, "one that exists")
-        return [inputs["x"] + 1]
+    def call_model(self, call: ModelCall) -> list[torch.Tensor]:
+        if call.model == "missing":
+            raise InvalidRequest("model", call.model, "one that exists")
+        return [call.inputs["x"] + 1]
 
     def ask(self, do: str, position: SequencePosition | None = None, **fields: Any) -> Caller:
         caller = Caller(f"request {do}")

@@ -1,7 +1,8 @@
 """Interfaces of the runner, the codec client and the calls of other models."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,18 +74,19 @@ class Runner(Protocol):
         """Wait for a tick's frames; ticks are collected in launch order."""
 
 
-class CallModel(Protocol):
-    """Calls another model of the server."""
+@dataclass(frozen=True)
+class ModelCall:
+    """A call of another model of the server; `outputs` are names of tensors, wanted on `device`."""
 
-    def __call__(
-        self,
-        model: str,
-        inputs: dict[str, torch.Tensor],
-        outputs: list[str],
-        device: torch.device,
-        parameters: dict[str, Any] | None = None,
-    ) -> list[torch.Tensor]:
-        """Its outputs, on `device` if Triton supports it. Raises RequestError."""
+    model: str
+    inputs: dict[str, torch.Tensor]
+    outputs: list[str]
+    device: torch.device = CPU
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+CallModel = Callable[[ModelCall], list[torch.Tensor]]
+"""Returns the outputs, on their device if Triton supports it. Raises RequestError."""
 
 
 class CodecClient(Protocol):

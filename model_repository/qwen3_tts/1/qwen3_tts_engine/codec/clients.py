@@ -9,7 +9,7 @@ import torch
 from qwen3_tts_engine.codec import contract
 from qwen3_tts_engine.codec.states import CodecStates, invalid_codes, overflowed, to_pcm
 from qwen3_tts_engine.core.batches import Chunks
-from qwen3_tts_engine.interfaces import CPU, CallModel
+from qwen3_tts_engine.interfaces import CallModel, ModelCall
 from qwen3_tts_engine.request import RequestError
 
 Watch = Callable[[str], AbstractContextManager[object]]
@@ -35,7 +35,7 @@ class ModelCodec:
             contract.HISTORY: torch.from_numpy(self.states.history(chunks)),
         }
         outputs = [contract.WAVEFORM, contract.STATE_OUT]
-        waveform, state_out = self._call_model(contract.MODEL_NAME, inputs, outputs, self.states.device)
+        waveform, state_out = self._call_model(ModelCall(contract.MODEL_NAME, inputs, outputs, self.states.device))
         self.states.store(rows, state_out)
         # Copies the samples to the host, which also waits for the stored states.
         return to_pcm(waveform)
@@ -49,7 +49,7 @@ class ModelCodec:
         for chunk, history in self._split(codes, max_chunk_frames):
             past = torch.tensor([[history]], dtype=torch.int32)
             inputs = {contract.CODES: chunk, contract.STATE: state, contract.HISTORY: past}
-            [state_out] = self._call_model(contract.MODEL_NAME, inputs, [contract.STATE_OUT], CPU)
+            [state_out] = self._call_model(ModelCall(contract.MODEL_NAME, inputs, [contract.STATE_OUT]))
             state = state_out.cpu()
         return state[0].to(self.states.device, copy=True)
 
@@ -92,6 +92,6 @@ class SharedStatesCodec(ModelCodec):
             with self._watch(contract.MODEL_NAME):
                 return self.states.line.call(inputs[contract.CODES].numpy(), inputs[contract.PLACES].numpy())
         address = {contract.STATES: self.states.address}
-        [pcm] = self._call_model(contract.MODEL_NAME, inputs, [contract.PCM], CPU, address)
+        [pcm] = self._call_model(ModelCall(contract.MODEL_NAME, inputs, [contract.PCM], parameters=address))
         samples: np.ndarray = pcm.numpy()
         return samples

@@ -4,13 +4,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 
 from qwen3_tts_engine.core.batches import Chunks
-from qwen3_tts_engine.interfaces import CallModel, CodecClient
+from qwen3_tts_engine.interfaces import CallModel, CodecClient, ModelCall
 from qwen3_tts_engine.request import RequestError, Unavailable
 
 Die = Callable[[Exception], None]
@@ -40,17 +39,11 @@ class CallWatch:
     def watched(self, call_model: CallModel) -> CallModel:
         """`call_model`, watched."""
 
-        def call(
-            model: str,
-            inputs: dict[str, torch.Tensor],
-            outputs: list[str],
-            device: torch.device,
-            parameters: dict[str, Any] | None = None,
-        ) -> list[torch.Tensor]:
-            with self.call(model):
-                return call_model(model, inputs, outputs, device, parameters)
+        def watched(call: ModelCall) -> list[torch.Tensor]:
+            with self.call(call.model):
+                return call_model(call)
 
-        return call
+        return watched
 
     def begin(self, limit_seconds: float, die: Die) -> None:
         self._thread = threading.Thread(target=self._run, args=(limit_seconds, die), name="call watch", daemon=True)

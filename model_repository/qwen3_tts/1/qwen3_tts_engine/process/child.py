@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from qwen3_tts_engine.core.streams import Summary
+from qwen3_tts_engine.interfaces import ModelCall
 from qwen3_tts_engine.lifecycle.logs import log_through
 from qwen3_tts_engine.process.messages import (
     Accept,
@@ -72,20 +73,13 @@ class RemoteModels:
         self._numbers = itertools.count()
         self._answers: dict[int, Future[list[np.ndarray]]] = {}
 
-    def call(
-        self,
-        model: str,
-        inputs: dict[str, torch.Tensor],
-        outputs: list[str],
-        device: torch.device,
-        parameters: dict[str, Any] | None = None,
-    ) -> list[torch.Tensor]:
-        """Its tensors are on the CPU."""
+    def call(self, call: ModelCall) -> list[torch.Tensor]:
+        """Its inputs are on the CPU."""
         number, future = next(self._numbers), Future[list[np.ndarray]]()
         self._answers[number] = future
-        arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
-        self._control.send(Call(number, model, arrays, outputs, parameters or {}))
-        return [torch.from_numpy(array).to(device) for array in future.result()]
+        arrays = {name: tensor.numpy() for name, tensor in call.inputs.items()}
+        self._control.send(Call(number, call.model, arrays, call.outputs, call.parameters))
+        return [torch.from_numpy(array).to(call.device) for array in future.result()]
 
     def answer(self, answer: Answer) -> None:
         future = self._answers.pop(answer.call)

@@ -19,7 +19,7 @@ import torch
 from qwen3_tts_engine.delivery import SENDERS
 from qwen3_tts_engine.frontend.dispatcher import Caller
 from qwen3_tts_engine.frontend.sequences import SequencePosition
-from qwen3_tts_engine.interfaces import CPU, CallModel
+from qwen3_tts_engine.interfaces import CallModel, ModelCall
 from qwen3_tts_engine.metrics import Readings
 from qwen3_tts_engine.process.messages import (
     Accept,
@@ -188,7 +188,7 @@ class EngineProcess:
         result: list[np.ndarray] | RequestError
         try:
             inputs = {name: torch.from_numpy(array) for name, array in call.inputs.items()}
-            outputs = self._call_model(call.model, inputs, call.outputs, CPU, call.parameters)
+            outputs = self._call_model(ModelCall(call.model, inputs, call.outputs, parameters=call.parameters))
             result = [tensor.cpu().numpy() for tensor in outputs]
         except RequestError as error:
             result = error

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.interfaces import CPU, CallModel
+from qwen3_tts_engine.interfaces import CallModel, ModelCall
 from qwen3_tts_engine.request import RequestError
 from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voices import encoders
@@ -55,5 +55,5 @@ class ModelEncoder:
 
     def _call(self, model: str, inputs: dict[str, Tensor], output: str) -> Tensor:
         """On the CPU."""
-        [tensor] = self._call_model(model, inputs, [output], CPU)
+        [tensor] = self._call_model(ModelCall(model, inputs, [output]))
         return tensor.cpu()
