@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from code2wav_step.kernels import resident_unit
+from code2wav_step.kernels.resident_unit import ResidentUnit
 from code2wav_step.tiles import Tile, product_tile, unit_tile
 from tests.subprocesses import same_imports
 
@@ -43,6 +45,21 @@ def test_a_unit_tile_spans_all_channels(rows: int, channels: int) -> None:
 
 def test_program_count_rounds_up() -> None:
     assert Tile(64, 128, 64, 4, 4).programs(65, 129) == 4
+
+
+@pytest.mark.parametrize("tiles", [30, 60, 120, 240, 396, 7680])
+def test_resident_blocks_have_enough_groups_for_few_tiles(tiles: int) -> None:
+    """One tile a block up to 60, then one for each of its groups; no block more than there are multiprocessors."""
+    count = resident_unit.blocks(tiles, 132)
+    assert count == {30: 30, 60: 60, 120: 60, 240: 80, 396: 132, 7680: 132}[tiles]
+    assert count * resident_unit.GROUPS >= tiles or count == 132
+
+
+def test_resident_units_need_whole_tiles_and_fit_a_multiprocessor() -> None:
+    assert resident_unit.fits(96, 1920)
+    assert not resident_unit.fits(96, 37)
+    assert not resident_unit.fits(192, 640)
+    assert all(ResidentUnit(7, dilation).shared_bytes <= 232_448 for dilation in (1, 3, 9))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")

@@ -1,19 +1,23 @@
 """Kernel launches of the TensorRT plugin: recording, the program file and replay by the plugin's C++."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from code2wav_step import kernels
 from code2wav_step import weights as step_weights
 from code2wav_step.kernel_ops import KernelOps
+from code2wav_step.kernels.resident_unit import ResidentUnit
 from code2wav_step.step import Step
 from code2wav_step.weights import StepWeights
 from export.forms import python_form
 from export.tensorrt.launches import ALIGNMENT, Base, Constants, Launch, Place, Recording, Temporary, plan, record
-from export.tensorrt.step_program import Compiled, Kernel, write_program
+from export.tensorrt.step_program import Compiled, Kernel, _argument, compile_all, write_program
 from tests.fakes.codec_layers import small_step
 from tests.fakes.compiled_plugin import CompiledPlugin
 
@@ -88,6 +92,19 @@ def test_constants_are_stored_once_for_all_shapes(weights: StepWeights) -> None:
     tables = constants.size - first
     assert constants.size % ALIGNMENT == 0
     assert tables < first / 100, "the weights are stored again"
+
+
+def test_a_cuda_kernel_is_compiled_in_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its arguments are parameters; a tensor that it is to do without is a null pointer."""
+    compiler = SimpleNamespace(architecture=lambda: "sm_90a", compiled=lambda *parts: repr(parts).encode())
+    monkeypatch.setitem(sys.modules, "code2wav_step.kernels.cuda_module", compiler)
+    monkeypatch.setattr(kernels, "cuda_module", compiler, raising=False)
+    form = ResidentUnit(7, 3)
+    place = Place(Base.CONSTANTS, 16, torch.float16)
+    [compiled] = compile_all([Launch(form, (60, 1), (place, None, 64), {})])
+    image = repr((form.source, form.macros, "sm_90a")).encode()
+    assert compiled == Compiled(Kernel("unit", image, form.threads, form.shared_bytes), (0, 1, 2))
+    assert _argument(None) == _argument(0)
 
 
 def stand_in_compile(launches: Sequence[Launch]) -> list[Compiled]:
