@@ -7,9 +7,9 @@ without a limit.
 """
 
 import ctypes
+import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +22,7 @@ import psutil
 from scripts.embedded.drain import POLL_SECONDS, Drain, responds
 
 PROBE_SECONDS = 0.5
+STDERR = 2
 # tritonserver's own defaults.
 HTTP_PORT, METRICS_PORT = 8000, 8002
 # Exit code of a server that loads but cannot serve (qwen3_tts_engine/lifecycle/guard.py).
@@ -189,4 +190,5 @@ def end_with_parent() -> None:
 
 
 def _log(message: str) -> None:
-    print(f"supervisor: {message}", file=sys.stderr, flush=True)
+    # Not print, which fails in a signal handler that interrupts another print.
+    os.write(STDERR, f"supervisor: {message}\n".encode())

@@ -103,7 +103,7 @@ def drained(tmp_path: Path, seconds: float) -> subprocess.Popen[bytes]:
         "import os, sys\nfrom contextlib import nullcontext\nfrom pathlib import Path\n"
         "from scripts.embedded import drain, supervisor\n"
         "drain.is_idle = lambda metrics: Path('idle').exists()\n"
-        "supervisor.responds = lambda url: print('ready', flush=True) or True\n"
+        "supervisor.responds = lambda url: os.write(1, b'ready\\n') > 0\n"
         f"one = drain.Drain(Path('drain'), 'http://localhost:9/', {seconds}, notice_seconds=0)\n"
         f"server = ['sh', '-c', {DRAINED!r}]\n"
         "sys.exit(supervisor.supervise(server, lambda: nullcontext(os.environ), one))"

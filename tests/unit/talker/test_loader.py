@@ -29,5 +29,5 @@ def test_default_cache_on_a_cpu_holds_the_longest_stream(size: Size, model_type:
 
 def test_refuses_a_cache_smaller_than_the_longest_stream() -> None:
     config = EngineConfig(checkpoint="any", kv_cache_gib=1.0)
-    with pytest.raises(ConfigError, match=r"kv_cache_gib: 1\.00 GiB hold 4672 positions, one stream may require 6160"):
+    with pytest.raises(ConfigError, match=r"kv_cache_gib: 1\.00 GiB hold 4680 positions, one stream may require 6160"):
         plan_limits(config, checkpoint("1.7b", "custom_voice"), FLOAT32)
