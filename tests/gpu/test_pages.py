@@ -38,7 +38,7 @@ def test_pages_added_one_by_one_give_the_same_codes(graphs: TalkerRunner, checkp
     np.testing.assert_array_equal(np.concatenate(made), expected)
 
 
-def test_codes_are_the_same_in_shared_pages(checkpoint: Checkpoint) -> None:
+def test_codes_are_the_same_with_a_cached_prefix(checkpoint: Checkpoint) -> None:
     """Bit by bit where a row's arithmetic does not depend on the number of rows."""
     config = config_of(checkpoint, page_size=8, batch_invariant=True)
     runner, prompts = load_runner(checkpoint, config, DEVICE), PromptBuilder(checkpoint, config)
@@ -52,12 +52,12 @@ def test_codes_are_the_same_in_shared_pages(checkpoint: Checkpoint) -> None:
     expected = speak(runner, FRAMES)
     assert runner.prefill([Newcomer(first, 0, list(range(20)))]) == []
     runner.collect(runner.launch(np.array([0])))
-    count = len(second.prompt.page_keys)
-    assert second.prompt.page_keys == first.prompt.page_keys
+    count = len(second.prompt.prefix_hashes)
+    assert second.prompt.prefix_hashes == first.prompt.prefix_hashes
     assert count
-    shared = Newcomer(second, 1, [*range(count), *range(60, 80)], shared=count * 8)
+    cached = Newcomer(second, 1, [*range(count), *range(60, 80)], num_cached=count * 8)
     with forbid_device_sync():
-        assert runner.prefill([shared]) == []
+        assert runner.prefill([cached]) == []
         found = speak(runner, FRAMES)
     np.testing.assert_array_equal(found, expected)
 

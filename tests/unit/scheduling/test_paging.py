@@ -34,11 +34,11 @@ def make_scheduler(slots: int, pages: int, page_size: int = PAGE, max_frames: in
 
 
 def of_text(key: str, tokens: int, max_frames: int, rows: int, voice: int | None = None) -> Stream:
-    """Prompts of the same `voice` begin alike, up to the page of their last row."""
+    """Prompts of the same `voice` have a common prefix, up to the page of their last row."""
     stream = make_stream(key, Listener(), max_frames=max_frames, rows=rows)
     stream.prompt.num_spoken = tokens
     if voice is not None:
-        stream.prompt.page_keys = tuple(f"{voice} {page}".encode() for page in range((rows - 1) // PAGE))
+        stream.prompt.prefix_hashes = tuple(f"{voice} {page}".encode() for page in range((rows - 1) // PAGE))
     return stream
 
 
@@ -56,7 +56,7 @@ class Machine:
     largest_stall: float = 0.0
     made: dict[str, list[int]] = field(default_factory=dict)
     in_flight: deque[tuple[Batch, np.ndarray]] = field(default_factory=deque)
-    shared_rows: int = 0
+    cached_rows: int = 0
     # What each page of the prompts holds.
     contents: dict[int, bytes] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ class Machine:
         rows = 0
         for newcomer in batch.newcomers:
             self._frame[newcomer.slot] = len(newcomer.frames)
-            rows += len(newcomer.stream.prompt) + len(newcomer.frames) - newcomer.shared
+            rows += len(newcomer.stream.prompt) + len(newcomer.frames) - newcomer.num_cached
             self._write(newcomer)
         frames = self._frame[batch.slots].copy()
         self._frame[batch.slots] += 1
@@ -83,10 +83,10 @@ class Machine:
         self._send()
 
     def _write(self, newcomer: Newcomer) -> None:
-        keys, shared = newcomer.stream.prompt.page_keys, newcomer.shared // PAGE
-        assert [self.contents[page] for page in newcomer.pages[:shared]] == list(keys[:shared])
-        self.contents |= dict.fromkeys(newcomer.pages[shared:], b"") | dict(zip(newcomer.pages, keys, strict=False))
-        self.shared_rows += newcomer.shared
+        hashes, cached = newcomer.stream.prompt.prefix_hashes, newcomer.num_cached // PAGE
+        assert [self.contents[page] for page in newcomer.pages[:cached]] == list(hashes[:cached])
+        self.contents |= dict.fromkeys(newcomer.pages[cached:], b"") | dict(zip(newcomer.pages, hashes, strict=False))
+        self.cached_rows += newcomer.num_cached
 
     def _tick_seconds(self, batch: Batch) -> float:
         return 0.002 + self.row_seconds * len(batch) if len(batch) else 0.0
@@ -169,19 +169,19 @@ def test_every_stream_ends_with_the_fewest_possible_pages(seed: int, slots: int)
     assert [len(machine.made[s.key]) for s in streams] == [s.max_frames for s in streams]
 
 
-def test_prompts_that_begin_alike_are_prefilled_once() -> None:
+def test_a_common_prefix_is_prefilled_once() -> None:
     """The first two run together; the others come later, one after the last stream of the voice has ended."""
     machine = Machine(make_scheduler(8, 64))
     streams = [of_text(str(i), 4, 20, rows=20, voice=0) for i in range(5)]
     other = of_text("other", 4, 20, rows=20, voice=1)
 
     def speak(*speakers: Stream) -> int:
-        before = machine.shared_rows
+        before = machine.cached_rows
         for stream in speakers:
             machine.scheduler.submit(stream)
         machine.tick()
         machine.tick()
-        return machine.shared_rows - before
+        return machine.cached_rows - before
 
     assert speak(*streams[:2]) == 0
     assert speak(*streams[2:4], other) == 2 * 2 * PAGE
@@ -192,7 +192,7 @@ def test_prompts_that_begin_alike_are_prefilled_once() -> None:
     assert speak(streams[4]) == 2 * PAGE
 
 
-def test_a_prompt_whose_prefill_failed_is_not_shared() -> None:
+def test_a_prefix_whose_prefill_failed_is_not_cached() -> None:
     machine = Machine(make_scheduler(4, 64))
     failing, next_one = (of_text(key, 4, 20, rows=20, voice=0) for key in ("failing", "next"))
     machine.scheduler.submit(failing)
@@ -203,7 +203,7 @@ def test_a_prompt_whose_prefill_failed_is_not_shared() -> None:
     )
     machine.scheduler.submit(next_one)
     machine.tick()
-    assert machine.shared_rows == 0
+    assert machine.cached_rows == 0
 
 
 def test_nobody_is_parked_for_pages_that_others_share() -> None:

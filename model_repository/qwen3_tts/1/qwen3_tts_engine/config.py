@@ -85,8 +85,8 @@ class EngineConfig(BaseModel):
     overload: Literal["wait", "refuse"] = "wait"
     """Whether a stream beyond max_streams or load_limit waits or gets UNAVAILABLE at once."""
     page_size: int = Field(default=8, ge=1)
-    """Positions in one page of the talker's key/value cache. Prompts share the whole pages of rows that they begin with
-    alike, of which there are eight or more (docs/kv-cache.md)."""
+    """Positions in one page of the talker's key/value cache. Prompts share whole pages of their prefix, which has eight
+    rows or more (docs/kv-cache.md)."""
     kv_cache_gib: float = Field(default=0.0, ge=0)
     """Size of the key/value cache; 0 sizes it for max_streams streams of ordinary length, within the free memory. When
     it is full, the streams with the most buffered audio are parked (docs/kv-cache.md)."""

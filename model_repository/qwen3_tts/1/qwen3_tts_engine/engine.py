@@ -205,7 +205,7 @@ class Engine:
             if not newcomer.stream.admitted:
                 self.recorder.observe(metrics.ADMISSION, now - newcomer.stream.arrived)
             newcomer.stream.admitted = now
-        self.recorder.add_prompts(batch.prefill_rows, sum(newcomer.shared for newcomer in batch.newcomers))
+        self.recorder.add_prefill(batch.prefill_rows, sum(newcomer.num_cached for newcomer in batch.newcomers))
         failed = self._runner.prefill(batch.newcomers)
         for newcomer, error in failed:
             log.error("prefill of %s failed: %s", newcomer.stream.key, error)

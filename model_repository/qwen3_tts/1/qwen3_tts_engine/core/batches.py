@@ -12,19 +12,19 @@ class Newcomer:
     """A stream to prefill, with copies of its slot and pages, since a cancel may change the stream's own fields.
 
     `frames`, int [frames, codebooks], were generated before the stream was parked; they are prefilled after the prompt.
-    The first `shared` rows of the prompt are in pages that another stream has filled.
+    The first `num_cached` rows of the prompt are in its pages already, from the prefix cache.
     """
 
     stream: Stream
     slot: int
     pages: list[int]
     frames: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int16))
-    shared: int = 0
+    num_cached: int = 0
 
     def rows(self, pad_text_id: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows to prefill: text ids int [rows] and code ids int [rows, codebooks], as in a Prompt."""
         prompt, count = self.stream.prompt, len(self.frames)
-        text_ids, code_ids = prompt.text_ids[self.shared :], prompt.code_ids[self.shared :]
+        text_ids, code_ids = prompt.text_ids[self.num_cached :], prompt.code_ids[self.num_cached :]
         if not count:
             return text_ids, code_ids
         text = [*prompt.trailing[:count], *[pad_text_id] * (count - len(prompt.trailing))]
@@ -34,9 +34,8 @@ class Newcomer:
     def vector_row(self) -> int | None:
         """The row to prefill that the x-vector is added to, if any."""
         prompt = self.stream.prompt
-        return (
-            prompt.vector_row - self.shared if prompt.vector is not None and prompt.vector_row >= self.shared else None
-        )
+        row = prompt.vector_row - self.num_cached
+        return row if prompt.vector is not None and row >= 0 else None
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ class Prompt:
     num_spoken: int
     vector: np.ndarray | None = None
     vector_row: int = NONE
-    page_keys: tuple[bytes, ...] = ()
-    """Of the first pages of the rows, as far as other prompts begin alike: equal keys mean equal rows up to there."""
+    prefix_hashes: tuple[bytes, ...] = ()
+    """Of the pages of the prefix that other prompts share: equal hashes mean equal rows up to the end of that page."""
     max_frames: int | None = None
     """Frame cap of this part; None means that of the stream."""
     is_open: bool = False

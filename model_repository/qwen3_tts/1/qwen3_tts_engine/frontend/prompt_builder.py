@@ -115,7 +115,7 @@ class PromptBuilder:
         rows.add(self._instruct(request), NONE)
         rows.add(spoken.role, NONE)
         self._add_prefix(rows, language, None if speaker is None else self._talker.spk_id[speaker], request.cloned)
-        rows.mark_common()
+        rows.end_prefix()
         trailing = self._add_text(rows, spoken, request.cloned)
         return rows.prompt(trailing, len(spoken.text))
 
@@ -209,7 +209,7 @@ class PromptBuilder:
         frames = np.full((1 + len(codes), self.num_codebooks), NONE, np.int32)
         frames[0, 0] = talker.codec_bos_id
         frames[1:] = codes
-        rows.mark_common(min(len(reference), len(frames)) if self._streams_text else len(reference))
+        rows.end_prefix(min(len(reference), len(frames)) if self._streams_text else len(reference))
         if self._streams_text:
             padded = text[: len(frames)] + [model.tts_pad_token_id] * (len(frames) - len(text))
             rows.add_frames(padded, frames)

@@ -12,7 +12,7 @@ class PromptRows:
     def __init__(self, num_codebooks: int, page_size: int) -> None:
         """`page_size` is that of the key/value cache."""
         self._num_codebooks, self._page_size = num_codebooks, page_size
-        self._num_common = 0
+        self._prefix_rows = 0
         self._text: list[int] = []
         # Of codebook 0.
         self._codes: list[int] = []
@@ -35,9 +35,9 @@ class PromptRows:
         self._vector, self._vector_row = vector, len(self._text)
         self.add([text_id], NONE)
 
-    def mark_common(self, upcoming: int = 0) -> None:
-        """Other prompts of the same voice begin with the rows so far, and with as many of the `upcoming` ones."""
-        self._num_common = len(self._text) + upcoming
+    def end_prefix(self, upcoming: int = 0) -> None:
+        """The rows so far, and as many `upcoming` ones, are the prefix that prompts of the same voice share."""
+        self._prefix_rows = len(self._text) + upcoming
 
     def prompt(self, trailing: list[int], num_spoken: int) -> Prompt:
         """The prompt of the rows, which `trailing` ids follow."""
@@ -46,15 +46,15 @@ class PromptRows:
         for row, frames in self._frames.items():
             codes[row : row + len(frames)] = frames
         text = np.array(self._text, np.int32)
-        keys = tuple(self._page_keys(text, codes))
-        return Prompt(text, codes, trailing, num_spoken, self._vector, self._vector_row, keys)
+        hashes = tuple(self._prefix_hashes(text, codes))
+        return Prompt(text, codes, trailing, num_spoken, self._vector, self._vector_row, hashes)
 
-    def _page_keys(self, text_ids: np.ndarray, code_ids: np.ndarray) -> Iterator[bytes]:
-        """Of the whole pages of common rows. At least one row is left to prefill: the first frame needs its output."""
-        key = b""
-        for end in range(self._page_size, min(self._num_common, len(text_ids) - 1) + 1, self._page_size):
+    def _prefix_hashes(self, text_ids: np.ndarray, code_ids: np.ndarray) -> Iterator[bytes]:
+        """Of the prefix's whole pages. At least one row is left to prefill: the first frame requires its output."""
+        digest = b""
+        for end in range(self._page_size, min(self._prefix_rows, len(text_ids) - 1) + 1, self._page_size):
             page = slice(end - self._page_size, end)
             has_vector = self._vector is not None and page.start <= self._vector_row < end
             vector = self._vector.tobytes() if has_vector and self._vector is not None else b""
-            contents = (key, text_ids[page].tobytes(), code_ids[page].tobytes(), vector)
-            yield (key := hashlib.blake2b(b"".join(contents), digest_size=16).digest())
+            contents = (digest, text_ids[page].tobytes(), code_ids[page].tobytes(), vector)
+            yield (digest := hashlib.blake2b(b"".join(contents), digest_size=16).digest())

@@ -6,7 +6,7 @@ from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.core.streams import Status, Stream
 from qwen3_tts_engine.scheduling.capacity import Capacity, SpeechLength
-from qwen3_tts_engine.scheduling.pages import PagePool
+from qwen3_tts_engine.scheduling.page_pool import PagePool
 from qwen3_tts_engine.scheduling.slot_table import FIRST_AUDIO_LEAD, SlotTable
 
 # A parked stream with less buffered audio than URGENT_SECONDS may preempt one with more than SPARE_SECONDS.
@@ -41,8 +41,8 @@ class Paging:
         return self._num_pages(stream.num_positions)
 
     def num_rows(self, stream: Stream) -> int:
-        """Rows to prefill: the prompt, without what known pages hold, and the frames generated from it so far."""
-        return self._num_positions(stream) - len(self.pool.find(stream.prompt.page_keys)) * self._page_size
+        """Rows to prefill: the prompt without its cached prefix, and the frames generated from it so far."""
+        return self._num_positions(stream) - len(self.pool.match(stream.prompt.prefix_hashes)) * self._page_size
 
     def has_room(self, stream: Stream, now: float) -> bool:
         """Whether a stream may start, given the charges of the running ones and a spare page for each of them."""
@@ -50,7 +50,7 @@ class Paging:
         idle = self._idle(now)
         running = (table.pages > 0) & ~idle
         share = self._charge()
-        # What several streams hold is charged once.
+        # Shared pages are charged once.
         charged = np.maximum(table.pages, table.expected_pages * share)[running].sum()
         charged -= table.pages.sum() - self.pool.num_used
         needed = self._start_pages(stream)
@@ -62,29 +62,29 @@ class Paging:
     def place(self, stream: Stream, now: float) -> int:
         """Assign the pages for a stream's prompt, codes and next frame.
 
-        Returns the number of its first rows whose keys and values they hold already.
+        Returns the number of rows in the cached prefix.
         """
         self.parked.pop(stream.key, None)
         self._table.move(stream, Status.RUNNING)
         count = self._start_pages(stream)
         self._preempt_idle(now, count)
-        shared = self.pool.find(stream.prompt.page_keys)
-        self.pool.hold(shared)
-        stream.pages = shared + self.pool.allocate(count - len(shared))
+        cached = self.pool.match(stream.prompt.prefix_hashes)
+        self.pool.share(cached)
+        stream.pages = cached + self.pool.allocate(count - len(cached))
         self.expect(stream)
         table, slot = self._table, stream.slot
         table.pages[slot] = len(stream.pages)
         # The prefill yields the first frame; each later one takes one more position.
         frames = len(stream.pages) * self._page_size - len(stream.prompt) + 1
         table.page_limit[slot] = table.part_start[slot] + frames
-        return len(shared) * self._page_size
+        return len(cached) * self._page_size
 
-    def remember(self, newcomers: list[Newcomer]) -> None:
-        """Let later prompts share the pages of prefilled ones."""
+    def cache_prefixes(self, newcomers: list[Newcomer]) -> None:
+        """Cache the prefixes of prefilled prompts whose streams still hold these pages."""
         for newcomer in newcomers:
-            keys = newcomer.stream.prompt.page_keys
-            if newcomer.stream.pages[: len(keys)] == newcomer.pages[: len(keys)]:
-                self.pool.remember(keys, newcomer.pages)
+            hashes = newcomer.stream.prompt.prefix_hashes
+            if newcomer.stream.pages[: len(hashes)] == newcomer.pages[: len(hashes)]:
+                self.pool.cache(hashes, newcomer.pages)
 
     def learn(self, stream: Stream) -> None:
         """Record the length of a finished part."""
@@ -230,7 +230,7 @@ class Paging:
     def _freed_by(self, slots: np.ndarray) -> int:
         """Pages that parking all of `slots` would free."""
         streams = (self._table.streams[slot] for slot in slots.tolist())
-        return self.pool.num_freed(stream.pages for stream in streams if stream)
+        return self.pool.num_freed_by(stream.pages for stream in streams if stream)
 
     def _preempt(self, slots: np.ndarray, count: int) -> bool:
         """Park `slots` in order until `count` pages are free; parks none if all would not suffice."""

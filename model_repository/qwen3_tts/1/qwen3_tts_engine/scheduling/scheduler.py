@@ -10,7 +10,7 @@ from qwen3_tts_engine.scheduling.admission import Admission
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.endings import EndDetector
 from qwen3_tts_engine.scheduling.newcomers import NewcomerPolicy
-from qwen3_tts_engine.scheduling.pages import PagePool
+from qwen3_tts_engine.scheduling.page_pool import PagePool
 from qwen3_tts_engine.scheduling.paging import Paging
 from qwen3_tts_engine.scheduling.slot_table import Pool, SlotTable
 
@@ -91,7 +91,7 @@ class Scheduler:
     def collect(self, batch: Batch, frames: Frames, now: float) -> list[Stream]:
         """Store a tick's frames; returns the streams that ended and have nothing left to decode."""
         table, slots = self.table, batch.slots
-        self.paging.remember(batch.newcomers)
+        self.paging.cache_prefixes(batch.newcomers)
         live = table.talking[slots] & (table.generation[slots] == batch.generations)
         stored = live & ~frames.ended
         kept = slots[stored]
@@ -204,9 +204,9 @@ class Scheduler:
             self.admission.take(stream)
             stream.prompt.take_arrived()
             table.open(self.slots.allocate(1)[0], stream)
-        shared = self.paging.place(stream, now)
+        num_cached = self.paging.place(stream, now)
         made = slice(table.part_start[stream.slot], table.written[stream.slot])
-        return Newcomer(stream, stream.slot, stream.pages.copy(), table.codes[stream.slot, made].copy(), shared)
+        return Newcomer(stream, stream.slot, stream.pages.copy(), table.codes[stream.slot, made].copy(), num_cached)
 
     def _cut_silent(self, stream: Stream | None) -> Stream | None:
         """End a part after its decoded frames; returns the stream if that ends it."""

@@ -166,8 +166,8 @@ class GraphTalkerRunner(TalkerRunner):
         starts = ends - counts
         rows = self._padding_rows(ends[-1])
         rows[:, 0] = np.repeat(slots, counts)
-        shared = np.array([newcomer.shared for newcomer in newcomers])
-        rows[:, 1] = np.arange(len(rows)) - np.repeat(starts - shared, counts)
+        cached = np.array([newcomer.num_cached for newcomer in newcomers])
+        rows[:, 1] = np.arange(len(rows)) - np.repeat(starts - cached, counts)
         rows[ends - 1, 2] = slots
         for newcomer, start in zip(newcomers, starts, strict=True):
             if newcomer.vector_row is not None:

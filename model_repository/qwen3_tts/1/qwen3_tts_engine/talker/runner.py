@@ -76,13 +76,13 @@ class TalkerRunner:
 
     def _prefill(self, newcomer: Newcomer) -> None:
         """Run the prompt through the talker; the last row's output becomes the input of the next frame."""
-        prompt, shared = newcomer.stream.prompt, newcomer.shared
+        prompt, num_cached = newcomer.stream.prompt, newcomer.num_cached
         text, codes = (torch.from_numpy(ids).to(self._device, torch.int64) for ids in newcomer.rows(self._pad_text_id))
         rows = self._talker.embed(text, codes)
         if newcomer.vector_row is not None:
             rows[newcomer.vector_row] += self._state.vectors[newcomer.slot]
-        count = len(prompt) - shared
-        last = self._forward(newcomer.slot, rows[:count], shared, prompts=count)
+        count = len(prompt) - num_cached
+        last = self._forward(newcomer.slot, rows[:count], num_cached, prompts=count)
         if len(newcomer.frames):
             # Row by row, as they were generated, for the same rounding.
             last = self._forward(newcomer.slot, rows[count:], len(prompt))

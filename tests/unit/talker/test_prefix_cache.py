@@ -1,4 +1,4 @@
-"""A prompt that begins in pages which another one has filled gives the same codes, on the CPU bit by bit."""
+"""A prompt whose prefix another one has prefilled gives the same codes, on the CPU bit by bit."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ FIRST, SECOND = np.array([0]), np.array([1])
 RANDOM = np.random.default_rng(0)
 VECTOR = RANDOM.normal(0, 0.3, 64).astype(np.float32)
 IN_CONTEXT = Voice(VECTOR, RANDOM.integers(0, 2048, (15, 16), np.int32), "What the reference says.")
-# By name: type of checkpoint, layout, fields, voice, and the pages that all its prompts begin with.
+# By name: type of checkpoint, layout, fields, voice, and the pages of the prefix.
 CASES: dict[str, tuple[str, str, dict[str, str], Voice | None, int]] = {
     "custom voice": ("custom_voice", "full", {"speaker": "ryan", "language": "english"}, None, 2),
     "with an instruction": ("custom_voice", "streaming", {"speaker": "ryan", "instruct": "Speak slowly."}, None, 4),
@@ -58,35 +58,35 @@ def case(request: pytest.FixtureRequest, checkpoint_of: CheckpointOf) -> tuple[S
     return Speaker(str(checkpoint_of(kind)), layout, fields, voice), pages
 
 
-def test_codes_are_the_same_in_shared_pages(case: tuple[Speaker, int]) -> None:
+def test_codes_are_the_same_with_a_cached_prefix(case: tuple[Speaker, int]) -> None:
     speaker, _ = case
     runner = speaker.runner
     first, second = speaker.stream("Something else."), speaker.stream("Hello there, my friend.")
-    count = len(first.prompt.page_keys)
-    assert second.prompt.page_keys == first.prompt.page_keys
+    count = len(first.prompt.prefix_hashes)
+    assert second.prompt.prefix_hashes == first.prompt.prefix_hashes
     assert runner.prefill([Newcomer(second, 1, list(range(40, 80)))]) == []
     alone, expected = runner._state.input[1].clone(), speaker.codes(SECOND)
     runner._cache.data.zero_()
     assert runner.prefill([Newcomer(first, 0, list(range(40)))]) == []
     pages = [*range(count), *range(80, 120)]
-    shared = Newcomer(second, 1, pages, shared=count * PAGE)
-    assert runner.prefill([shared]) == []
+    cached = Newcomer(second, 1, pages, num_cached=count * PAGE)
+    assert runner.prefill([cached]) == []
     assert torch.equal(runner._state.input[1], alone)
     np.testing.assert_array_equal(speaker.codes(SECOND), expected)
     # After the first has ended, from rows of a graph.
     speaker.codes(FIRST)
     graphs = as_graph_runner(runner)
-    runner._state.open([shared])
+    runner._state.open([cached])
     with torch.inference_mode():
-        graphs._prefill_rows(torch.from_numpy(graphs._prompt_rows([shared])))
+        graphs._prefill_rows(torch.from_numpy(graphs._prompt_rows([cached])))
     torch.testing.assert_close(runner._state.input[1], alone, atol=1e-5, rtol=1e-5)
 
 
-def test_prompts_of_one_voice_have_the_same_keys(case: tuple[Speaker, int]) -> None:
+def test_prompts_of_one_voice_have_the_same_hashes(case: tuple[Speaker, int]) -> None:
     speaker, pages = case
     short, long = speaker.stream("No.").prompt, speaker.stream("Many more words than that one has.").prompt
-    assert short.page_keys == long.page_keys
-    assert len(long.page_keys) == pages
+    assert short.prefix_hashes == long.prefix_hashes
+    assert len(long.prefix_hashes) == pages
     rows = slice(pages * PAGE)
     np.testing.assert_array_equal(short.text_ids[rows], long.text_ids[rows])
     np.testing.assert_array_equal(short.code_ids[rows], long.code_ids[rows])
@@ -100,21 +100,21 @@ def test_prompts_of_one_voice_have_the_same_keys(case: tuple[Speaker, int]) -> N
         ("with an instruction", {"instruct": "Speak fast."}),
     ],
 )
-def test_other_rows_have_other_keys(checkpoint_of: CheckpointOf, name: str, changed: dict[str, str]) -> None:
+def test_other_rows_have_other_hashes(checkpoint_of: CheckpointOf, name: str, changed: dict[str, str]) -> None:
     kind, layout, fields, voice, _ = CASES[name]
     one, other = (Speaker(str(checkpoint_of(kind)), layout, f, voice).stream("Hi.") for f in (fields, fields | changed))
-    same = [a == b for a, b in zip(one.prompt.page_keys, other.prompt.page_keys, strict=False)]
+    same = [a == b for a, b in zip(one.prompt.prefix_hashes, other.prompt.prefix_hashes, strict=False)]
     assert not all(same)
     assert same == sorted(same, reverse=True), "a page counts with all before it"
 
 
 @pytest.mark.parametrize("name", ["x-vector", "in context"])
-def test_another_vector_has_other_keys(checkpoint_of: CheckpointOf, name: str) -> None:
+def test_another_vector_has_other_hashes(checkpoint_of: CheckpointOf, name: str) -> None:
     kind, layout, fields, voice, _ = CASES[name]
     assert voice is not None
     other = Voice(voice.x_vector + 1, voice.codes, voice.text)
     streams = [Speaker(str(checkpoint_of(kind)), layout, fields, v).stream("Hi.") for v in (voice, other)]
-    one, two = (stream.prompt.page_keys for stream in streams)
+    one, two = (stream.prompt.prefix_hashes for stream in streams)
     assert one[0] == two[0], "role and language"
     assert one[1:] != two[1:]
 
@@ -127,4 +127,4 @@ def test_a_row_is_left_to_prefill(checkpoint_of: CheckpointOf) -> None:
     speaker = Speaker(str(checkpoint_of("base")), "streaming", {"voice": "any"}, voice)
     prompt = speaker.stream("Hello.").prompt
     assert len(prompt) % PAGE == 0
-    assert len(prompt.page_keys) == len(prompt) // PAGE - 1
+    assert len(prompt.prefix_hashes) == len(prompt) // PAGE - 1
