@@ -28,8 +28,10 @@
 #define __syncwarp() emulator::meet_warp()
 #define __syncthreads() emulator::meet("block", 0, emulator::threads_per_block)
 #define __shfl_xor_sync(mask, value, distance) emulator::exchange(value, distance)
+#define __shfl_sync(mask, value, lane) emulator::from_lane(value, lane)
 #define threadIdx (emulator::now->index)
 #define blockIdx (emulator::now->block->index)
+#define gridDim (emulator::grid)
 #define DYNAMIC_SHARED(name) unsigned char* const name = emulator::now->block->shared.data()
 
 struct uint2 { unsigned x, y; };
@@ -55,7 +57,8 @@ struct Meeting {
 struct Product {
     int number;
     std::vector<float*> sums;                       // of each thread of the warpgroup
-    std::function<void(const std::vector<float*>&)> compute;
+    std::vector<std::vector<unsigned>> left;        // the left operand of each thread, where registers hold it
+    std::function<void(const Product&)> compute;
 };
 
 struct Block {
@@ -66,6 +69,7 @@ struct Block {
     std::map<std::pair<std::string, int>, Meeting> meetings;
     std::map<int, std::deque<Product>> products;    // by warpgroup, not yet computed
     std::map<int, float> exchanged;
+    std::map<int, int> sent;
 };
 
 struct Thread {
@@ -95,6 +99,7 @@ inline long progress;
 inline std::string error;
 inline Meeting cluster_meeting;
 inline int num_exited, num_threads, threads_per_block;
+inline Index grid;
 
 inline void yield() { swapcontext(&now->context, &scheduler); }
 
@@ -103,11 +108,18 @@ template <class Done> void wait(Done done) {
     progress++;
 }
 
-// Of `threads` threads of this block that call it with these names.
-inline void meet(const char* name, int number, int threads) {
+// Of `threads` threads of this block that call these with one name. Returns the round that ends when all have arrived.
+inline int arrive(const char* name, int number, int threads) {
     Meeting& meeting = now->block->meetings[{name, number}];
     const int round = meeting.round;
     if (++meeting.arrived == threads) meeting.arrived = 0, meeting.round++;
+    progress++;
+    return round;
+}
+
+inline void meet(const char* name, int number, int threads) {
+    const int round = arrive(name, number, threads);
+    Meeting& meeting = now->block->meetings[{name, number}];
     wait([&] { return meeting.round > round; });
 }
 
@@ -122,11 +134,48 @@ template <class T> T exchange(T value, int distance) {
     return other;
 }
 
+inline int from_lane(int value, int lane) {
+    now->block->sent[now->index.x] = value;
+    meet_warp();
+    const int found = now->block->sent[now->index.x / LANES * LANES + lane];
+    meet_warp();
+    return found;
+}
+
+// The next product of this warpgroup: the first thread that comes issues it, each adds its registers. Then `issued`.
+inline Product& next_product(float* sums) {
+    auto& pending = now->block->products[warp() / 4];
+    const int number = now->products++;
+    if (pending.empty() || pending.back().number != number) pending.push_back({number, std::vector<float*>(128), {}, {}});
+    pending.back().sums[now->index.x % 128] = sums;
+    return pending.back();
+}
+
+inline void compute_issued() {
+    auto& pending = now->block->products[warp() / 4];
+    for (; !pending.empty(); pending.pop_front()) pending.front().compute(pending.front());
+}
+
+inline void issued() {
+    const int group = warp() / 4;
+    meet("issue", group, 128);
+    if (now->index.x % 128 == 0 && random() % 2) compute_issued();
+    meet("issued", group, 128);
+}
+
+inline void await_products() {
+    const int group = warp() / 4;
+    meet("wait", group, 128);
+    compute_issued();
+    meet("waited", group, 128);
+}
+
 // An address is a place in the shared memory of this block, or with the rank + 1 above it, of that block.
 inline Block& block_of(unsigned address) { return address >> BLOCK_BITS ? blocks[(address >> BLOCK_BITS) - 1] : *now->block; }
 inline unsigned char* memory(unsigned address) { return block_of(address).shared.data() + (address & PLACE); }
 
-inline void later(std::function<void()> run) { copies.push_back({int(random() % 200), std::move(run)}); }
+// Most copies end soon, some late.
+inline void later(std::function<void()> run) { copies.push_back({int(random() % (random() % 16 ? 200 : 1000)), std::move(run)}); }
 
 inline void enter() {
     try {
@@ -198,6 +247,7 @@ inline bool run_cluster(int first_block, int size, int num_threads_of_block, int
 // Runs all clusters of a grid; 0, or 1 and a line that says what is wrong.
 inline int run_grid(int blocks, int cluster, int threads, int shared_bytes, int seed, std::function<void()> code) {
     random.seed(seed);
+    grid.x = blocks;
     error.clear();
     kernel = std::move(code);
     for (int first = 0; first < blocks; first += cluster)

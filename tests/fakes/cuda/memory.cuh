@@ -3,7 +3,7 @@
 #include "emulator.h"
 
 inline unsigned shared_address(const void* pointer) { return unsigned((const unsigned char*)pointer - emulator::now->block->shared.data()); }
-inline void copy_async(unsigned target, const bf16* source) {
+inline void copy_async(unsigned target, const unsigned short* source) {
     auto done = std::make_shared<bool>(false);
     unsigned char* const memory = emulator::memory(target);
     emulator::now->copying.back().push_back(done);

@@ -1,0 +1,84 @@
+"""Compiles resident_unit.cu for the emulator, runs it, and compares it with float64."""
+
+import ctypes
+import math
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from code2wav_step.kernels import resident_unit
+from code2wav_step.kernels.resident_unit import CHANNELS, ROWS, ResidentUnit
+
+SOURCE = Path(resident_unit.__file__).with_suffix(".cu")
+FOLDER = Path(__file__).parent
+
+
+@dataclass
+class Case:
+    """Batch entries of so many positions; `out` is absent, apart from `residual`, or in place of it."""
+
+    entries: int
+    positions: int
+    dilation: int
+    blocks: int
+    out: str = "apart"
+
+
+def errors(case: Case, source: str, folder: Path) -> Iterator[float]:
+    """The errors relative to the norm with seeds 0, 1 ..; infinite if a run does not end.
+
+    `source` is compiled in place of SOURCE, in `folder`.
+    """
+    kernel = compiled(ResidentUnit(7, case.dilation), source, folder)
+    return (measured(kernel, case, seed) for seed in count())
+
+
+def compiled(form: ResidentUnit, source: str, folder: Path) -> Any:
+    # In a folder without the real headers, which the emulator's go before.
+    (folder / SOURCE.name).write_text(source)
+    library = folder / "kernel.so"
+    macros = [f"-D{name}={value}" for name, value in form.macros.items()]
+    options = ["-std=c++17", "-O2", "-shared", "-fPIC", "-w", f"-I{FOLDER}", f"-I{folder}"]
+    subprocess.run(["g++", *options, *macros, str(FOLDER / "resident_unit.cpp"), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library)).run
+
+
+def measured(kernel: Any, case: Case, seed: int) -> float:
+    random, taps = np.random.default_rng(seed), 7
+    past, form = (taps - 1) * case.dilation, ResidentUnit(taps, case.dilation)
+    x = random.normal(size=(case.entries, past + case.positions, CHANNELS)).astype(np.float16)
+    weight = (random.normal(size=(CHANNELS, taps, CHANNELS)) / (taps * CHANNELS) ** 0.5).astype(np.float16)
+    weight2 = (random.normal(size=(CHANNELS, CHANNELS)) / CHANNELS**0.5).astype(np.float16)
+    vectors = (0.1 * random.normal(size=(6, CHANNELS)) + np.array([0, 1, 1, 0, 1, 1])[:, None]).astype(np.float32)
+    residual = random.normal(size=(case.entries, case.positions, CHANNELS)).astype(np.float16)
+    expected = reference(case, *(array.astype(np.float64) for array in (x, weight, vectors, weight2, residual)))
+    # As in a sequence: one position more in front.
+    active = np.full((case.entries, 1 + case.positions, CHANNELS), np.nan, np.float16)
+    out = {"absent": None, "apart": np.full_like(residual, np.nan), "in place": residual}[case.out]
+    pointers = [None if a is None else a.ctypes.data for a in (x, weight, vectors, weight2, residual, out)]
+    pointers.append(active[:, 1:].ctypes.data)
+    sizes = (case.positions, case.entries * case.positions // ROWS, x[0].size, active[0].size)
+    arguments = [*map(ctypes.c_void_p, pointers), *map(ctypes.c_int, (*sizes, case.blocks, form.shared_bytes, seed))]
+    if kernel(*arguments):
+        return math.inf
+    found = [active[:, 1:], *([] if out is None else [out])]
+    distances = (np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(found, expected, strict=False))
+    return float(np.nan_to_num(np.array([*distances]), nan=math.inf).max())
+
+
+def reference(
+    case: Case, x: np.ndarray, weight: np.ndarray, vectors: np.ndarray, weight2: np.ndarray, residual: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`active` and `out`."""
+    bias, alpha, inverse_beta, bias2, alpha2, inverse_beta2 = vectors
+    y = bias + sum(
+        x[:, tap * case.dilation : tap * case.dilation + case.positions] @ weight[:, tap].T for tap in range(7)
+    )
+    y = y + np.sin(y * alpha) ** 2 * inverse_beta
+    z = y @ weight2.T + bias2 + residual
+    return z + np.sin(z * alpha2) ** 2 * inverse_beta2, z
