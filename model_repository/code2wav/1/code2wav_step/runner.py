@@ -107,6 +107,8 @@ class StepGraph:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             self._outputs = run()
+        # The first replay uploads the graph to the device, which otherwise delays a first request.
+        self._graph.replay()
         self.pool = self._graph.pool()
         self._buffers = buffers
 

@@ -58,6 +58,8 @@ class TickGraph:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             self._output = run(*split_like(self._block, padding))
+        # Of padding only. The first replay uploads the graph to the device, which otherwise delays a first request.
+        self._graph.replay()
 
     def replay(self, *inputs: np.ndarray) -> Tensor | None:
         """The function's output, valid until the next replay."""
