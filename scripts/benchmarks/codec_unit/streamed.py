@@ -6,12 +6,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from code2wav_step.kernels import cuda_module
-from code2wav_step.kernels.cuda_module import CudaKernel
+from code2wav_step.kernels import resident_unit
+
+if TYPE_CHECKING:  # the bindings are not installed where there is no GPU
+    from code2wav_step.kernels.cuda_module import CudaKernel
 
 CHANNELS, THREADS = 192, 384
 # Bytes: of a block on Hopper, of a portion of weights, of six vectors, of barriers.
@@ -29,15 +32,27 @@ class Streamed:
     cluster: int = 1
     tried: dict[str, int] = field(default_factory=dict)
 
-    def kernel(self, folder: Path, taps: int, dilation: int) -> CudaKernel:
+    def kernel(self, folder: Path, taps: int, dilation: int) -> "CudaKernel":
         """`folder` is that of `sources`."""
-        x_rows = -(-(self.rows + (taps - 1) * dilation) // 8) * 8
-        x_bytes = 2 * CHANNELS * x_rows * 2
-        slots = (SHARED_BYTES - x_bytes - VECTORS - BARRIERS) // (PORTION + 16)
-        shape = {"CHANNELS": CHANNELS, "TAPS": taps, "DILATION": dilation}
-        macros = shape | {"ROWS": self.rows, "CLUSTER": self.cluster, "SLOTS": slots, "SPINS": SPINS} | self.tried
-        shared = slots * (PORTION + 16) + x_bytes + VECTORS + BARRIERS
+        from code2wav_step.kernels.cuda_module import CudaKernel
+
+        macros, shared = self.macros(taps, dilation) | {"SPINS": SPINS}, self.shared_bytes(taps, dilation)
         return CudaKernel(str(folder / "streamed_unit.cu"), "unit", macros, THREADS, shared, self.cluster)
+
+    def macros(self, taps: int, dilation: int) -> dict[str, int]:
+        shape = {"CHANNELS": CHANNELS, "TAPS": taps, "DILATION": dilation, "ROWS": self.rows, "CLUSTER": self.cluster}
+        return shape | {"SLOTS": self._slots(taps, dilation)} | self.tried
+
+    def shared_bytes(self, taps: int, dilation: int) -> int:
+        return self._slots(taps, dilation) * (PORTION + 16) + self._other_bytes(taps, dilation)
+
+    def _slots(self, taps: int, dilation: int) -> int:
+        """Portions of weights that shared memory holds, each with two barriers."""
+        return (SHARED_BYTES - self._other_bytes(taps, dilation)) // (PORTION + 16)
+
+    def _other_bytes(self, taps: int, dilation: int) -> int:
+        x_rows = -(-(self.rows + (taps - 1) * dilation) // 8) * 8
+        return 2 * CHANNELS * x_rows * 2 + VECTORS + BARRIERS
 
     def grid(self, tiles: int, processors: int) -> int:
         return min(processors // self.cluster, -(-tiles // self.cluster)) * self.cluster
@@ -62,7 +77,7 @@ VARIANTS = {
 def sources() -> Iterator[Path]:
     """A folder with the candidate and the headers of the served kernels."""
     with TemporaryDirectory() as name:
-        for folder in (cuda_module.FOLDER, Path(__file__).parent):
+        for folder in (Path(resident_unit.__file__).parent, Path(__file__).parent):
             for path in (*folder.glob("*.cuh"), *folder.glob("*.cu")):
                 shutil.copy(path, name)
         yield Path(name)

@@ -216,9 +216,9 @@ unit(const half* x, const half* __restrict__ portions, const float* __restrict__
         const int q = lane % 4;
         const unsigned x_tile = low_half(slots + X_TILES + group * X_TILE, X_PITCH);
         const float* const own_vectors = vectors + 8 * q;
-        // A group is away from the order of portions at times. What it awaits next must be the last or the current one of
-        // its slot: the parity does not tell more.
-        auto come_back = [&](int n) {
+        // The parity of a slot's barrier tells a portion only from the one before it. A group does not await all portions,
+        // so it awaits first that the copy of its next one has begun: then all before in this slot were multiplied.
+        auto await_begin = [&](int n) {
             int spins = 0;
             while (read_shared(begun) <= n) count_spin(spins, 64);
         };
@@ -249,7 +249,7 @@ unit(const half* x, const half* __restrict__ portions, const float* __restrict__
             for (int i = 0; i < CONV; i++) {
                 const bool skips = t && (i == SHARED + FIRST_SOLO || i == SHARED + FIRST_SOLO + SECOND_SOLO);
                 if (skips) n += POINTWISE;
-                if (skips || i == 0) come_back(n);
+                await_begin(n);
                 const int slot = n % SLOTS;
                 await(full(slot), n / SLOTS & 1);
                 const unsigned x_low = x_tile + block * 4 * X_PITCH + tap * DILATION;
@@ -309,7 +309,7 @@ unit(const half* x, const half* __restrict__ portions, const float* __restrict__
                     }
                 }
                 if (time == 0) {
-                    come_back(-1);                  // a branch: the compiler would mix both halves and spill
+                    await_begin(-1);                // a branch: the compiler would mix both halves and spill
                     #pragma unroll
                     for (int part = 0; part < PARTS; part++) load_residual(0, part);
                 }
@@ -332,9 +332,9 @@ unit(const half* x, const half* __restrict__ portions, const float* __restrict__
                         sums2[i / 16][j + 1] = v[i % 8 + 1] + high(pairs[i % 8 / 2]);
                     }
                 }
-                come_back(n);
                 #pragma unroll
                 for (int i = 0; i < POINTWISE; i++) {
+                    await_begin(n + i);
                     const int slot = (n + i) % SLOTS;
                     await(full(slot), (n + i) / SLOTS & 1);
                     const unsigned w_low = low_half(slots + slot * PORTION, CHANNELS / 2);

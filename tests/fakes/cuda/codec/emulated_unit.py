@@ -1,21 +1,26 @@
-"""Compiles resident_unit.cu for the emulator, runs it, and compares it with float64."""
+"""Compiles the codec's units for the emulator, runs them, and compares them with float64."""
 
 import ctypes
 import math
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from code2wav_step.kernels import resident_unit
-from code2wav_step.kernels.resident_unit import CHANNELS, ROWS, ResidentUnit
+from code2wav_step.kernels.resident_unit import ResidentUnit
+from scripts.benchmarks.codec_unit import streamed
+from scripts.benchmarks.codec_unit.streamed import Streamed
 
-SOURCE = Path(resident_unit.__file__).with_suffix(".cu")
+RESIDENT = Path(resident_unit.__file__).with_suffix(".cu")
+STREAMED = Path(streamed.__file__).with_name("streamed_unit.cu")
 FOLDER = Path(__file__).parent
+TAPS = 7
 
 
 @dataclass
@@ -27,43 +32,69 @@ class Case:
     dilation: int
     blocks: int
     out: str = "apart"
+    form: Streamed | None = None
+    """None for resident_unit.cu."""
+
+    @property
+    def channels(self) -> int:
+        return streamed.CHANNELS if self.form else resident_unit.CHANNELS
+
+    @property
+    def path(self) -> Path:
+        return STREAMED if self.form else RESIDENT
+
+    @property
+    def macros(self) -> Mapping[str, int]:
+        return self.form.macros(TAPS, self.dilation) if self.form else ResidentUnit(TAPS, self.dilation).macros
+
+    @property
+    def shared_bytes(self) -> int:
+        if self.form:
+            return self.form.shared_bytes(TAPS, self.dilation)
+        return ResidentUnit(TAPS, self.dilation).shared_bytes
 
 
 def errors(case: Case, source: str, folder: Path) -> Iterator[float]:
     """The errors relative to the norm with seeds 0, 1 ..; infinite if a run does not end.
 
-    `source` is compiled in place of SOURCE, in `folder`.
+    `source` is compiled in place of the case's, in `folder`.
     """
-    kernel = compiled(ResidentUnit(7, case.dilation), source, folder)
+    kernel = compiled(case, source, folder)
     return (measured(kernel, case, seed) for seed in count())
 
 
-def compiled(form: ResidentUnit, source: str, folder: Path) -> Any:
+def compiled(case: Case, source: str, folder: Path) -> Any:
     # In a folder without the real headers, which the emulator's go before.
-    (folder / SOURCE.name).write_text(source)
+    (folder / case.path.name).write_text(source)
     library = folder / "kernel.so"
-    macros = [f"-D{name}={value}" for name, value in form.macros.items()]
+    macros = [f"-D{name}={value}" for name, value in case.macros.items()]
     options = ["-std=c++17", "-O2", "-shared", "-fPIC", "-w", f"-I{FOLDER}", f"-I{folder}"]
-    subprocess.run(["g++", *options, *macros, str(FOLDER / "resident_unit.cpp"), "-o", str(library)], check=True)
+    program = FOLDER / case.path.with_suffix(".cpp").name
+    subprocess.run(["g++", *options, *macros, str(program), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library)).run
 
 
 def measured(kernel: Any, case: Case, seed: int) -> float:
-    random, taps = np.random.default_rng(seed), 7
-    past, form = (taps - 1) * case.dilation, ResidentUnit(taps, case.dilation)
-    x = random.normal(size=(case.entries, past + case.positions, CHANNELS)).astype(np.float16)
-    weight = (random.normal(size=(CHANNELS, taps, CHANNELS)) / (taps * CHANNELS) ** 0.5).astype(np.float16)
-    weight2 = (random.normal(size=(CHANNELS, CHANNELS)) / CHANNELS**0.5).astype(np.float16)
-    vectors = (0.1 * random.normal(size=(6, CHANNELS)) + np.array([0, 1, 1, 0, 1, 1])[:, None]).astype(np.float32)
-    residual = random.normal(size=(case.entries, case.positions, CHANNELS)).astype(np.float16)
+    random, channels = np.random.default_rng(seed), case.channels
+    past = (TAPS - 1) * case.dilation
+    x = random.normal(size=(case.entries, past + case.positions, channels)).astype(np.float16)
+    weight = (random.normal(size=(channels, TAPS, channels)) / (TAPS * channels) ** 0.5).astype(np.float16)
+    weight2 = (random.normal(size=(channels, channels)) / channels**0.5).astype(np.float16)
+    vectors = (0.1 * random.normal(size=(6, channels)) + np.array([0, 1, 1, 0, 1, 1])[:, None]).astype(np.float32)
+    residual = random.normal(size=(case.entries, case.positions, channels)).astype(np.float16)
     expected = reference(case, *(array.astype(np.float64) for array in (x, weight, vectors, weight2, residual)))
     # As in a sequence: one position more in front.
-    active = np.full((case.entries, 1 + case.positions, CHANNELS), np.nan, np.float16)
+    active = np.full((case.entries, 1 + case.positions, channels), np.nan, np.float16)
     out = {"absent": None, "apart": np.full_like(residual, np.nan), "in place": residual}[case.out]
-    pointers = [None if a is None else a.ctypes.data for a in (x, weight, vectors, weight2, residual, out)]
+    weights = (weight, vectors, weight2)
+    if case.form:
+        portions = streamed.prepared(torch.from_numpy(weight).flatten(1), torch.from_numpy(weight2), TAPS).numpy()
+        weights = (portions, vectors)
+    pointers = [None if a is None else a.ctypes.data for a in (x, *weights, residual, out)]
     pointers.append(active[:, 1:].ctypes.data)
-    sizes = (case.positions, case.entries * case.positions // ROWS, x[0].size, active[0].size)
-    arguments = [*map(ctypes.c_void_p, pointers), *map(ctypes.c_int, (*sizes, case.blocks, form.shared_bytes, seed))]
+    rows = case.form.rows if case.form else resident_unit.ROWS
+    sizes = (case.positions, case.entries * case.positions // rows, x[0].size, active[0].size)
+    arguments = [*map(ctypes.c_void_p, pointers), *map(ctypes.c_int, (*sizes, case.blocks, case.shared_bytes, seed))]
     if kernel(*arguments):
         return math.inf
     found = [active[:, 1:], *([] if out is None else [out])]
@@ -76,9 +107,8 @@ def reference(
 ) -> tuple[np.ndarray, np.ndarray]:
     """`active` and `out`."""
     bias, alpha, inverse_beta, bias2, alpha2, inverse_beta2 = vectors
-    y = bias + sum(
-        x[:, tap * case.dilation : tap * case.dilation + case.positions] @ weight[:, tap].T for tap in range(7)
-    )
+    here = (slice(tap * case.dilation, tap * case.dilation + case.positions) for tap in range(TAPS))
+    y = bias + sum(x[:, rows] @ weight[:, tap].T for tap, rows in enumerate(here))
     y = y + np.sin(y * alpha) ** 2 * inverse_beta
     z = y @ weight2.T + bias2 + residual
     return z + np.sin(z * alpha2) ** 2 * inverse_beta2, z
