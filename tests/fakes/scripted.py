@@ -23,7 +23,7 @@ class ScriptedRunner:
     It ends at its cap, or after `lengths[s]` frames.
     """
 
-    def __init__(self, num_slots: int, tick_seconds: float = 0.0, lookahead: int = 0, page_size: int = 32) -> None:
+    def __init__(self, num_slots: int, tick_seconds: float = 0.0, lookahead: int = 0, page_size: int = 8) -> None:
         self.limits = RunnerLimits(
             num_slots, num_pages=1 << 16, page_size=page_size, max_positions=1 << 16, max_trailing=0
         )

@@ -90,6 +90,7 @@ def build_engine(
     """The engine, not started."""
     table = SlotTable(config.max_streams, config.max_frames_limit, num_codebooks)
     pages = (runner.limits.page_size, runner.limits.num_pages)
+    assert pages[0] == config.page_size, "the hashes of prompts are of other pages than the runner's"
     refuse = config.overload == "refuse"
     endings = (_frames(config.max_silence_seconds), _frames(config.max_repeated_seconds))
     limits = SchedulerLimits(*pages, config.max_streams, config.max_waiting, MAX_PREFILL_SECONDS, refuse, *endings)

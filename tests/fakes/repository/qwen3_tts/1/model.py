@@ -23,8 +23,8 @@ STATE_SIZE = 16
 
 
 class FailingRunner(ScriptedRunner):
-    def __init__(self, num_slots: int, tick_seconds: float) -> None:
-        super().__init__(num_slots, tick_seconds)
+    def __init__(self, num_slots: int, tick_seconds: float, page_size: int) -> None:
+        super().__init__(num_slots, tick_seconds, page_size=page_size)
         self._third = np.zeros(num_slots, np.int64)
 
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
@@ -42,7 +42,8 @@ class FailingRunner(ScriptedRunner):
 
 class ScriptedService(Service):
     def make_runner(self, checkpoint: Checkpoint, device: torch.device) -> FailingRunner:
-        return FailingRunner(self.config.max_streams, float(os.environ.get("SCRIPTED_TICK_SECONDS", "0")))
+        tick_seconds = float(os.environ.get("SCRIPTED_TICK_SECONDS", "0"))
+        return FailingRunner(self.config.max_streams, tick_seconds, self.config.page_size)
 
     def make_codec(self, checkpoint: Checkpoint, device: torch.device) -> ModelCodec:
         states = torch.zeros(self.config.max_streams + 1, STATE_SIZE, device=device)
