@@ -26,7 +26,6 @@ FRAMES = 40
 SLOTS = 16
 JOINING = 3
 TEXTS = ("Hello there.", "What a day it is", "Numbers", "No", "Once upon a time there was", "Yes, of course")
-PAGES = 8
 PAGE = 32
 CPU = torch.device("cpu")
 
@@ -128,7 +127,7 @@ def test_long_and_concurrent_prompts_write_the_same_cache(checkpoint: Checkpoint
         for group in groups:
             prefill(runner, group)
         pages = torch.tensor([page for n in long for page in n.pages[: len(n.stream.prompt) // PAGE]])
-        rows = pages[:, None] * 32 + torch.arange(32)
+        rows = pages[:, None] * PAGE + torch.arange(PAGE)
         caches.append(runner._cache.data[:, :, rows.flatten().to(runner._device)].float().cpu())
         caches.append(runner._state.input[:3].float().cpu())
     for one in (0, 1):
@@ -165,7 +164,7 @@ def test_prompts_in_a_tick_agree_with_prompts_before_it(
     """Keys and values agree up to rounding, greedy codes of that tick except for near ties."""
     newcomers = [newcomer(checkpoint, slot, temperature=0.0) for slot in range(SLOTS)]
     rows = [(n.pages[row // PAGE], row % PAGE) for n in newcomers for row in range(len(n.stream.prompt))]
-    places = torch.tensor([page * 32 + row for page, row in rows], device=DEVICE)
+    places = torch.tensor([page * PAGE + row for page, row in rows], device=DEVICE)
     joints, found = graphs._joints, []
     for one in (joints, {}):
         monkeypatch.setattr(graphs, "_joints", one)

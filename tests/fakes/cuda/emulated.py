@@ -1,7 +1,6 @@
 """Compiles cluster_linear.cu for the emulator in this folder, runs it, and compares it with float64."""
 
 import ctypes
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,9 @@ import numpy as np
 
 from qwen3_tts_engine.talker.kernels import cluster_linear
 from qwen3_tts_engine.talker.kernels.cluster_linear import ClusterLinear
+from tests.fakes.cuda.compiler import compiled
 
 SOURCE = Path(cluster_linear.__file__).with_suffix(".cu")
-FOLDER, KERNELS = Path(__file__).parent, SOURCE.parent
 EPS = 1e-6
 SEEDS = range(3)
 
@@ -21,19 +20,10 @@ def error(form: ClusterLinear, rows: int, source: str, folder: Path) -> float | 
 
     `source` is compiled in place of SOURCE, in `folder`.
     """
-    kernel = compiled(form, source, folder)
+    program = Path(__file__).with_name("cluster_linear.cpp")
+    kernel = compiled(program, SOURCE.name, source, form.macros, folder, [SOURCE.parent])
     errors = [measured(kernel, form, rows, seed) for seed in SEEDS]
     return None if None in errors else max(filter(None, errors))
-
-
-def compiled(form: ClusterLinear, source: str, folder: Path) -> Any:
-    # In a folder without the real headers, which the emulator's go before.
-    (folder / SOURCE.name).write_text(source)
-    library = folder / "kernel.so"
-    macros = [f"-D{name}={value}" for name, value in form.macros.items()]
-    options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", *(f"-I{place}" for place in (FOLDER, folder, KERNELS))]
-    subprocess.run(["g++", *options, *macros, str(FOLDER / "cluster_linear.cpp"), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library)).run
 
 
 def measured(kernel: Any, form: ClusterLinear, rows: int, seed: int) -> float | None:

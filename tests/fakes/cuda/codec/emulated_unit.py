@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -16,6 +15,7 @@ from code2wav_step.kernels import resident_unit
 from code2wav_step.kernels.resident_unit import ResidentUnit
 from scripts.benchmarks.codec_unit import streamed
 from scripts.benchmarks.codec_unit.streamed import Streamed
+from tests.fakes.cuda.compiler import compiled
 
 RESIDENT = Path(resident_unit.__file__).with_suffix(".cu")
 STREAMED = Path(streamed.__file__).with_name("streamed_unit.cu")
@@ -59,19 +59,9 @@ def errors(case: Case, source: str, folder: Path) -> Iterator[float]:
 
     `source` is compiled in place of the case's, in `folder`.
     """
-    kernel = compiled(case, source, folder)
-    return (measured(kernel, case, seed) for seed in count())
-
-
-def compiled(case: Case, source: str, folder: Path) -> Any:
-    # In a folder without the real headers, which the emulator's go before.
-    (folder / case.path.name).write_text(source)
-    library = folder / "kernel.so"
-    macros = [f"-D{name}={value}" for name, value in case.macros.items()]
-    options = ["-std=c++17", "-O2", "-shared", "-fPIC", "-w", f"-I{FOLDER}", f"-I{folder}"]
     program = FOLDER / case.path.with_suffix(".cpp").name
-    subprocess.run(["g++", *options, *macros, str(program), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library)).run
+    kernel = compiled(program, case.path.name, source, case.macros, folder)
+    return (measured(kernel, case, seed) for seed in count())
 
 
 def measured(kernel: Any, case: Case, seed: int) -> float:
