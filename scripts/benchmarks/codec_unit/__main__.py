@@ -134,7 +134,7 @@ def measure(case: Case, runs: Kernels) -> dict[str, Any]:
 
 
 def main(channels: Annotated[str, typer.Option(help="96, 192 or both")] = "96,192") -> None:
-    torch.cuda.init()
+    torch.cuda.synchronize()  # makes the context that modules are loaded into
     with streamed.sources() as folder:
         for count in map(int, channels.split(",")):
             runs = {dilation: kernels(count, dilation, folder) for dilation in DILATIONS}

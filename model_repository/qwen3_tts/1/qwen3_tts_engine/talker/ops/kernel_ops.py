@@ -19,8 +19,9 @@ from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
 # By number of rows: the largest weight, in elements, for which skinny_linear beats cuBLAS (measured on an H200).
 SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 5_000_000}
-# Numbers of rows for which cluster_linear, which requires Hopper, is used (scripts/benchmarks/products/README.md).
-CLUSTER = range(17, 33)
+# The same for cluster_linear, which requires Hopper and is faster from 17 rows on (scripts/benchmarks/products/README.md).
+CLUSTER_ROWS = 17
+CLUSTER = {32: 1 << 40, 64: 7_000_000}
 # Warps of a paged attention block, by number of rows: few rows leave multiprocessors idle, so each gets more warps; of
 # many rows all blocks should be resident at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than 4).
 ATTENTION_WARPS = {16: 8, 48: 4, 1 << 40: 2}
@@ -159,9 +160,11 @@ class KernelOps:
         outputs = height // (1 + flags.get("GATED", 0))
         if self._batch_invariant:
             return SkinnyLinear(outputs, inputs, INVARIANT_HALVES, **flags)
-        if self._has_clusters and rows in CLUSTER and divides(outputs, inputs, gated=bool(flags.get("GATED"))):
-            return cluster_linear(outputs, inputs, rows, **flags)
-        if height * inputs > next((elements for most, elements in SKINNY.items() if rows <= most), 0):
+        gated, elements = bool(flags.get("GATED")), height * inputs
+        if self._has_clusters and rows >= CLUSTER_ROWS and elements <= _limit(CLUSTER, rows):
+            if divides(outputs, inputs, gated=gated):
+                return cluster_linear(outputs, inputs, rows, **flags)
+        if elements > _limit(SKINNY, rows):
             return None
         return SkinnyLinear(outputs, inputs, 1 if rows <= 8 else 2 if rows <= 16 else 4, **flags)
 
@@ -217,6 +220,10 @@ class KernelRows:
             self.slots, self.codes, *tables, *fields, pad_text_id, *strides, state.padding_slot,
             CODEBOOKS=state.num_codebooks, WIDTH=state.input.shape[1], **self._launch,
         )  # fmt: skip
+
+
+def _limit(elements: dict[int, int], rows: int) -> int:
+    return next((limit for most, limit in elements.items() if rows <= most), 0)
 
 
 def _draw_threads(vocabulary: int) -> int:
