@@ -9,6 +9,7 @@ from qwen3_tts_engine import delivery, metrics
 from qwen3_tts_engine.core.batches import Audio, Chunks
 from qwen3_tts_engine.core.streams import FinishReason, Stream, Summary
 from qwen3_tts_engine.delivery import Delivery
+from qwen3_tts_engine.interfaces import Decoded
 from qwen3_tts_engine.request import RequestError
 from tests.fakes.scripted import NUM_CODEBOOKS, make_stream
 
@@ -38,7 +39,7 @@ class Line:
         chunks = Chunks(list(streams), zeros, codes, zeros, np.ones(count), zeros, zeros)
         audio = Audio([np.full(1, value, np.int16)] * count, np.zeros(count, int))
         errors = {row: RequestError("injected") for row, stream in enumerate(streams) if stream in failed}
-        self.delivery.put(chunks, audio, errors, set(ended), 0.0)
+        self.delivery.put(Decoded(chunks, np.zeros((count, 0), np.int16), errors, 0.0, 0.0), audio, set(ended))
 
     def run(self) -> Sent:
         self.delivery.close()

@@ -196,6 +196,26 @@ def test_a_slow_codec_does_not_delay_the_talker_after_the_first_audio(
     assert listener.signatures() == [(0, frame) for frame in range(200)]
 
 
+@pytest.mark.parametrize("harness", [(0, False), (1, False)], indirect=True, ids=["read-at-once", "read-one-tick-late"])
+def test_a_codec_call_begins_while_the_audio_of_the_last_one_is_delivered(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush, delivering, may_go_on = harness.engine._delivery.flush, list[str](), threading.Event()
+
+    def deliver_slowly() -> None:
+        if (name := threading.current_thread().name).startswith("codec"):
+            delivering.append(name)
+            may_go_on.wait(WAIT)
+        flush()
+
+    monkeypatch.setattr(harness.engine._delivery, "flush", deliver_slowly)
+    listener = harness.speak(frames=200)
+    eventually(lambda: sorted(delivering) == ["codec 0", "codec 1"])
+    may_go_on.set()
+    assert listener.ended.wait(WAIT)
+    assert listener.signatures() == [(0, frame) for frame in range(200)]
+
+
 @pytest.mark.parametrize("harness", [(1, False)], indirect=True, ids=["read-one-tick-late"])
 def test_a_lone_stream_is_heard_before_its_second_tick(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     decode, launched = harness.codec.decode, list[int]()

@@ -35,7 +35,7 @@ class Started:
             self.all.set()
 
 
-@pytest.mark.parametrize(("take_turns", "loops"), [("off", {"talker", "codec"}), ("on", {"talker"})])
+@pytest.mark.parametrize(("take_turns", "loops"), [("off", {"talker", "codec 0", "codec 1"}), ("on", {"talker"})])
 def test_engine_threads_set_the_device(take_turns: str, loops: set[str]) -> None:
     names = loops | {f"sender {i}" for i in range(SENDERS)}
     started = Started(len(names))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from qwen3_tts_engine.core.batches import Batch, Frames, Newcomer
 from qwen3_tts_engine.core.streams import Prompt, Stream
 from qwen3_tts_engine.interfaces import SchedulerLimits
+from qwen3_tts_engine.scheduling import paging
 from qwen3_tts_engine.scheduling.admission import MAX_OVERTAKING
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.chunker import Chunker
@@ -206,8 +207,9 @@ def test_a_prefix_whose_prefill_failed_is_not_cached() -> None:
     assert machine.cached_rows == 0
 
 
-def test_nobody_is_parked_for_pages_that_others_share() -> None:
+def test_nobody_is_parked_for_pages_that_others_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parking `ahead` would free one page: `behind` holds the two that they begin with."""
+    monkeypatch.setattr(paging, "RESERVE_SHARE", 1.0)
     machine = Machine(make_scheduler(4, 10))
     scheduler, table = machine.scheduler, machine.scheduler.table
     ahead, behind = (of_text(key, 4, 30, rows=20, voice=0) for key in ("ahead", "behind"))
@@ -225,7 +227,7 @@ def test_nobody_is_parked_for_pages_that_others_share() -> None:
     assert len(ahead.pages) == 3
 
 
-def test_streams_grow_by_several_pages_while_enough_are_free() -> None:
+def test_streams_start_with_their_expected_pages_and_grow_by_several_while_enough_are_free() -> None:
     machine = Machine(make_scheduler(2, 64))
     machine.scheduler.submit(of_text("0", 4, 60, rows=10))
     grown = []
@@ -233,7 +235,17 @@ def test_streams_grow_by_several_pages_while_enough_are_free() -> None:
         stream = machine.scheduler.live["0"]
         grown.append(len(stream.pages))
         machine.tick()
-    assert sorted({*grown} - {0}) == [2, 2 + GROWTH_PAGES, 9], "no more than the longest utterance takes"
+    # 10 rows and the expected 15 frames; then in steps, but no more than the longest utterance takes.
+    assert sorted({*grown} - {0}) == [4, 4 + GROWTH_PAGES, 9]
+
+
+def test_streams_start_with_their_prompts_pages_once_half_of_the_cache_is_taken() -> None:
+    machine = Machine(make_scheduler(4, 10))
+    streams = [of_text(str(i), 4, 60, rows=10) for i in range(2)]
+    for stream in streams:
+        machine.scheduler.submit(stream)
+        machine.tick()
+    assert [len(stream.pages) for stream in streams] == [4, 2]
 
 
 def test_the_default_cache_fits_a_long_text_in_every_slot() -> None:

@@ -13,8 +13,9 @@ import numpy as np
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.audio import SAMPLE_RATE
 from qwen3_tts_engine.codec.sound import fade_out
-from qwen3_tts_engine.core.batches import Audio, Chunks
+from qwen3_tts_engine.core.batches import Audio
 from qwen3_tts_engine.core.streams import FinishReason, Sink, Stream, Summary
+from qwen3_tts_engine.interfaces import Decoded
 from qwen3_tts_engine.request import Outcome, RequestError
 
 log = logging.getLogger(__name__)
@@ -59,16 +60,11 @@ class Delivery:
             with self._flushing, self._sending():
                 _send_queued(self._outboxes[0])
 
-    def put(
-        self, chunks: Chunks, audio: Audio, failed: dict[int, RequestError], ended: set[Stream], decoded: float
-    ) -> None:
-        """Queue the audio of a codec call; `ended` are the streams whose last chunk is among it.
-
-        `decoded` is the end of the call, in perf_counter seconds.
-        """
+    def put(self, decoded: Decoded, audio: Audio, ended: set[Stream]) -> None:
+        """Queue the audio of a codec call; `ended` are the streams whose last chunk is among it."""
         jobs: list[list[Job]] = [[] for _ in self._outboxes]
-        for row, (stream, samples) in enumerate(zip(chunks.streams, audio.pcm, strict=True)):
-            job = partial(self._deliver, stream, samples, failed.get(row), stream in ended, decoded)
+        for row, (stream, samples) in enumerate(zip(decoded.chunks.streams, audio.pcm, strict=True)):
+            job = partial(self._deliver, stream, samples, decoded.failed.get(row), stream in ended, decoded.ended)
             jobs[self._sender(stream)].append(job)
         for outbox, own in zip(self._outboxes, jobs, strict=True):
             if own:

@@ -12,7 +12,7 @@ from qwen3_tts_engine.codec.sound import listen
 from qwen3_tts_engine.core.batches import Batch, Chunks
 from qwen3_tts_engine.core.streams import Sink, Stream
 from qwen3_tts_engine.delivery import Delivery, Sending
-from qwen3_tts_engine.interfaces import CodecClient, Runner, Tick, decode
+from qwen3_tts_engine.interfaces import CodecClient, Decoded, Runner, Tick, decode
 from qwen3_tts_engine.request import Cancelled, RequestError, Unavailable
 from qwen3_tts_engine.scheduling.chunker import Chunker, Need
 from qwen3_tts_engine.scheduling.gauges import read_gauges
@@ -41,9 +41,7 @@ class Engine:
         self.recorder = metrics.Recorder(partial(read_gauges, scheduler))
         self.precedence = Precedence(applies=runner.lookahead > 0)
         self.on_death: Callable[[BaseException], None] = lambda error: None
-        self._chunker = chunker
-        self._runner = runner
-        self._codec = codec
+        self._chunker, self._runner, self._codec = chunker, runner, codec
         # One lock guards all state; each condition wakes one loop.
         self._lock = threading.Lock()
         self._talker_work = threading.Condition(self._lock)
@@ -54,7 +52,10 @@ class Engine:
         self._closed: RequestError | None = None
         self._last_collected = 0.0
         self._delivery = Delivery(self.recorder, self.fail, sending)
-        self._loops = {"talker": self._run_talker} | ({} if take_turns else {"codec": self._run_codec})
+        self._codec_turn = threading.Lock()  # from the selection of chunks to the end of their call
+        # One delivers what it decoded while the other awaits its call: with 1 000 streams both took as long (one H100).
+        codec_loops = dict.fromkeys(() if take_turns else ("codec 0", "codec 1"), self._run_codec)
+        self._loops = {"talker": self._run_talker} | codec_loops
         loops = self._loops | self._delivery.loops
         self._threads = LoopThreads(loops, on_thread_start, lambda e: self.die(RequestError(f"the engine died: {e}")))
 
@@ -136,35 +137,34 @@ class Engine:
                 self._collect(*launched.popleft())
 
     def _run_codec(self) -> None:
-        """The codec loop, without `take_turns`."""
-        while (chunks := self._next_chunks()) is not None:
-            self._decode(chunks)
+        """A codec loop, without `take_turns`."""
+        while True:
+            with self._codec_turn:
+                if (chunks := self._next_chunks()) is None:
+                    return
+                decoded = decode(self._codec, chunks)
+            self._deliver(decoded)
 
     def _decode_between_ticks(self, chunks: Chunks) -> None:
         with self.precedence.resting():
-            self._decode(chunks)
+            self._deliver(decode(self._codec, chunks))
 
-    def _decode(self, chunks: Chunks) -> None:
-        """Decode chunks of one length and queue the audio for delivery."""
-        called = time.perf_counter()
-        pcm, failed = decode(self._codec, chunks)
-        decoded = time.perf_counter()
-        self.recorder.add_codec_call(called - float(chunks.ready_at.min()), decoded - called, len(chunks))
-        audio = listen(chunks, pcm)
+    def _deliver(self, decoded: Decoded) -> None:
+        """Account for a codec call and queue its audio for delivery."""
+        chunks, seconds = decoded.chunks, decoded.ended - decoded.called
+        self.recorder.add_codec_call(decoded.called - float(chunks.ready_at.min()), seconds, len(chunks))
+        audio = listen(chunks, decoded.pcm)
         with self._lock:
-            self.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, decoded - called)
-            ended = self.scheduler.settle(self._chunker.done(chunks, audio, decoded))
+            self.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, seconds)
+            ended = self.scheduler.settle(self._chunker.done(chunks, audio, decoded.ended))
             ended |= self.scheduler.cut_silent(chunks)
             self._talker_work.notify()
             # Under the lock, so that a stream's end cannot overtake its audio.
-            self._delivery.put(chunks, audio, failed, ended, decoded)
+            self._delivery.put(decoded, audio, ended)
         self._delivery.flush()
 
     def _next_work(self, idle: bool, last: Batch | Chunks | None) -> Batch | Chunks | None:
-        """The talker thread's next work after `last`; None once the engine is closed.
-
-        `idle` means that no tick is in flight.
-        """
+        """The talker thread's next work after `last`, None once the engine is closed; `idle`: no tick is in flight."""
         with self._lock:
             while not self._closed:
                 now = time.perf_counter()

@@ -1,6 +1,7 @@
 """Interfaces of the runner, the codec client and the calls of other models."""
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -96,13 +97,25 @@ class CodecClient(Protocol):
         """Returns int16 [chunks, samples], and the errors of rows without audio."""
 
 
-def decode(codec: CodecClient, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
-    """CodecClient.decode; an exception becomes the error of every row."""
+@dataclass(frozen=True)
+class Decoded:
+    """A codec call: its chunks, CodecClient.decode's values, and when it began and ended, perf_counter seconds."""
+
+    chunks: Chunks
+    pcm: np.ndarray
+    failed: dict[int, RequestError]
+    called: float
+    ended: float
+
+
+def decode(codec: CodecClient, chunks: Chunks) -> Decoded:
+    """Calls CodecClient.decode; an exception becomes the error of every row."""
+    called = time.perf_counter()
     try:
-        return codec.decode(chunks)
-    except RequestError as error:
-        reason = error
+        pcm, failed = codec.decode(chunks)
     except Exception as error:
-        log.exception("the codec failed for %d chunks", len(chunks))
-        reason = RequestError(f"the codec failed: {error}")
-    return np.empty((len(chunks), 0), np.int16), dict.fromkeys(range(len(chunks)), reason)
+        if not isinstance(error, RequestError):
+            log.exception("the codec failed for %d chunks", len(chunks))
+            error = RequestError(f"the codec failed: {error}")
+        pcm, failed = np.empty((len(chunks), 0), np.int16), dict.fromkeys(range(len(chunks)), error)
+    return Decoded(chunks, pcm, failed, called, time.perf_counter())

@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain, takewhile
 
-from qwen3_tts_engine.scheduling.slot_table import Pool
-
 
 class PagePool:
     """Allocates pages and counts references to them.
@@ -16,8 +14,8 @@ class PagePool:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._pool = Pool(size)
-        self._references: Counter[int] = Counter()
+        self._free = list(range(size))
+        self._references: dict[int, int] = {}
         self._cached: dict[bytes, int] = {}
         self._hashes: dict[int, bytes] = {}
         # Cached pages without references, the least recently used first.
@@ -26,7 +24,7 @@ class PagePool:
     @property
     def num_free(self) -> int:
         """Pages that can be allocated."""
-        return self._pool.num_free + len(self._evictable)
+        return len(self._free) + len(self._evictable)
 
     @property
     def num_used(self) -> int:
@@ -41,16 +39,17 @@ class PagePool:
         """Add a reference to cached pages."""
         for page in pages:
             self._evictable.pop(page, None)
-            self._references[page] += 1
+            self._references[page] = self._references.get(page, 0) + 1
 
     def allocate(self, count: int) -> list[int]:
         """Allocate `count` pages with one reference; raises IndexError, and allocates none, when fewer are free."""
         if count > self.num_free:
             raise IndexError(f"{count} requested, {self.num_free} free")
-        while self._pool.num_free < count:
+        while len(self._free) < count:
             self._evict(next(iter(self._evictable)))
-        pages = self._pool.allocate(count)
-        self._references.update(pages)
+        rest = len(self._free) - count
+        pages, self._free[rest:] = self._free[rest:], []
+        self._references.update(dict.fromkeys(pages, 1))
         return pages
 
     def cache(self, hashes: Iterable[bytes], pages: Iterable[int]) -> None:
@@ -63,16 +62,13 @@ class PagePool:
         """Remove a reference; raises KeyError for a page without one."""
         # A page is useless without those before it: of these pages, the last is evicted first.
         for page in reversed(pages):
-            if page not in self._references:
-                raise KeyError(page)
-            self._references[page] -= 1
-            if self._references[page]:
-                continue
-            del self._references[page]
-            if page in self._hashes:
+            count = self._references.pop(page) - 1
+            if count:
+                self._references[page] = count
+            elif page in self._hashes:
                 self._evictable[page] = None
             else:
-                self._pool.free([page])
+                self._free.append(page)
 
     def num_freed_by(self, holders: Iterable[Sequence[int]]) -> int:
         """Pages that become free when each of `holders` frees its pages."""
@@ -81,14 +77,13 @@ class PagePool:
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless `holders` have all references, and each page is free, evictable or referenced."""
-        self._pool.check_integrity()
         assert Counter(chain.from_iterable(holders)) == self._references, "a page has other references than its holders"
-        assert self._evictable.keys().isdisjoint(self._references), "a page is evictable and referenced"
-        assert len(self._evictable) + len(self._references) == self._pool.num_used, "a page is lost"
+        pages = sorted(chain(self._free, self._evictable, self._references))
+        assert pages == list(range(self.size)), "a page is lost, or both free and in use"
         assert self._evictable.keys() <= self._hashes.keys(), "an evictable page is not cached"
         assert {page: content for content, page in self._cached.items()} == self._hashes, "hashes and pages disagree"
 
     def _evict(self, page: int) -> None:
         del self._evictable[page]
         del self._cached[self._hashes.pop(page)]
-        self._pool.free([page])
+        self._free.append(page)

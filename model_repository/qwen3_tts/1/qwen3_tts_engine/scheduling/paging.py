@@ -16,8 +16,9 @@ FIRST_AUDIO_SECONDS = 2.0
 # Minimum share of its expected pages that a stream is charged at admission: streams are at different points, so that
 # on average each holds half of its pages.
 MIN_CHARGE = 0.5
-# Pages that a stream gets at a time while enough are free: each time costs launches beside the tick.
-GROWTH_PAGES = 4
+# A stream starts with its expected pages while this share of the cache stays free, and grows by GROWTH_PAGES while
+# enough are free: each growth costs a transfer beside the tick.
+RESERVE_SHARE, GROWTH_PAGES = 0.5, 4
 NO_PAGES = np.zeros((0, 3), np.int64)
 
 
@@ -46,17 +47,20 @@ class Paging:
 
     def has_room(self, stream: Stream, now: float) -> bool:
         """Whether a stream may start, given the charges of the running ones and a spare page for each of them."""
-        table = self._table.in_use
+        table, needed, expected = self._table.in_use, self._start_pages(stream), self._expected(stream)
+        # More than the sums below, at a tenth of their time: in a burst this is asked for each newcomer.
+        at_most = self.pool.num_used + int(table.expected_pages.sum()) + max(needed, expected)
+        if at_most <= self.pool.size and needed + len(table.pages) <= self.pool.num_free:
+            return True
         idle = self._idle(now)
         running = (table.pages > 0) & ~idle
         share = self._charge()
         # Shared pages are charged once.
         charged = np.maximum(table.pages, table.expected_pages * share)[running].sum()
         charged -= table.pages.sum() - self.pool.num_used
-        needed = self._start_pages(stream)
         spare = np.count_nonzero(running & (table.page_limit < table.frame_limit))
         available = self.pool.num_free + self._freed_by(np.flatnonzero(idle))
-        fits = charged + max(needed, self._expected(stream) * share) <= self.pool.size
+        fits = charged + max(needed, expected * share) <= self.pool.size
         return bool(fits and needed + spare <= available)
 
     def place(self, stream: Stream, now: float) -> int:
@@ -70,9 +74,12 @@ class Paging:
         self._preempt_idle(now, count)
         cached = self.pool.match(stream.prompt.prefix_hashes)
         self.pool.share(cached)
-        stream.pages = cached + self.pool.allocate(count - len(cached))
         self.expect(stream)
         table, slot = self._table, stream.slot
+        reserved = max(count, int(table.expected_pages[slot]))
+        if reserved <= self.pool.num_free - self.pool.size * RESERVE_SHARE:
+            count = reserved
+        stream.pages = cached + self.pool.allocate(count - len(cached))
         table.pages[slot] = len(stream.pages)
         # The prefill yields the first frame; each later one takes one more position.
         frames = len(stream.pages) * self._page_size - len(stream.prompt) + 1

@@ -19,9 +19,8 @@ from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
 # By number of rows: the largest weight, in elements, for which skinny_linear beats cuBLAS (measured on an H200).
 SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 5_000_000}
-# The same for cluster_linear, which requires Hopper and is faster from 17 rows on (scripts/benchmarks/products/README.md).
-CLUSTER_ROWS = 17
-CLUSTER = {32: 1 << 40, 64: 7_000_000}
+# The same for cluster_linear, which requires Hopper (scripts/benchmarks/products/README.md).
+CLUSTER = {16: 0, 32: 1 << 40, 64: 7_000_000}
 # Warps of a paged attention block, by number of rows: few rows leave multiprocessors idle, so each gets more warps; of
 # many rows all blocks should be resident at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than 4).
 ATTENTION_WARPS = {16: 8, 48: 4, 1 << 40: 2}
@@ -161,9 +160,8 @@ class KernelOps:
         if self._batch_invariant:
             return SkinnyLinear(outputs, inputs, INVARIANT_HALVES, **flags)
         gated, elements = bool(flags.get("GATED")), height * inputs
-        if self._has_clusters and rows >= CLUSTER_ROWS and elements <= _limit(CLUSTER, rows):
-            if divides(outputs, inputs, gated=gated):
-                return cluster_linear(outputs, inputs, rows, **flags)
+        if self._has_clusters and elements <= _limit(CLUSTER, rows) and divides(outputs, inputs, gated=gated):
+            return cluster_linear(outputs, inputs, rows, **flags)
         if elements > _limit(SKINNY, rows):
             return None
         return SkinnyLinear(outputs, inputs, 1 if rows <= 8 else 2 if rows <= 16 else 4, **flags)
