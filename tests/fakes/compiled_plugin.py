@@ -29,9 +29,8 @@ class CompiledPlugin:
 
     def __init__(self, folder: Path) -> None:
         driver, step = folder / "libcuda.so.1", folder / "libstep.so"
-        parts = [SOURCES / f"{name}.cpp" for name in ("driver", "program", "step")]
-        for target, files in ((driver, [FAKES / "driver.cpp"]), (step, [FAKES / "harness.cpp", *parts])):
-            _compile(files, target)
+        _compile([FAKES / "driver.cpp"], driver)
+        compile_step(step)
         self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _load, (str(driver), str(step)))
         self.open = partial(self._call, _open)
         self.run = partial(self._call, _run)
@@ -48,6 +47,12 @@ class CompiledPlugin:
 
     def _call(self, work: Any, *arguments: Any) -> Any:
         return self._process.submit(work, *arguments).result()
+
+
+def compile_step(target: Path) -> None:
+    """The plugin without TensorRT's layer, for ctypes. Raises FileNotFoundError without a compiler."""
+    parts = [SOURCES / f"{name}.cpp" for name in ("driver", "program", "step")]
+    _compile([FAKES / "harness.cpp", *parts], target)
 
 
 def _compile(files: list[Path], target: Path) -> None:

@@ -1,5 +1,6 @@
 """The codec step's kernels and CUDA graphs, compared with PyTorch and the exporter's step in FP32."""
 
+import ctypes
 import logging
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes
 from scripts.synthetic.configs import CODEC_DECODER
 from scripts.synthetic.weights import initial
 from tests.fakes.codec_layers import CASES, Inputs, small_config
+from tests.fakes.compiled_plugin import compile_step
 from tests.gpu.conftest import DEVICE
 
 LIMIT = Agreement(max_error=0.05, snr_db=35.0)
@@ -39,10 +41,15 @@ def reference() -> CodecStep:
 
 
 @pytest.fixture(scope="module")
-def runner(reference: CodecStep, tmp_path_factory: pytest.TempPathFactory) -> GraphStepRunner:
+def model(reference: CodecStep, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("code2wav") / startup.MODEL_FILE
     python_form.build(reference, path)
-    runner = startup.make_runner(startup.load_weights(path, DEVICE), DEVICE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def runner(model: Path) -> GraphStepRunner:
+    runner = startup.make_runner(startup.load_weights(model, DEVICE), DEVICE)
     assert isinstance(runner, GraphStepRunner)
     assert not isinstance(runner.step.ops, TorchOps)
     return runner
@@ -115,6 +122,35 @@ def test_shared_states_give_the_same_pcm_and_states(
         assert torch.equal(pcm, to_int16(waveform, runner.step.config.contract).cpu())
         assert torch.equal(states[target], state_out)
         assert torch.equal(states[rows:], state) or target is before
+
+
+def test_the_plugins_program_gives_the_bits_of_the_step(
+    runner: GraphStepRunner, model: Path, device: torch.device, tmp_path: Path
+) -> None:
+    from export.tensorrt.step_program import write_program
+
+    shapes = ((1, 1), (3, 2), (8, 4), (64, 4), (19, 16))
+    write_program(startup.load_weights(model, torch.device("cpu")), shapes, tmp_path / "step.program")
+    compile_step(tmp_path / "libstep.so")
+    plugin, program = ctypes.CDLL(str(tmp_path / "libstep.so")), (tmp_path / "step.program").read_bytes()
+    plugin.open_step.restype, plugin.workspace_of.restype = ctypes.c_void_p, ctypes.c_uint64
+    step = ctypes.c_void_p(plugin.open_step(program, ctypes.c_size_t(len(program))))
+    for shape in shapes:
+        given = [tensor.to(device) for tensor in inputs(runner.step.config, *shape)]
+        expected = runner.step(*given)
+        found = [torch.full_like(tensor, torch.nan) for tensor in expected]
+        sizes = [ctypes.c_int64(size) for size in shape]
+        workspace = torch.empty(plugin.workspace_of(step, *sizes), dtype=torch.uint8, device=device)
+        torch.cuda.synchronize()
+        scratch = ctypes.c_void_p(workspace.data_ptr())
+        assert plugin.run_step(step, *sizes, _addresses(given), _addresses(found), scratch) == 0
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    plugin.close_step(step)
+
+
+def _addresses(tensors: list[Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 def test_codec_without_kernel_support_uses_pytorch(

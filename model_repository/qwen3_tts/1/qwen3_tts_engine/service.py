@@ -32,8 +32,8 @@ from qwen3_tts_engine.voices.service import Voices
 
 log = logging.getLogger("qwen3_tts")
 
-# Switch interval of an engine's interpreter: a thread may wait so long for the interpreter's lock after each time that it
-# gave it up. The default, 5 ms, is as long as a tick; with 0.5 ms bursts and codec calls took a tenth longer (one H100).
+# Switch interval of an engine's interpreter: a thread may wait so long for the interpreter's lock each time it let go
+# of it. The default, 5 ms, is as long as a tick; with 0.5 ms bursts and codec calls took a tenth longer (one H100).
 SWITCH_SECONDS = 0.0001
 # Checks of idle sequences per limit.
 IDLE_CHECKS = 8
