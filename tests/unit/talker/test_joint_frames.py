@@ -13,7 +13,7 @@ from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.core.batches import Frames, Newcomer
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.talker import graph_runner
-from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
+from qwen3_tts_engine.talker.graph_runner import MIN_JOINT_FRAMES, ROW_BUCKETS, GraphTalkerRunner, joint_prompts
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.tick_graph import Run
 from tests.conftest import CheckpointOf
@@ -130,7 +130,7 @@ def test_newcomers_join_the_tick_of_established_streams(pair: Pair, count: int) 
 
 def test_a_prompt_is_split_over_prefills_and_a_tick(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_runner, "PREFILL_BUCKETS", (4, 8))
-    monkeypatch.setattr(graph_runner, "JOINT_PROMPTS", (4, 8))
+    monkeypatch.setattr(graph_runner, "joint_prompts", lambda frames: [4, 8])
     monkeypatch.setattr(graph_runner, "MAX_PADDED_PREFILL", 8)
     pair.joint.capture()
     pair.establish()
@@ -195,10 +195,18 @@ def test_newcomers_beside_few_streams_are_prefilled_before_the_tick(pair: Pair, 
 
 
 def test_without_joint_sizes_all_prompts_run_before_the_tick(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_runner, "JOINT_PROMPTS", ())
+    monkeypatch.setattr(graph_runner, "joint_prompts", lambda frames: [])
     pair.joint.capture()
     pair.establish()
     pair.prefill([pair.newcomer(ESTABLISHED)])
     pair.launch(np.arange(ESTABLISHED + 1))
     assert not pair.joint.joint_replays()
     pair.assert_equal()
+
+
+def test_joint_prompts_fill_tiles_with_the_frames() -> None:
+    assert joint_prompts(64) == [64, 128, 192, 320, 448]
+    assert joint_prompts(32) == [64, 96, 128, 224, 352, 480]
+    assert joint_prompts(1024) == [64, 128, 256, 384, 512]
+    joint = [count for count in ROW_BUCKETS if count >= MIN_JOINT_FRAMES]
+    assert sum(len(joint_prompts(count)) for count in joint) == 69

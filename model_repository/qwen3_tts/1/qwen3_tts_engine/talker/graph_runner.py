@@ -22,9 +22,9 @@ PREFILL_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024,
 OPEN_BUCKETS = (1, 4, 16, 64)
 # Padding a prefill of more rows costs more than another replay.
 MAX_PADDED_PREFILL = 512
-# Prompt rows that run in a tick, so that both read the talker's weights once. A graph for each with each of the buckets
-# from MIN_JOINT_FRAMES on: 52 with 1024 slots. Empty: all prompts run before the tick.
-JOINT_PROMPTS = (64, 128, 256, 512)
+# Prompt rows that run in a tick, so that both read the talker's weights once. cuBLAS multiplies tiles of 128 rows: 64
+# frames with 320 rows take 5.1 ms, with 448 5.5 and with 512 6.3 (one H100).
+MAX_JOINT_PROMPTS, SMALL_JOINT_PROMPTS, TILE_ROWS = 512, (64, 128), 128
 # Products of fewer rows have faster kernels, which prompts cannot use.
 MIN_JOINT_FRAMES = 16
 
@@ -62,7 +62,7 @@ class GraphTalkerRunner(TalkerRunner):
         plan += [(self._openings, rows, [opened(rows)], self._state.load) for rows in reversed(OPEN_BUCKETS)]
         for count in [bucket for bucket in reversed(frames) if bucket >= MIN_JOINT_FRAMES]:
             joint = self._joints[count] = {}
-            padding = [(rows, [pairs(count), prompts(rows)]) for rows in reversed(JOINT_PROMPTS)]
+            padding = [(rows, [pairs(count), prompts(rows)]) for rows in reversed(joint_prompts(count))]
             plan += [(joint, rows, unused, self._joint_frame) for rows, unused in padding]
         for done, (graphs, bucket, unused, run) in enumerate(plan, start=1):
             graphs[bucket] = self._capture(unused, run)
@@ -211,3 +211,12 @@ class GraphTalkerRunner(TalkerRunner):
         slots, positions, receivers, speakers, text_ids = prompts[:, :5].T.contiguous()
         embedded = self._talker.embed(text_ids, prompts[:, 5:]) + self._state.vectors[speakers]
         return slots, positions, receivers, embedded
+
+
+def joint_prompts(frames: int) -> list[int]:
+    """Numbers of prompt rows, each with a graph beside `frames`: small ones, and those that fill tiles with the frames.
+
+    69 graphs with 1024 slots.
+    """
+    filled = range(-frames % TILE_ROWS, MAX_JOINT_PROMPTS + 1, TILE_ROWS)
+    return sorted({*SMALL_JOINT_PROMPTS, *(rows for rows in filled if rows >= min(SMALL_JOINT_PROMPTS))})
