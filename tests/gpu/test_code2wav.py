@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from code2wav_step import startup
+from code2wav_step import startup, weights
 from code2wav_step.config import StepConfig
 from code2wav_step.pcm import to_int16
 from code2wav_step.requests import STATE_DTYPE
@@ -131,7 +131,7 @@ def test_the_plugins_program_agrees_with_the_step(
     from export.tensorrt.step_program import write_program
 
     shapes = ((1, 1), (3, 2), (8, 4), (64, 4), (19, 16))
-    write_program(startup.load_weights(model, torch.device("cpu")), shapes, tmp_path / "step.program")
+    write_program(weights.load(model, torch.device("cpu"), torch.float16), shapes, tmp_path / "step.program")
     compile_step(tmp_path / "libstep.so")
     plugin, program = ctypes.CDLL(str(tmp_path / "libstep.so")), (tmp_path / "step.program").read_bytes()
     plugin.open_step.restype, plugin.workspace_of.restype = ctypes.c_void_p, ctypes.c_uint64
