@@ -1,7 +1,6 @@
-"""What the process that calls Triton and the engine's process tell each other."""
+"""What the process that calls Triton and the engine's process tell each other: tuples, which pickle fast."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +12,7 @@ from qwen3_tts_engine.request import RequestError
 # To the engine. The end of these messages ends its process.
 
 
-@dataclass(frozen=True, slots=True)
-class Accept:
+class Accept(NamedTuple):
     """A request: its caller's key and arrival, its fields and its position in a sequence."""
 
     key: str
@@ -23,46 +21,40 @@ class Accept:
     position: SequencePosition | None
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(NamedTuple):
     """The client of a request has gone."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The outputs, or the error, of a call."""
 
     call: int
     result: list[np.ndarray] | RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """Asks for the readings."""
 
 
 # From the engine, about one request. Those of one request come through one pipe.
 
 
-@dataclass(frozen=True, slots=True)
-class Audio:
+class Audio(NamedTuple):
     key: str
     pcm: bytearray
     """Of int16 samples; writable, as Triton's tensors must be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Voices:
+class Voices(NamedTuple):
     """The result of a voice operation, which ends the request."""
 
     key: str
     voices: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     key: str
     error: RequestError | None
     summary: Summary | None
@@ -71,25 +63,21 @@ class End:
 # From the engine, about itself.
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(NamedTuple):
     """The models are loaded, or why they are not."""
 
     error: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """Requests are no longer held."""
 
 
-@dataclass(frozen=True, slots=True)
-class Died:
+class Died(NamedTuple):
     error: RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A call of another model, with its inputs and the names of its outputs."""
 
     call: int
@@ -99,12 +87,10 @@ class Call:
     parameters: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
+class Reported(NamedTuple):
     readings: Readings
 
 
-@dataclass(frozen=True, slots=True)
-class Logged:
+class Logged(NamedTuple):
     level: int
     text: str
