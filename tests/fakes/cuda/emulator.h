@@ -61,19 +61,11 @@ struct Product {
     std::function<void(const Product&)> compute;
 };
 
-// A barrier in shared memory: arrivals and bytes that its current phase misses.
-struct Phases {
-    int arrivals, missing;
-    long bytes = 0;
-    unsigned parity = 0;
-};
-
 struct Block {
     Index index;
     int rank;
     std::vector<unsigned char> shared;
     std::map<unsigned, long> barriers;              // bytes that each still expects
-    std::map<unsigned, Phases> phases;
     std::map<std::pair<std::string, int>, Meeting> meetings;
     std::map<int, std::deque<Product>> products;    // by warpgroup, not yet computed
     std::map<int, float> exchanged;

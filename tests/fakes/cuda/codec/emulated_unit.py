@@ -1,25 +1,20 @@
-"""Compiles the codec's units for the emulator, runs them, and compares them with float64."""
+"""Compiles resident_unit.cu for the emulator, runs it, and compares it with float64."""
 
 import ctypes
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from code2wav_step.kernels import resident_unit
-from code2wav_step.kernels.resident_unit import ResidentUnit
-from scripts.benchmarks.codec_unit import streamed
-from scripts.benchmarks.codec_unit.streamed import Streamed
+from code2wav_step.kernels.resident_unit import CHANNELS, ROWS, ResidentUnit
 from tests.fakes.cuda.compiler import compiled
 
-RESIDENT = Path(resident_unit.__file__).with_suffix(".cu")
-STREAMED = Path(streamed.__file__).with_name("streamed_unit.cu")
-FOLDER = Path(__file__).parent
+SOURCE = Path(resident_unit.__file__).with_suffix(".cu")
 TAPS = 7
 
 
@@ -32,40 +27,24 @@ class Case:
     dilation: int
     blocks: int
     out: str = "apart"
-    form: Streamed | None = None
-    """None for resident_unit.cu."""
 
     @property
-    def channels(self) -> int:
-        return streamed.CHANNELS if self.form else resident_unit.CHANNELS
-
-    @property
-    def path(self) -> Path:
-        return STREAMED if self.form else RESIDENT
-
-    @property
-    def macros(self) -> Mapping[str, int]:
-        return self.form.macros(TAPS, self.dilation) if self.form else ResidentUnit(TAPS, self.dilation).macros
-
-    @property
-    def shared_bytes(self) -> int:
-        if self.form:
-            return self.form.shared_bytes(TAPS, self.dilation)
-        return ResidentUnit(TAPS, self.dilation).shared_bytes
+    def form(self) -> ResidentUnit:
+        return ResidentUnit(TAPS, self.dilation)
 
 
 def errors(case: Case, source: str, folder: Path) -> Iterator[float]:
     """The errors relative to the norm with seeds 0, 1 ..; infinite if a run does not end.
 
-    `source` is compiled in place of the case's, in `folder`.
+    `source` is compiled in place of SOURCE, in `folder`.
     """
-    program = FOLDER / case.path.with_suffix(".cpp").name
-    kernel = compiled(program, case.path.name, source, case.macros, folder)
+    program = Path(__file__).with_name("resident_unit.cpp")
+    kernel = compiled(program, SOURCE.name, source, case.form.macros, folder)
     return (measured(kernel, case, seed) for seed in count())
 
 
 def measured(kernel: Any, case: Case, seed: int) -> float:
-    random, channels = np.random.default_rng(seed), case.channels
+    random, channels = np.random.default_rng(seed), CHANNELS
     past = (TAPS - 1) * case.dilation
     x = random.normal(size=(case.entries, past + case.positions, channels)).astype(np.float16)
     weight = (random.normal(size=(channels, TAPS, channels)) / (TAPS * channels) ** 0.5).astype(np.float16)
@@ -76,15 +55,11 @@ def measured(kernel: Any, case: Case, seed: int) -> float:
     # As in a sequence: one position more in front.
     active = np.full((case.entries, 1 + case.positions, channels), np.nan, np.float16)
     out = {"absent": None, "apart": np.full_like(residual, np.nan), "in place": residual}[case.out]
-    weights = (weight, vectors, weight2)
-    if case.form:
-        portions = streamed.prepared(torch.from_numpy(weight).flatten(1), torch.from_numpy(weight2), TAPS).numpy()
-        weights = (portions, vectors)
-    pointers = [None if a is None else a.ctypes.data for a in (x, *weights, residual, out)]
+    pointers = [None if a is None else a.ctypes.data for a in (x, weight, vectors, weight2, residual, out)]
     pointers.append(active[:, 1:].ctypes.data)
-    rows = case.form.rows if case.form else resident_unit.ROWS
-    sizes = (case.positions, case.entries * case.positions // rows, x[0].size, active[0].size)
-    arguments = [*map(ctypes.c_void_p, pointers), *map(ctypes.c_int, (*sizes, case.blocks, case.shared_bytes, seed))]
+    sizes = (case.positions, case.entries * case.positions // ROWS, x[0].size, active[0].size)
+    numbers = (*sizes, case.blocks, case.form.shared_bytes, seed)
+    arguments = [*map(ctypes.c_void_p, pointers), *map(ctypes.c_int, numbers)]
     if kernel(*arguments):
         return math.inf
     found = [active[:, 1:], *([] if out is None else [out])]

@@ -1,15 +1,12 @@
-"""Compares the codec's residual units in Triton (unit.py) and in CUDA, on a Hopper GPU.
+"""Compares the codec's units of 96 channels in Triton (unit.py) and in CUDA (resident_unit.cu), on a Hopper GPU.
 
-    python -m scripts.benchmarks.codec_unit --channels 96,192
-
-96 channels: resident_unit.cu, which is served. 192: streamed_unit.cu, which is not (README.md).
+python -m scripts.benchmarks.codec_unit
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
-from pathlib import Path
-from typing import Annotated, Any
+from functools import partial
+from typing import Any
 
 import torch
 import typer
@@ -18,17 +15,15 @@ from torch import Tensor
 
 from code2wav_step.kernels import resident_unit
 from code2wav_step.kernels.cuda_module import CudaKernel
-from code2wav_step.kernels.resident_unit import ResidentUnit
+from code2wav_step.kernels.resident_unit import CHANNELS, ROWS, ResidentUnit
 from code2wav_step.kernels.unit import unit_kernel
 from code2wav_step.tiles import unit_tile
-from scripts.benchmarks.codec_unit import streamed
 from scripts.benchmarks.common import show
 from scripts.benchmarks.cuda_timing import graph_us
 
 TAPS = 7
 DILATIONS = (1, 3, 9)
-# By channels.
-POSITIONS_PER_FRAME = {96: 1920, 192: 640}
+POSITIONS_PER_FRAME = 1920
 # Streams and frames of a codec call.
 SHAPES = ((1, 1), (1, 4), (2, 4), (4, 4), (8, 4), (64, 4), (32, 16))
 # Launches in a graph.
@@ -42,7 +37,6 @@ console = Console(width=200)
 class Case:
     """One unit with random weights; the last one of a block, of dilation 9, stores no `out`."""
 
-    channels: int
     streams: int
     frames: int
     dilation: int
@@ -53,8 +47,8 @@ class Case:
         def random(*shape: int) -> Tensor:
             return torch.randn(*shape, device="cuda", generator=generator)
 
-        channels, past = self.channels, (TAPS - 1) * self.dilation
-        self.positions = self.frames * POSITIONS_PER_FRAME[channels]
+        channels, past = CHANNELS, (TAPS - 1) * self.dilation
+        self.positions = self.frames * POSITIONS_PER_FRAME
         self.rows = self.streams * self.positions
         self.x = random(self.streams, past + self.positions, channels).half()
         self.residual = random(self.streams, self.positions, channels).half()
@@ -66,29 +60,19 @@ class Case:
         self.active = torch.empty(self.streams, past + self.positions, channels, device="cuda").half()[:, past:]
         self.results = (self.residual, self.out, self.active)
 
-    @cached_property
-    def portions(self) -> Tensor:
-        return streamed.prepared(self.weight, self.weight2, TAPS)
-
     def triton(self) -> None:
-        tile = unit_tile(self.rows, self.channels)
-        unit_kernel[(tile.programs(self.rows, self.channels),)](
+        tile = unit_tile(self.rows, CHANNELS)
+        unit_kernel[(tile.programs(self.rows, CHANNELS),)](
             self.x, self.weight, *self.first, self.weight2, *self.second, *self.results,
             self.rows, self.positions, self.weight.shape[1], self.x.stride(0), self.active.stride(0),
-            CHANNELS=self.channels, DILATION=self.dilation, FAST=True, BLOCK_M=tile.rows, BLOCK_K=tile.depth,
+            CHANNELS=CHANNELS, DILATION=self.dilation, FAST=True, BLOCK_M=tile.rows, BLOCK_K=tile.depth,
             **tile.launch,
         )  # fmt: skip
 
     def resident(self, kernel: CudaKernel) -> None:
-        tiles = self.rows // resident_unit.ROWS
+        tiles = self.rows // ROWS
         tensors = (self.x, self.weight, *self.first, self.weight2, *self.second, *self.results)
         grid = (resident_unit.blocks(tiles, resident_unit.processors()), 1)
-        kernel(grid, *tensors, self.positions, tiles, self.x.stride(0), self.active.stride(0))
-
-    def streamed(self, form: streamed.Streamed, kernel: CudaKernel) -> None:
-        tiles = self.rows // form.rows
-        tensors = (self.x, self.portions, *self.first, *self.second, *self.results)
-        grid = (form.grid(tiles, resident_unit.processors()), 1)
         kernel(grid, *tensors, self.positions, tiles, self.x.stride(0), self.active.stride(0))
 
     def expected(self) -> Tensor:
@@ -99,7 +83,7 @@ class Case:
         y = bias.expand(self.streams, self.positions, -1).clone()
         for tap in range(TAPS):
             here = slice(tap * self.dilation, tap * self.dilation + self.positions)
-            y += x[:, here] @ weight[:, tap * self.channels : (tap + 1) * self.channels].T
+            y += x[:, here] @ weight[:, tap * CHANNELS : (tap + 1) * CHANNELS].T
         y = y + torch.sin(y * alpha) ** 2 * inverse_beta
         z = y @ self.weight2.float().T + bias2 + self.residual.float()
         expected: Tensor = z + torch.sin(z * alpha2) ** 2 * inverse_beta2
@@ -109,14 +93,10 @@ class Case:
 Kernels = dict[str, Callable[[Case], None]]
 
 
-def kernels(channels: int, dilation: int, folder: Path) -> Kernels:
-    found: Kernels = {"unit.py": Case.triton}
-    if channels == resident_unit.CHANNELS:
-        form = ResidentUnit(TAPS, dilation)
-        kernel = CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes)
-        return found | {form.source: partial(Case.resident, kernel=kernel)}
-    compiled = {name: (form, form.kernel(folder, TAPS, dilation)) for name, form in streamed.VARIANTS.items()}
-    return found | {name: partial(Case.streamed, form=form, kernel=kernel) for name, (form, kernel) in compiled.items()}
+def kernels(dilation: int) -> Kernels:
+    form = ResidentUnit(TAPS, dilation)
+    kernel = CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes)
+    return {"unit.py": Case.triton, form.source: partial(Case.resident, kernel=kernel)}
 
 
 def measure(case: Case, runs: Kernels) -> dict[str, Any]:
@@ -133,13 +113,11 @@ def measure(case: Case, runs: Kernels) -> dict[str, Any]:
     return row
 
 
-def main(channels: Annotated[str, typer.Option(help="96, 192 or both")] = "96,192") -> None:
+def main() -> None:
     torch.cuda.synchronize()  # makes the context that modules are loaded into
-    with streamed.sources() as folder:
-        for count in map(int, channels.split(",")):
-            runs = {dilation: kernels(count, dilation, folder) for dilation in DILATIONS}
-            cases = (Case(count, *shape, dilation) for shape in SHAPES for dilation in DILATIONS)
-            show([measure(case, runs[case.dilation]) for case in cases], console)
+    runs = {dilation: kernels(dilation) for dilation in DILATIONS}
+    cases = (Case(*shape, dilation) for shape in SHAPES for dilation in DILATIONS)
+    show([measure(case, runs[case.dilation]) for case in cases], console)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The codec's CUDA units on the CPU, in an emulator of warpgroups and clusters."""
+"""resident_unit.cu on the CPU, in an emulator of warpgroups."""
 
 import shutil
 from itertools import islice
@@ -6,17 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.codec_unit.streamed import Streamed
-from tests.fakes.cuda.codec.emulated_unit import RESIDENT, Case, errors
+from tests.fakes.cuda.codec.emulated_unit import SOURCE, Case, errors
 
 CASES = {
     "one tile a block": Case(2, 64, 1, blocks=2),
     "groups without a tile": Case(1, 128, 3, blocks=1, out="in place"),
     "several rounds, the last one partial": Case(2, 256, 9, blocks=2, out="absent"),
     "out in place": Case(1, 448, 3, blocks=2, out="in place"),
-    "streamed weights": Case(1, 640, 1, blocks=1, form=Streamed()),
-    "streamed in pairs, one tile missing": Case(1, 640, 9, blocks=2, out="absent", form=Streamed(cluster=2)),
-    "streamed in pairs, several entries": Case(2, 384, 3, blocks=2, out="in place", form=Streamed(cluster=2)),
 }
 END = "        end_turn();\n\n        wait_for_products();\n"
 MUTATIONS = {
@@ -35,13 +31,13 @@ pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_is_right_in_whatever_order_its_threads_run(tmp_path: Path, name: str) -> None:
-    assert max(islice(errors(CASES[name], CASES[name].path.read_text(), tmp_path), 2)) < 1e-3
+    assert max(islice(errors(CASES[name], SOURCE.read_text(), tmp_path), 2)) < 1e-3
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_emulator_finds_a_kernel_that_does_not_wait(tmp_path: Path, name: str) -> None:
     before, after = MUTATIONS[name]
-    source = RESIDENT.read_text()
+    source = SOURCE.read_text()
     assert source.count(before) == 1
     found = errors(Case(1, 448, 3, blocks=1), source.replace(before, after), tmp_path)
     assert any(error > 0.01 for error in islice(found, 12))
