@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES, FAKES = ROOT / "export/plugin", Path(__file__).parent / "plugin"
 OPTIONS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-I{SOURCES}"]
 libraries: dict[str, Any] = {}
-"""Libraries of the child process: the stand-in for the driver, and the plugin."""
+"""Libraries of this process: the stand-in for the driver, and the plugin."""
 
 
 class CompiledPlugin:
@@ -32,10 +32,10 @@ class CompiledPlugin:
         _compile([FAKES / "driver.cpp"], driver)
         compile_step(step)
         self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _load, (str(driver), str(step)))
-        self.open = partial(self._call, _open)
-        self.run = partial(self._call, _run)
-        self.workspace = partial(self._call, _workspace)
-        self.close = partial(self._call, _close)
+        self.open = partial(self._call, open_step)
+        self.run = partial(self._call, run_step)
+        self.workspace = partial(self._call, workspace_of)
+        self.close = partial(self._call, close_step)
 
     def launches(self, word: str) -> list[list[str]]:
         """The driver's lines since the last call that begin with `word`, split at spaces."""
@@ -65,18 +65,23 @@ def _compile(files: list[Path], target: Path) -> None:
 def _load(driver: str, step: str) -> None:
     # Loaded first, under the name that the plugin loads.
     libraries["driver"] = ctypes.CDLL(driver, ctypes.RTLD_GLOBAL)
-    libraries["step"] = ctypes.CDLL(step)
     libraries["driver"].take_launches.restype = ctypes.c_char_p
+    load_step(step)
+
+
+def load_step(step: str) -> None:
+    """Loads the library of compile_step for the functions below."""
+    libraries["step"] = ctypes.CDLL(step)
     libraries["step"].open_step.restype = ctypes.c_void_p
     libraries["step"].workspace_of.restype = ctypes.c_uint64
 
 
-def _open(program: bytes) -> tuple[int | None, str]:
+def open_step(program: bytes) -> tuple[int | None, str]:
     """Returns a handle, or None for a refused program, and the text on standard error."""
     return _with_standard_error(lambda: libraries["step"].open_step(program, ctypes.c_size_t(len(program))))
 
 
-def _run(step: int, rows: int, frames: int, places: list[int]) -> tuple[int, str]:
+def run_step(step: int, rows: int, frames: int, places: list[int]) -> tuple[int, str]:
     """Returns the status and the text on standard error; `places` are those of inputs, outputs and workspace."""
     inputs, outputs = (ctypes.c_void_p * 3)(*places[:3]), (ctypes.c_void_p * 2)(*places[3:5])
     shape = ctypes.c_int64(rows), ctypes.c_int64(frames)
@@ -84,12 +89,12 @@ def _run(step: int, rows: int, frames: int, places: list[int]) -> tuple[int, str
     return _with_standard_error(lambda: run(ctypes.c_void_p(step), *shape, inputs, outputs, ctypes.c_void_p(places[5])))
 
 
-def _workspace(step: int, rows: int, frames: int) -> int:
+def workspace_of(step: int, rows: int, frames: int) -> int:
     found = libraries["step"].workspace_of(ctypes.c_void_p(step), ctypes.c_int64(rows), ctypes.c_int64(frames))
     return int(found)
 
 
-def _close(step: int) -> None:
+def close_step(step: int) -> None:
     libraries["step"].close_step(ctypes.c_void_p(step))
 
 

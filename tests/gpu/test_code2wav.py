@@ -1,6 +1,5 @@
 """The codec step's kernels and CUDA graphs, compared with PyTorch and the exporter's step in FP32."""
 
-import ctypes
 import logging
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes
 from scripts.synthetic.configs import CODEC_DECODER
 from scripts.synthetic.weights import initial
 from tests.fakes.codec_layers import CASES, Inputs, small_config
-from tests.fakes.compiled_plugin import compile_step
+from tests.fakes.compiled_plugin import close_step, compile_step, load_step, open_step, run_step, workspace_of
 from tests.gpu.conftest import DEVICE
 
 LIMIT = Agreement(max_error=0.05, snr_db=35.0)
@@ -133,27 +132,21 @@ def test_the_plugins_program_agrees_with_the_step(
     shapes = ((1, 1), (3, 2), (8, 4), (64, 4), (19, 16))
     write_program(weights.load(model, torch.device("cpu"), torch.float16), shapes, tmp_path / "step.program")
     compile_step(tmp_path / "libstep.so")
-    plugin, program = ctypes.CDLL(str(tmp_path / "libstep.so")), (tmp_path / "step.program").read_bytes()
-    plugin.open_step.restype, plugin.workspace_of.restype = ctypes.c_void_p, ctypes.c_uint64
-    step = ctypes.c_void_p(plugin.open_step(program, ctypes.c_size_t(len(program))))
+    load_step(str(tmp_path / "libstep.so"))
+    step, problem = open_step((tmp_path / "step.program").read_bytes())
+    assert step, problem
     snr: dict[tuple[int, int], list[float]] = {}
     for shape in shapes:
         given = [tensor.to(device) for tensor in inputs(runner.step.config, *shape)]
         expected = runner.step(*given)
         found = [torch.full_like(tensor, torch.nan) for tensor in expected]
-        sizes = [ctypes.c_int64(size) for size in shape]
-        workspace = torch.empty(plugin.workspace_of(step, *sizes), dtype=torch.uint8, device=device)
+        workspace = torch.empty(workspace_of(step, *shape), dtype=torch.uint8, device=device)
         torch.cuda.synchronize()
-        scratch = ctypes.c_void_p(workspace.data_ptr())
-        assert plugin.run_step(step, *sizes, _addresses(given), _addresses(found), scratch) == 0
+        assert run_step(step, *shape, [tensor.data_ptr() for tensor in (*given, *found, workspace)]) == (0, "")
         torch.cuda.synchronize()
         snr[shape] = [snr_db(a, b) for a, b in zip(found, expected, strict=True)]
-    plugin.close_step(step)
+    close_step(step)
     assert min(min(both) for both in snr.values()) > 45, snr
-
-
-def _addresses(tensors: list[Tensor]) -> Any:
-    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 def test_codec_without_kernel_support_uses_pytorch(

@@ -111,11 +111,16 @@ class Decoded:
 def decode(codec: CodecClient, chunks: Chunks) -> Decoded:
     """Calls CodecClient.decode; an exception becomes the error of every row."""
     called = time.perf_counter()
-    try:
-        pcm, failed = codec.decode(chunks)
-    except Exception as error:
-        if not isinstance(error, RequestError):
-            log.exception("the codec failed for %d chunks", len(chunks))
-            error = RequestError(f"the codec failed: {error}")
-        pcm, failed = np.empty((len(chunks), 0), np.int16), dict.fromkeys(range(len(chunks)), error)
+    pcm, failed = _decode(codec, chunks)
     return Decoded(chunks, pcm, failed, called, time.perf_counter())
+
+
+def _decode(codec: CodecClient, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+    try:
+        return codec.decode(chunks)
+    except RequestError as error:
+        reason = error
+    except Exception as error:
+        log.exception("the codec failed for %d chunks", len(chunks))
+        reason = RequestError(f"the codec failed: {error}")
+    return np.empty((len(chunks), 0), np.int16), dict.fromkeys(range(len(chunks)), reason)

@@ -44,16 +44,15 @@ def errors(case: Case, source: str, folder: Path) -> Iterator[float]:
 
 
 def measured(kernel: Any, case: Case, seed: int) -> float:
-    random, channels = np.random.default_rng(seed), CHANNELS
-    past = (TAPS - 1) * case.dilation
-    x = random.normal(size=(case.entries, past + case.positions, channels)).astype(np.float16)
-    weight = (random.normal(size=(channels, TAPS, channels)) / (TAPS * channels) ** 0.5).astype(np.float16)
-    weight2 = (random.normal(size=(channels, channels)) / channels**0.5).astype(np.float16)
-    vectors = (0.1 * random.normal(size=(6, channels)) + np.array([0, 1, 1, 0, 1, 1])[:, None]).astype(np.float32)
-    residual = random.normal(size=(case.entries, case.positions, channels)).astype(np.float16)
+    random, past = np.random.default_rng(seed), (TAPS - 1) * case.dilation
+    x = random.normal(size=(case.entries, past + case.positions, CHANNELS)).astype(np.float16)
+    weight = (random.normal(size=(CHANNELS, TAPS, CHANNELS)) / (TAPS * CHANNELS) ** 0.5).astype(np.float16)
+    weight2 = (random.normal(size=(CHANNELS, CHANNELS)) / CHANNELS**0.5).astype(np.float16)
+    vectors = (0.1 * random.normal(size=(6, CHANNELS)) + np.array([0, 1, 1, 0, 1, 1])[:, None]).astype(np.float32)
+    residual = random.normal(size=(case.entries, case.positions, CHANNELS)).astype(np.float16)
     expected = reference(case, *(array.astype(np.float64) for array in (x, weight, vectors, weight2, residual)))
     # As in a sequence: one position more in front.
-    active = np.full((case.entries, 1 + case.positions, channels), np.nan, np.float16)
+    active = np.full((case.entries, 1 + case.positions, CHANNELS), np.nan, np.float16)
     out = {"absent": None, "apart": np.full_like(residual, np.nan), "in place": residual}[case.out]
     pointers = [None if a is None else a.ctypes.data for a in (x, weight, vectors, weight2, residual, out)]
     pointers.append(active[:, 1:].ctypes.data)

@@ -48,7 +48,8 @@ class PagePool:
         while len(self._free) < count:
             self._evict(next(iter(self._evictable)))
         rest = len(self._free) - count
-        pages, self._free[rest:] = self._free[rest:], []
+        pages = self._free[rest:]
+        del self._free[rest:]
         self._references.update(dict.fromkeys(pages, 1))
         return pages
 

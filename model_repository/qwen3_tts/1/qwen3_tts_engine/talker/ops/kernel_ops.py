@@ -160,9 +160,9 @@ class KernelOps:
         if self._batch_invariant:
             return SkinnyLinear(outputs, inputs, INVARIANT_HALVES, **flags)
         gated, elements = bool(flags.get("GATED")), height * inputs
-        if self._has_clusters and elements <= _limit(CLUSTER, rows) and divides(outputs, inputs, gated=gated):
+        if self._has_clusters and elements <= _by_rows(CLUSTER, rows) and divides(outputs, inputs, gated=gated):
             return cluster_linear(outputs, inputs, rows, **flags)
-        if elements > _limit(SKINNY, rows):
+        if elements > _by_rows(SKINNY, rows):
             return None
         return SkinnyLinear(outputs, inputs, 1 if rows <= 8 else 2 if rows <= 16 else 4, **flags)
 
@@ -182,7 +182,7 @@ class KernelOps:
     def _attention_warps(self, rows: int) -> int:
         if self._batch_invariant:
             return INVARIANT_WARPS
-        return next(warps for max_rows, warps in ATTENTION_WARPS.items() if rows <= max_rows)
+        return _by_rows(ATTENTION_WARPS, rows)
 
 
 class KernelRows:
@@ -220,8 +220,9 @@ class KernelRows:
         )  # fmt: skip
 
 
-def _limit(elements: dict[int, int], rows: int) -> int:
-    return next((limit for most, limit in elements.items() if rows <= most), 0)
+def _by_rows(values: dict[int, int], rows: int) -> int:
+    """The value of the smallest number of rows that is not exceeded, 0 beyond the largest."""
+    return next((value for max_rows, value in values.items() if rows <= max_rows), 0)
 
 
 def _draw_threads(vocabulary: int) -> int:
