@@ -137,12 +137,13 @@ def test_the_plugins_program_agrees_with_the_step(
     assert step, problem
     snr: dict[tuple[int, int], list[float]] = {}
     for shape in shapes:
-        given = [tensor.to(device) for tensor in inputs(runner.step.config, *shape)]
-        expected = runner.step(*given)
+        given = inputs(runner.step.config, *shape)
+        expected = runner(*given)
+        placed = [tensor.to(device) for tensor in given]
         found = [torch.full_like(tensor, torch.nan) for tensor in expected]
         workspace = torch.empty(workspace_of(step, *shape), dtype=torch.uint8, device=device)
         torch.cuda.synchronize()
-        assert run_step(step, *shape, [tensor.data_ptr() for tensor in (*given, *found, workspace)]) == (0, "")
+        assert run_step(step, *shape, [tensor.data_ptr() for tensor in (*placed, *found, workspace)]) == (0, "")
         torch.cuda.synchronize()
         snr[shape] = [snr_db(a, b) for a, b in zip(found, expected, strict=True)]
     close_step(step)
