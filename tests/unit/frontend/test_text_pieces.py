@@ -65,6 +65,15 @@ def test_pieces_have_the_ids_of_the_whole_text(tokenizer: TextTokenizer, text: s
     assert parts_of(tokenizer, cut(text, data), 0) == [tokenizer.spoken(text).text]
 
 
+@settings(max_examples=1000)
+@given(text=TEXTS.filter(str.strip))
+def test_a_text_alone_has_its_ids_within_the_template(tokenizer: TextTokenizer, text: str) -> None:
+    begin, end = "<|im_start|>assistant\n", "<|im_end|>\n"
+    within = tokenizer.encode(begin + text.strip() + end + begin)
+    before, after = len(tokenizer.encode(begin)), len(tokenizer.encode(end + begin))
+    assert within[before:-after] == tokenizer.spoken(text).text == tokenizer.reference(text)
+
+
 @settings(max_examples=500)
 @given(before=st.text(st.sampled_from(ALPHABET), min_size=1, max_size=12), after=st.text(min_size=1, max_size=12))
 @example(before="\u0958", after="'a")  # NFC decomposes it

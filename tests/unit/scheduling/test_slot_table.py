@@ -1,9 +1,10 @@
-"""Pools allocate each index once; `in_use` ends with the last slot in use."""
+"""Pools allocate each index once; `in_use` ends soon after the last slot in use."""
 
+import numpy as np
 import pytest
 
 from qwen3_tts_engine.core.streams import Status
-from qwen3_tts_engine.scheduling.slot_table import Pool, SlotTable
+from qwen3_tts_engine.scheduling.slot_table import VIEW_STEP, Pool, SlotTable
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream, start_in_slot
 
 
@@ -36,26 +37,27 @@ def test_double_free_is_an_error() -> None:
     pool.check_integrity()
 
 
-def test_in_use_is_a_view_that_ends_with_the_last_slot() -> None:
-    table = SlotTable(8, 16, NUM_CODEBOOKS)
+def test_in_use_is_a_view_that_ends_soon_after_the_last_slot() -> None:
+    table = SlotTable(3 * VIEW_STEP // 2, 16, NUM_CODEBOOKS)
     assert len(table.in_use.talking) == 0
-    streams = {slot: make_stream(str(slot), Listener()) for slot in (0, 1, 4)}
+    streams = {slot: make_stream(str(slot), Listener()) for slot in (0, 1, VIEW_STEP)}
     for slot, stream in streams.items():
         start_in_slot(table, slot, stream)
         table.pages[slot] = 1
-    table.in_use.written[4] = 3
-    assert table.written[4] == 3
-    assert table.in_use.pending.tolist() == [0, 0, 0, 0, 3]
-    assert table.in_use.runnable.tolist() == [True, True, False, False, True]
+    assert len(table.in_use.talking) == 3 * VIEW_STEP // 2
+    table.in_use.written[VIEW_STEP] = 3
+    assert table.written[VIEW_STEP] == 3
+    assert np.flatnonzero(table.in_use.pending).tolist() == [VIEW_STEP]
+    assert np.flatnonzero(table.in_use.runnable).tolist() == list(streams)
 
     def close(slot: int) -> None:
         table.move(streams[slot], Status.ENDED)
         table.close(streams[slot])
 
     close(1)
-    assert len(table.in_use.talking) == 5
-    close(4)
-    assert len(table.in_use.talking) == 1
+    assert len(table.in_use.talking) == 3 * VIEW_STEP // 2
+    close(VIEW_STEP)
+    assert len(table.in_use.talking) == VIEW_STEP
     close(0)
     assert len(table.in_use.talking) == 0
 

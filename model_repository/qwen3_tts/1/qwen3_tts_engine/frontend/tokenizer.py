@@ -1,6 +1,7 @@
 """Tokenizes text within the chat template (docs/model.md, Text tokens)."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -14,16 +15,13 @@ from qwen3_tts_engine.request import InvalidRequest
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-ROLE_TOKENS = 3
-END_TOKENS = 5
-REFERENCE_END_TOKENS = 2
 # The beginning of a text, tokenized alone, may have a few more ids than the whole text; far fewer than these.
 ALONE_TOKENS = 32
 
 
 @dataclass(frozen=True)
 class SpokenText:
-    """`role` is the assistant header (3 ids), `text` the ids of the text itself."""
+    """`role` is the assistant header, `text` the ids of the text itself."""
 
     role: list[int]
     text: list[int]
@@ -36,13 +34,14 @@ class TextTokenizer:
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._control_tokens = sorted((token.content for token in added), key=len, reverse=True)
 
+    @cached_property
+    def role(self) -> list[int]:
+        """Ids of the assistant header."""
+        return self.encode("<|im_start|>assistant\n")
+
     def spoken(self, text: str) -> SpokenText:
         """Ids of a text to speak; raises InvalidRequest for text that is empty, too long or contains control tokens."""
-        clean = self._sanitise("text", text)
-        ids = self.encode(f"<|im_start|>assistant\n{clean}<|im_end|>\n<|im_start|>assistant\n")
-        spoken = SpokenText(ids[:ROLE_TOKENS], ids[ROLE_TOKENS:-END_TOKENS])
-        self._limit("text", clean, len(spoken.text))
-        return spoken
+        return SpokenText(self.role, self._encode("text", text))
 
     def parts(self, text: str, part_tokens: int) -> list[SpokenText]:
         """A text to speak, split at sentence ends after `part_tokens` tokens (0: never); raises like `spoken`."""
@@ -57,27 +56,23 @@ class TextTokenizer:
                 parts.append([])
         return [SpokenText(whole.role, ids) for ids in parts if ids]
 
-    @property
-    def role(self) -> list[int]:
-        """Ids of the assistant header."""
-        return self.encode("<|im_start|>assistant\n")
-
     def reference(self, text: str) -> list[int]:
         """Ids of a reference's transcript; raises like `spoken`."""
-        clean = self._sanitise("ref_text", text)
-        ids = self.encode(f"<|im_start|>assistant\n{clean}<|im_end|>\n")[ROLE_TOKENS:-REFERENCE_END_TOKENS]
-        self._limit("ref_text", clean, len(ids))
-        return ids
+        return self._encode("ref_text", text)
 
     def instruct(self, text: str) -> list[int]:
         """Ids of a style instruction with its template; raises like `spoken`."""
-        clean = self._sanitise("instruct", text)
-        ids = self.encode(f"<|im_start|>user\n{clean}<|im_end|>\n")
-        self._limit("instruct", clean, len(ids))
+        return self._encode("instruct", text, "<|im_start|>user\n{}<|im_end|>\n")
+
+    def _encode(self, field: str, text: str, template: str = "{}") -> list[int]:
+        clean = self._sanitise(field, text)
+        ids = self.encode(template.format(clean))
+        if len(ids) > self.max_tokens:
+            raise InvalidRequest(field, clean, f"{len(ids)} tokens, at most {self.max_tokens} are allowed")
         return ids
 
     def _sanitise(self, field: str, text: str) -> str:
-        # A leading newline would merge with the header's and shift the slices above (docs/model.md, Traps).
+        # After it a text has the ids that it has within the template (docs/model.md, Text tokens).
         clean = text.strip()
         if not clean:
             raise InvalidRequest(field, text, "must contain more than white space")
@@ -92,10 +87,6 @@ class TextTokenizer:
         for token in self._control_tokens:
             if token in text:
                 raise InvalidRequest(field, token, "control tokens are not allowed")
-
-    def _limit(self, field: str, text: str, tokens: int) -> None:
-        if tokens > self.max_tokens:
-            raise InvalidRequest(field, text, f"{tokens} tokens, at most {self.max_tokens} are allowed")
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -48,6 +48,8 @@ class Pool:
 TALKING = (Status.RUNNING, Status.PARKED, Status.RESTING)
 # Sorts streams without audio before all others, oldest first.
 FIRST_AUDIO_LEAD = 1e9
+# `SlotTable.in_use` ends at a multiple of it.
+VIEW_STEP = 32
 
 
 class Columns:
@@ -116,8 +118,8 @@ class Columns:
 class SlotTable(Columns):
     """All slots with their streams and codes.
 
-    `in_use` is a view up to the last slot in use, for operations over all slots: NumPy releases the GIL in each
-    operation on more than 500 elements and then waits to get it back.
+    `in_use` is a view that ends soon after the last slot in use, for operations over all slots: NumPy releases the GIL
+    in each operation on more than 500 elements and then waits to get it back.
     """
 
     def __init__(self, num_slots: int, max_frames: int, num_codebooks: int) -> None:
@@ -144,8 +146,7 @@ class SlotTable(Columns):
         for counter in (self.launched, self.written, self.decoded, self.silent, self.pages, self.page_limit):
             counter[slot] = 0
         self.begin_part(slot, stream)
-        if slot >= len(self.in_use.generation):
-            self.in_use = self._view(slot + 1)
+        self._show(max(slot + 1, len(self.in_use.generation)))
 
     def begin_part(self, slot: int, stream: Stream) -> None:
         """Start a part after the frames written so far."""
@@ -176,8 +177,7 @@ class SlotTable(Columns):
         count = len(self.in_use.generation)
         while count and self.streams[count - 1] is None:
             count -= 1
-        if count < len(self.in_use.generation):
-            self.in_use = self._view(count)
+        self._show(count)
 
     def check_integrity(self) -> None:
         """Raise AssertionError where a column disagrees with its stream's status."""
@@ -186,8 +186,13 @@ class SlotTable(Columns):
             talking = stream is not None and stream.status in TALKING
             assert self.talking[slot] == talking, "a slot's talking flag disagrees with its stream's status"
 
+    def _show(self, count: int) -> None:
+        """Let `in_use` be the first `count` slots, rounded up, since a view takes 10 us."""
+        count = min(-(-count // VIEW_STEP) * VIEW_STEP, len(self.generation))
+        if count != len(self.in_use.generation):
+            self.in_use = self._view(count)
+
     def _view(self, count: int) -> Columns:
-        """A view of the first `count` slots."""
         columns = Columns(0)
         for name in vars(columns):
             setattr(columns, name, getattr(self, name)[:count])
