@@ -85,8 +85,10 @@ def test_stop_cancels_with_a_fade(browser: Browser, gateway: RunningGateway, stu
 
 def test_a_second_text_replaces_the_first(browser: Browser, gateway: RunningGateway, stub: StubServer) -> None:
     browser.open_tapped(gateway.url)
+    browser.fill("text", '{"chunks": [[20, 4]], "hang": true}')
     browser.click("speak")
     browser.until(lambda: browser.text("status") == "Speaking")
+    browser.fill("text", "Good morning.")
     browser.click("speak")
     browser.until(lambda: browser.text("status") == "Heard 3.2 s")
     assert stub.servicer.cancelled == 1
