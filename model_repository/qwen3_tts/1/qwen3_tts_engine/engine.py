@@ -16,6 +16,7 @@ from qwen3_tts_engine.interfaces import CodecClient, Decoded, Runner, Tick, deco
 from qwen3_tts_engine.request import Cancelled, RequestError, Unavailable
 from qwen3_tts_engine.scheduling.chunker import Chunker, Need
 from qwen3_tts_engine.scheduling.gauges import read_gauges
+from qwen3_tts_engine.scheduling.pacing import Pacing
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.threads import LoopThreads, Precedence
 
@@ -50,7 +51,7 @@ class Engine:
         # On a CPU a call takes longer than a tick, and an urgent one would come late behind a tick and a call.
         self._need_beside_ticks = Need.WORTHWHILE if runner.lookahead else Need.ANY
         self._closed: RequestError | None = None
-        self._last_collected = 0.0
+        self._pacing = Pacing(scheduler.capacity)
         self._delivery = Delivery(self.recorder, self.fail, sending)
         self._codec_turn = threading.Lock()  # from the selection of chunks to the end of their call
         # One delivers what it decoded while the other awaits its call: with 1 000 streams both took as long (one H100).
@@ -132,9 +133,12 @@ class Engine:
                 self._runner.feed(batch.feeds)
             if len(batch):
                 launched.append((batch, self._runner.launch(batch.slots), started))
+                self._pacing.add_launch(time.perf_counter() - started)
             lookahead = self._runner.lookahead if len(batch) else 0
             while launched and (len(launched) > lookahead or self._codec_is_next()):
                 self._collect(*launched.popleft())
+            for running, _, started in launched:
+                self.precedence.rest(self._pacing.seconds_to_launch(len(running), started, time.perf_counter()))
 
     def _run_codec(self) -> None:
         """A codec loop, without `take_turns`."""
@@ -216,12 +220,9 @@ class Engine:
         with self.precedence.resting():
             frames = self._runner.collect(tick)
         now = time.perf_counter()
-        # A tick launched behind another one starts when that one ends.
-        seconds, self._last_collected = now - max(started, self._last_collected), now
-        first_frames = [now - newcomer.stream.admitted for newcomer in batch.newcomers]
-        self.recorder.add_tick(now - started, len(batch), first_frames)
+        self.recorder.add_tick(now - started, len(batch), [now - new.stream.admitted for new in batch.newcomers])
         with self._lock:
-            self.scheduler.capacity.add_tick(len(batch), seconds, batch.prefill_rows)
+            self.scheduler.capacity.add_tick(len(batch), self._pacing.end_tick(started, now), batch.prefill_rows)
             drained = self.scheduler.collect(batch, frames, now)
             first = self._chunker.next_chunks(now) if self.scheduler.admission.awaits_first_audio else None
             self._codec_work.notify()
@@ -240,9 +241,8 @@ class Engine:
 
     def _shut_down(self, reason: RequestError) -> None:
         with self._lock:
-            if self._closed is None:
-                # Requests after a crash get UNAVAILABLE, so that callers try another server.
-                self._closed = Unavailable(str(reason))
+            # Requests after a crash get UNAVAILABLE, so that callers try another server.
+            self._closed = self._closed or Unavailable(str(reason))
             ended = [stream for stream in list(self.scheduler.live.values()) if self.scheduler.end(stream)]
             self._talker_work.notify_all()
             self._codec_work.notify_all()

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -106,6 +107,11 @@ class Precedence:
             self._changed.notify_all()
         yield
         self._is_working = self._applies
+
+    def rest(self, seconds: float) -> None:
+        if seconds > 0:
+            with self.resting():
+                time.sleep(seconds)
 
     def wait(self) -> None:
         """Called by the other threads before each piece of work."""
