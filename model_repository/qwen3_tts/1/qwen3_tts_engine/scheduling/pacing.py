@@ -12,7 +12,7 @@ LAUNCH_WEIGHT = 0.1
 
 
 class Pacing:
-    """Launches late, since who arrives after a launch waits for one more tick, but so early that the device never does.
+    """Launches late, since who arrives after a launch waits for one more tick, but before the device has nothing to do.
 
     Times are perf_counter seconds.
     """
