@@ -128,7 +128,7 @@ def test_builds_the_prompt_of_a_clone_once_its_text_fills_the_reference(
     build = PromptBuilder.build
 
     def counted(self: PromptBuilder, request: SpeechOptions, spoken: Any = None) -> Any:
-        built.append(len(spoken.text))
+        built.append(len(spoken))
         return build(self, request, spoken)
 
     monkeypatch.setattr(PromptBuilder, "build", counted)

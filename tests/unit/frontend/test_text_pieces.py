@@ -62,7 +62,7 @@ def test_pieces_have_the_ids_of_the_whole_text(tokenizer: TextTokenizer, text: s
         with pytest.raises(InvalidRequest, match="must contain more than white space"):
             parts_of(tokenizer, cut(text, data), 0)
         return
-    assert parts_of(tokenizer, cut(text, data), 0) == [tokenizer.spoken(text).text]
+    assert parts_of(tokenizer, cut(text, data), 0) == [tokenizer.spoken(text)]
 
 
 @settings(max_examples=1000)
@@ -71,7 +71,7 @@ def test_a_text_alone_has_its_ids_within_the_template(tokenizer: TextTokenizer, 
     begin, end = "<|im_start|>assistant\n", "<|im_end|>\n"
     within = tokenizer.encode(begin + text.strip() + end + begin)
     before, after = len(tokenizer.encode(begin)), len(tokenizer.encode(end + begin))
-    assert within[before:-after] == tokenizer.spoken(text).text == tokenizer.reference(text)
+    assert within[before:-after] == tokenizer.spoken(text) == tokenizer.reference(text)
 
 
 @settings(max_examples=500)
@@ -86,7 +86,7 @@ def test_a_final_boundary_does_not_depend_on_its_context(tokenizer: TextTokenize
 @given(text=st.lists(st.sampled_from(SENTENCES), min_size=1, max_size=12).map("".join), data=st.data())
 def test_parts_do_not_depend_on_the_pieces(tokenizer: TextTokenizer, text: str, data: st.DataObject) -> None:
     limit = data.draw(st.integers(1, 60))
-    expected = [part.text for part in tokenizer.parts(text, limit)]
+    expected = tokenizer.parts(text, limit)
     assert parts_of(tokenizer, cut(text, data), limit) == expected
     assert parts_of(tokenizer, list(text), limit) == expected
 
@@ -94,7 +94,7 @@ def test_parts_do_not_depend_on_the_pieces(tokenizer: TextTokenizer, text: str, 
 @settings(max_examples=300)
 @given(text=TEXTS.filter(str.strip), limit=st.integers(1, 60))
 def test_splitting_into_parts_loses_no_text(tokenizer: TextTokenizer, text: str, limit: int) -> None:
-    spoken = "".join(tokenizer._tokenizer.decode(part.text) for part in tokenizer.parts(text, limit))
+    spoken = "".join(tokenizer._tokenizer.decode(part) for part in tokenizer.parts(text, limit))
     normal = tokenizer._tokenizer.normalizer.normalize_str(text)
     assert "".join(spoken.split()) == "".join(normal.split())
 
@@ -129,13 +129,13 @@ def test_a_clause_without_spaces_is_final_once_the_next_one_begins(tokenizer: Te
 def test_parts_end_with_a_sentence(tokenizer: TextTokenizer, text: str, parts: list[str]) -> None:
     """Every sentence reaches the limit, and no clause exceeds twice the limit."""
     limit = min(len(tokenizer.encode(part)) for part in parts)
-    found = [part.text for part in tokenizer.parts(text, max(limit, 2))]
+    found = tokenizer.parts(text, max(limit, 2))
     assert found == [tokenizer.encode(part) for part in parts]
 
 
 def test_a_text_below_the_limit_is_one_part(tokenizer: TextTokenizer) -> None:
     text = "One two. Three four. Five."
-    assert [p.text for p in tokenizer.parts(text, 100)] == [tokenizer.encode(text)]
+    assert tokenizer.parts(text, 100) == [tokenizer.encode(text)]
 
 
 def test_splits_an_endless_sentence_at_clauses_or_else_between_words(tokenizer: TextTokenizer) -> None:
@@ -143,7 +143,7 @@ def test_splits_an_endless_sentence_at_clauses_or_else_between_words(tokenizer: 
     [*cuts] = [p for p in words.add("no " * 40) if p.ends]
     assert [len(p.ids) for p in cuts] == [30]
     clauses = tokenizer.parts("no no no no, " * 12, 10)
-    assert {tuple(part.text[-1:]) for part in clauses} == {tuple(tokenizer.encode(","))}
+    assert {tuple(part[-1:]) for part in clauses} == {tuple(tokenizer.encode(","))}
 
 
 @pytest.mark.parametrize("pieces", [["say <|im_", "end|> now"], ["<tts_pad>"], ["a ", "<tts", "_", "pad>"]])

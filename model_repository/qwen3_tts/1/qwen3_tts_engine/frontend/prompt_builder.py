@@ -12,7 +12,7 @@ from qwen3_tts_engine.frontend.modes import check_mode, describe
 from qwen3_tts_engine.frontend.prompt_rows import PromptRows
 from qwen3_tts_engine.frontend.streamed_text import StreamedText
 from qwen3_tts_engine.frontend.text_pieces import PiecewiseText
-from qwen3_tts_engine.frontend.tokenizer import SpokenText, TextTokenizer
+from qwen3_tts_engine.frontend.tokenizer import TextTokenizer
 from qwen3_tts_engine.request import InvalidRequest, Sampling, SpeechOptions, SynthesisRequest
 from qwen3_tts_engine.voice import Voice
 
@@ -62,7 +62,7 @@ class PromptBuilder:
         builder = copy(self)
         builder._config = self._config.model_copy(update={"text_layout": "streaming"})
         # Validates the rest of the request; any text will do.
-        any_part = builder.build(request, SpokenText(self._tokenizer.role, [self._model.tts_eos_token_id]))
+        any_part = builder.build(request, [self._model.tts_eos_token_id])
         config = self._config
         stream = Stream(
             key,
@@ -87,7 +87,7 @@ class PromptBuilder:
 
     def begin_part(self, request: SpeechOptions, ids: list[int], reserved_frames: int) -> Prompt:
         """The prompt of a part that begins with `ids`; stays open for more when they fill its rows."""
-        prompt = self.build(request, SpokenText(self._tokenizer.role, ids))
+        prompt = self.build(request, ids)
         prompt.max_frames = reserved_frames
         if prompt.trailing:
             # The end-of-text token is fed only once the text is complete.
@@ -103,8 +103,8 @@ class PromptBuilder:
         if request.max_frames is None and prompt.max_frames is not None:
             prompt.max_frames = min(prompt.max_frames, self._config.default_max_frames(prompt.num_spoken))
 
-    def build(self, request: SpeechOptions, spoken: SpokenText) -> Prompt:
-        """The prompt of a text or of a part of it.
+    def build(self, request: SpeechOptions, spoken: list[int]) -> Prompt:
+        """The prompt of a text's ids or of those of a part of it.
 
         Raises InvalidRequest naming the field that this checkpoint cannot serve.
         """
@@ -113,11 +113,11 @@ class PromptBuilder:
         language = self._language(request.language, speaker)
         rows = PromptRows(self._talker.num_code_groups, self._config.page_size)
         rows.add(self._instruct(request), NONE)
-        rows.add(spoken.role, NONE)
+        rows.add(self._tokenizer.role, NONE)
         self._add_prefix(rows, language, None if speaker is None else self._talker.spk_id[speaker], request.cloned)
         rows.end_prefix()
         trailing = self._add_text(rows, spoken, request.cloned)
-        return rows.prompt(trailing, len(spoken.text))
+        return rows.prompt(trailing, len(spoken))
 
     def check(self, request: SpeechOptions) -> None:
         """Validate all that does not depend on the voice; raises InvalidRequest."""
@@ -185,12 +185,12 @@ class PromptBuilder:
             rows.add_vector(model.tts_pad_token_id, voice.x_vector)
         rows.add([model.tts_bos_token_id], talker.codec_pad_id)
 
-    def _add_text(self, rows: PromptRows, spoken: SpokenText, voice: Voice | None) -> list[int]:
+    def _add_text(self, rows: PromptRows, spoken: list[int], voice: Voice | None) -> list[int]:
         """Returns the ids that are fed after the prompt."""
         if voice is not None and voice.codes is not None:
             return self._add_in_context(rows, spoken, voice.text or "", voice.codes)
         talker, model = self._talker, self._model
-        text = [*spoken.text, model.tts_eos_token_id]
+        text = [*spoken, model.tts_eos_token_id]
         if self._streams_text:
             rows.add(text[:1], talker.codec_bos_id)
             return text[1:]
@@ -198,14 +198,14 @@ class PromptBuilder:
         rows.add([model.tts_pad_token_id], talker.codec_bos_id)
         return []
 
-    def _add_in_context(self, rows: PromptRows, spoken: SpokenText, ref_text: str, codes: np.ndarray) -> list[int]:
+    def _add_in_context(self, rows: PromptRows, spoken: list[int], ref_text: str, codes: np.ndarray) -> list[int]:
         """Prepend the reference: its text before the text, its frames before the new ones."""
         talker, model = self._talker, self._model
         if len(codes) > (limit := self._config.max_reference_frames):
             # The voice was registered under another limit.
             raise InvalidRequest("voice", f"{len(codes)} frames", f"max_reference_seconds allows {limit} frames")
         reference = self._tokenizer.reference(ref_text)
-        text = [*reference, *spoken.text, model.tts_eos_token_id]
+        text = [*reference, *spoken, model.tts_eos_token_id]
         frames = np.full((1 + len(codes), self.num_codebooks), NONE, np.int32)
         frames[0, 0] = talker.codec_bos_id
         frames[1:] = codes

@@ -1,6 +1,5 @@
 """Tokenizes text within the chat template (docs/model.md, Text tokens)."""
 
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -19,14 +18,6 @@ QWEN2_SPLIT = (
 ALONE_TOKENS = 32
 
 
-@dataclass(frozen=True)
-class SpokenText:
-    """`role` is the assistant header, `text` the ids of the text itself."""
-
-    role: list[int]
-    text: list[int]
-
-
 class TextTokenizer:
     def __init__(self, checkpoint: Checkpoint, max_tokens: int) -> None:
         self._tokenizer = _read_tokenizer(checkpoint)
@@ -39,14 +30,14 @@ class TextTokenizer:
         """Ids of the assistant header."""
         return self.encode("<|im_start|>assistant\n")
 
-    def spoken(self, text: str) -> SpokenText:
+    def spoken(self, text: str) -> list[int]:
         """Ids of a text to speak; raises InvalidRequest for text that is empty, too long or contains control tokens."""
-        return SpokenText(self.role, self._encode("text", text))
+        return self._encode("text", text)
 
-    def parts(self, text: str, part_tokens: int) -> list[SpokenText]:
+    def parts(self, text: str, part_tokens: int) -> list[list[int]]:
         """A text to speak, split at sentence ends after `part_tokens` tokens (0: never); raises like `spoken`."""
         whole = self.spoken(text)
-        if not part_tokens or len(whole.text) + ALONE_TOKENS < part_tokens:
+        if not part_tokens or len(whole) + ALONE_TOKENS < part_tokens:
             return [whole]
         pieces = PiecewiseText(self, part_tokens)
         parts: list[list[int]] = [[]]
@@ -54,7 +45,7 @@ class TextTokenizer:
             parts[-1] += piece.ids
             if piece.ends:
                 parts.append([])
-        return [SpokenText(whole.role, ids) for ids in parts if ids]
+        return [ids for ids in parts if ids]
 
     def reference(self, text: str) -> list[int]:
         """Ids of a reference's transcript; raises like `spoken`."""
