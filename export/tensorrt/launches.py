@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from code2wav_step.kernel_ops import KernelOps
-from code2wav_step.kernels.resident_unit import ResidentUnit
+from code2wav_step.kernels.hopper import CudaLaunch
 from code2wav_step.step import Step
 from code2wav_step.weights import StepWeights
 from qwen3_tts_engine.codec.contract import input_shapes
@@ -117,8 +117,8 @@ class RecordingOps(KernelOps):
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         self.launches.append(Launch(kernel, grid, arguments, options))
 
-    def _launch_cuda(self, form: ResidentUnit, grid: tuple[int, int], *arguments: Any) -> None:
-        self._launch(form, grid, *arguments)
+    def _launch_cuda(self, launch: CudaLaunch) -> None:
+        self._launch(launch.form, (launch.blocks,), *launch.arguments)
 
 
 def record(weights: StepWeights, constants: Constants, rows: int, frames: int) -> Recording:

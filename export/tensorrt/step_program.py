@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import triton
 
 from code2wav_step.config import StepConfig
-from code2wav_step.kernels.resident_unit import ResidentUnit
+from code2wav_step.kernels.cuda_form import CudaForm
 from code2wav_step.weights import StepWeights
 from export.tensorrt.launches import Argument, Constants, Launch, Place, Recording, record
 
@@ -49,7 +49,7 @@ def compile_all(launches: Sequence[Launch]) -> list[Compiled]:
     """Compiles for the current GPU, equal kernels once."""
     with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor):
         for launch in launches:
-            if not isinstance(launch.kernel, ResidentUnit):
+            if not isinstance(launch.kernel, CudaForm):
                 _warm_up(launch)
     return [_build(launch) for launch in launches]
 
@@ -76,7 +76,7 @@ def write_program(
 
 def _build(launch: Launch) -> Compiled:
     form = launch.kernel
-    if not isinstance(form, ResidentUnit):
+    if not isinstance(form, CudaForm):
         return _compiled(_warm_up(launch))
     # Imported here: the bindings are not installed where there is no GPU.
     from code2wav_step.kernels.cuda_module import architecture, compiled

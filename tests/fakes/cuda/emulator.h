@@ -36,6 +36,7 @@
 
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 struct Index { int x; };
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
@@ -54,6 +55,15 @@ struct Meeting {
     int arrived = 0, round = 0;
 };
 
+// A barrier in shared memory that threads and bytes arrive at, phase after phase.
+struct Phases {
+    int count = 0, arrived = 0, ended = 0;
+    long bytes = 0;
+    void check() {
+        if (arrived == count && !bytes) arrived = 0, ended++;
+    }
+};
+
 struct Product {
     int number;
     std::vector<float*> sums;                       // of each thread of the warpgroup
@@ -66,6 +76,7 @@ struct Block {
     int rank;
     std::vector<unsigned char> shared;
     std::map<unsigned, long> barriers;              // bytes that each still expects
+    std::map<unsigned, Phases> phases;
     std::map<std::pair<std::string, int>, Meeting> meetings;
     std::map<int, std::deque<Product>> products;    // by warpgroup, not yet computed
     std::map<int, float> exchanged;
@@ -79,6 +90,7 @@ struct Thread {
     std::vector<char> stack;
     bool is_done = false;
     int products = 0;                               // that it has issued
+    std::vector<int> groups;                        // that number at the end of each group
     int cluster_round = 0;
     std::deque<std::vector<std::shared_ptr<bool>>> copying{{}};     // groups of its copies, and whether each is done
 };
@@ -151,22 +163,25 @@ inline Product& next_product(float* sums) {
     return pending.back();
 }
 
-inline void compute_issued() {
+inline void compute_issued(int end) {
     auto& pending = now->block->products[warp() / 4];
-    for (; !pending.empty(); pending.pop_front()) pending.front().compute(pending.front());
+    for (; !pending.empty() && pending.front().number < end; pending.pop_front()) pending.front().compute(pending.front());
 }
 
 inline void issued() {
     const int group = warp() / 4;
     meet("issue", group, 128);
-    if (now->index.x % 128 == 0 && random() % 2) compute_issued();
+    if (now->index.x % 128 == 0 && random() % 2) compute_issued(now->products);
     meet("issued", group, 128);
 }
 
-inline void await_products() {
-    const int group = warp() / 4;
+inline void end_group_of_products() { now->groups.push_back(now->products); }
+
+// Until at most `pending` groups are incomplete.
+inline void await_products(int pending = 0) {
+    const int group = warp() / 4, count = int(now->groups.size()) - pending;
     meet("wait", group, 128);
-    compute_issued();
+    compute_issued(!pending ? now->products : count > 0 ? now->groups[count - 1] : 0);
     meet("waited", group, 128);
 }
 

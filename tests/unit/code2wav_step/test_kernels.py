@@ -30,7 +30,8 @@ def test_kernels_match_pytorch(kernel_ops: Any, name: str) -> None:
     expected, found = (
         CASES[name](ops, Inputs(CPU, torch.float32), config) for ops in (TorchOps(config, CPU), kernel_ops)
     )
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    # Sums of up to 7168 products in another order, which also differs between CPUs.
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=3e-5)
     assert all(torch.isfinite(tensor).all() for tensor in found)
 
 

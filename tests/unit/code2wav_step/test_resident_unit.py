@@ -14,7 +14,7 @@ CASES = {
     "several rounds, the last one partial": Case(2, 256, 9, blocks=2, out="absent"),
     "out in place": Case(1, 448, 3, blocks=2, out="in place"),
 }
-END = "        end_turn();\n\n        wait_for_products();\n"
+END = "        end_turn();\n\n        wait_for_products(0);\n"
 MUTATIONS = {
     "the next tile is not waited for": ("        wait_for_copies(0);\n        publish_copies();\n", ""),
     "a tile is refilled while it is used": (

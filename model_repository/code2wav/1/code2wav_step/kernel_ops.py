@@ -11,8 +11,9 @@ import triton
 from torch import Tensor
 
 from code2wav_step.config import KEYS, VALUES, StepConfig
-from code2wav_step.kernels import attention, product, resident_unit, rowwise, unit
-from code2wav_step.kernels.resident_unit import ResidentUnit
+from code2wav_step.kernels import attention, hopper, product, resident_unit, rowwise, unit
+from code2wav_step.kernels.cuda_form import CudaForm
+from code2wav_step.kernels.hopper import CudaLaunch
 from code2wav_step.ops import Sequences
 from code2wav_step.tiles import product_tile, unit_tile
 from code2wav_step.torch_ops import rotation
@@ -106,6 +107,11 @@ class KernelOps:
         if out is None and active is None:
             out = x.new_empty(batch, positions, layer.outputs)
         rows = batch * positions
+        result = active if out is None else out
+        assert result is not None
+        if self._processors and (launch := hopper.product_launch(x, layer, residual, out, active, self._processors)):
+            self._launch_cuda(launch)
+            return result
         tile = product_tile(rows, layer.outputs, channels, layer.weight.shape[1])
         self._launch(
             product.product_kernel, (tile.programs(rows, layer.outputs),),
@@ -117,8 +123,6 @@ class KernelOps:
             FAST=self._fast, BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=tile.depth,
             **tile.launch,
         )  # fmt: skip
-        result = active if out is None else out
-        assert result is not None
         return result
 
     def attend(self, qkv: Tensor, layer: int, state: Tensor, history: Tensor, state_out: Tensor) -> Tensor:
@@ -156,19 +160,15 @@ class KernelOps:
             self.product(inner, unit_.pointwise, residual=residual, out=out, active=active)
             return
         rows, conv, pointwise = batch * positions, unit_.conv, unit_.pointwise
-        tensors = (
-            *(x, conv.weight, conv.bias, conv.alpha, conv.inverse_beta),
-            *(pointwise.weight, pointwise.bias, pointwise.alpha, pointwise.inverse_beta, residual, out, active),
-        )
-        if self._processors and resident_unit.fits(channels, positions):
-            form, tiles = ResidentUnit(conv.taps, conv.dilation), rows // resident_unit.ROWS
-            grid = (resident_unit.blocks(tiles, self._processors), 1)
-            self._launch_cuda(form, grid, *tensors, positions, tiles, x.stride(0), active.stride(0))
+        if self._processors and (launch := hopper.unit_launch(x, unit_, residual, out, active, self._processors)):
+            self._launch_cuda(launch)
             return
         tile = unit_tile(rows, channels)
         self._launch(
             unit.unit_kernel, (tile.programs(rows, channels),),
-            *tensors, rows, positions, conv.weight.shape[1], x.stride(0), active.stride(0),
+            x, conv.weight, conv.bias, conv.alpha, conv.inverse_beta,
+            pointwise.weight, pointwise.bias, pointwise.alpha, pointwise.inverse_beta, residual, out, active,
+            rows, positions, conv.weight.shape[1], x.stride(0), active.stride(0),
             CHANNELS=channels, DILATION=conv.dilation, FAST=self._fast,
             BLOCK_M=tile.rows, BLOCK_K=tile.depth, **tile.launch,
         )  # fmt: skip
@@ -191,10 +191,10 @@ class KernelOps:
         else:
             kernel[grid](*arguments, **options)
 
-    def _launch_cuda(self, form: ResidentUnit, grid: tuple[int, int], *arguments: Any) -> None:
-        kernel = _cuda_kernel(form)
+    def _launch_cuda(self, launch: CudaLaunch) -> None:
+        kernel = _cuda_kernel(launch.form)
         if not self._building:
-            kernel(grid, *arguments)
+            kernel((launch.blocks, 1), *launch.arguments)
 
     def _sequence_shape(self, name: str, frames: int) -> tuple[int, int]:
         channels, past = self._pieces[name].shape
@@ -228,7 +228,7 @@ class KernelOps:
 
 
 @cache
-def _cuda_kernel(form: ResidentUnit) -> Any:
+def _cuda_kernel(form: CudaForm) -> Any:
     # Imported here: the bindings are not installed where there is no GPU.
     from code2wav_step.kernels.cuda_module import CudaKernel
 

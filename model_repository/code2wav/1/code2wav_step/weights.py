@@ -6,6 +6,7 @@ FP16, vectors FP32.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from code2wav_step.config import StepConfig
+from code2wav_step.kernels.streamed_product import in_columns
 
 LAYER_NORM_EPS = 1e-6
 TRANSPOSED_TAPS = 2
@@ -41,6 +43,11 @@ class Product:
     @property
     def outputs(self) -> int:
         return len(self.weight) // 2 if self.activation == "gated" else len(self.weight)
+
+    @cached_property
+    def streamed(self) -> Tensor:
+        """`weight` for streamed_product.cu."""
+        return in_columns(self.weight, self.taps)
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,11 @@ class Upsample:
 class Unit:
     conv: Product
     pointwise: Product
+
+    @cached_property
+    def streamed(self) -> Tensor:
+        """The weight of `conv` for streamed_product.cu, where it computes the whole unit."""
+        return in_columns(self.conv.weight, self.conv.taps, ordered=True)
 
 
 @dataclass(frozen=True)

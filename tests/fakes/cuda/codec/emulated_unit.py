@@ -39,7 +39,7 @@ def errors(case: Case, source: str, folder: Path) -> Iterator[float]:
     `source` is compiled in place of SOURCE, in `folder`.
     """
     program = Path(__file__).with_name("resident_unit.cpp")
-    kernel = compiled(program, SOURCE.name, source, case.form.macros, folder)
+    kernel = compiled(program, SOURCE.name, source, case.form.macros, folder, [SOURCE.parent])
     return (measured(kernel, case, seed) for seed in count())
 
 

@@ -8,3 +8,36 @@ inline void meet_at(int barrier, int threads) { emulator::meet("barrier", barrie
 inline void arrive_at(int barrier, int threads) { emulator::arrive("barrier", barrier, threads); }
 inline void let_next_start() {}
 inline void wait_for_previous() {}
+
+inline void prepare(unsigned barrier, int count) { emulator::now->block->phases[barrier] = {count}; }
+inline void publish_barriers() {}
+
+inline void arrive(unsigned barrier) {
+    emulator::Phases& phases = emulator::now->block->phases.at(barrier);
+    phases.arrived++;
+    phases.check();
+    emulator::progress++;
+}
+
+inline void arrive_expecting(unsigned barrier, int bytes) {
+    emulator::now->block->phases.at(barrier).bytes += bytes;
+    arrive(barrier);
+}
+
+inline void await(unsigned barrier, int phase) {
+    emulator::Phases& phases = emulator::now->block->phases.at(barrier);
+    emulator::wait([&] { return phases.ended % 2 != phase; });
+}
+
+inline void copy_bulk(unsigned target, const void* source, int bytes, unsigned barrier) {
+    unsigned char* const memory = emulator::memory(target);
+    emulator::Phases& phases = emulator::now->block->phases.at(barrier);
+    emulator::later([=, &phases] {
+        std::memcpy(memory, source, bytes);
+        phases.bytes -= bytes;
+        phases.check();
+    });
+}
+
+template <int COUNT> void lower_registers() {}
+template <int COUNT> void raise_registers() {}

@@ -4,10 +4,15 @@
 
 inline unsigned low_half(unsigned address, int pitch) { return address / 16 | pitch << 16; }
 inline unsigned long long operand(unsigned low_half) { return low_half; }
+constexpr unsigned long long SWIZZLED = 1ull << 62;
+inline unsigned long long swizzled_operand(unsigned low_half) { return SWIZZLED | low_half; }
 
 // Value k of a row of an operand in shared memory.
 inline float element(emulator::Block& block, unsigned long long operand, int row, int k) {
-    const unsigned pitch = unsigned(operand) >> 16, at = (operand & 0xffff) * 16 + (k / 8 * pitch + row) * 16 + k % 8 * 2;
+    const unsigned pitch = unsigned(operand) >> 16;
+    unsigned at = (operand & 0xffff) * 16 + k % 8 * 2;
+    if (operand & SWIZZLED) at += row * 128 + k / 8 * 16, at ^= (at >> 7 & 7) << 4;
+    else at += (k / 8 * pitch + row) * 16;
     half bits;
     std::memcpy(&bits, block.shared.data() + at, 2);
     return widen(bits);
@@ -54,7 +59,7 @@ template <int SIZE> void multiply(float (&sums)[SIZE], const unsigned* x, unsign
 }
 
 inline unsigned fresh(unsigned half) { return half; }
-inline void wait_for_products() { emulator::await_products(); }
+inline void wait_for_products(int pending) { emulator::await_products(pending); }
 inline void fence_products() {}
-inline void end_products() {}
+inline void end_products() { emulator::end_group_of_products(); }
 inline void settle(float& sum) {}

@@ -12,22 +12,18 @@
 // Operands are in columns: a piece of 16 bytes of every row, then the next piece of every row. Tensor cores read this layout
 // from any row on, so that all taps multiply one tile, each from its own row.
 //
-// An instruction leaves columns 8 j + 2 q and 8 j + 2 q + 1 to thread q of four. The rows of weights are in such an order
-// that a thread's 8 columns of j = 4 g to 4 g + 3 are consecutive channels: it loads and stores 16 bytes. The sums of the
-// convolution become the left operand of the pointwise product in the thread that has them.
+// The order of channels is that of fragments.cuh. The sums of the convolution become the left operand of the pointwise
+// product in the thread that has them.
 
+#define COLUMNS CHANNELS
 #include "half.cuh"
 #include "memory.cuh"
+#include "fragments.cuh"
 
-constexpr int LANES = 32;
-constexpr int WARPS = 4;                            // of a group
-constexpr int GROUP = WARPS * LANES;
 constexpr int THREADS = GROUP * GROUPS;
 constexpr int ROWS = 64;                            // of a tile
 constexpr int PIECES = CHANNELS / 8;
 constexpr int STEPS = CHANNELS / 16;
-constexpr int PARTS = CHANNELS / 32;                // of 8 channels in each of four threads
-constexpr int SUMS = CHANNELS / 2;                  // of a thread
 constexpr int X_ROWS = ROWS + (TAPS - 1) * DILATION;
 constexpr int X_PITCH = (X_ROWS + 7) / 8 * 8;
 constexpr int W_PITCH = CHANNELS;
@@ -42,19 +38,6 @@ constexpr int OWN = 1, TURN = OWN + GROUPS, READY = TURN + GROUPS, TAP = READY +
 static_assert(TAP + TAPS <= 16 && CHANNELS % 32 == 0 && CHANNELS <= 96, "barriers and registers must suffice");
 
 #include "tensor_cores.cuh"
-
-__device__ __forceinline__ float snake(float x, float alpha, float inverse_beta) {
-    const float sine = hardware_sine(x * alpha);
-    return fmaf(sine * sine, inverse_beta, x);
-}
-
-__device__ __forceinline__ void read(float (&v)[8], const float* vector) {
-    const float4 a = *(const float4*)vector, b = *(const float4*)(vector + 4);
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-}
-
-// The sum of channel 8 q + i of a part, in row lane / 4 + 8 half of the warp's 16.
-__device__ __forceinline__ constexpr int sum_of(int part, int half, int i) { return 4 * (4 * part + i / 2) + 2 * half + i % 2; }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 unit(const half* x, const half* __restrict__ weight, const float* __restrict__ bias, const float* __restrict__ alpha,
@@ -89,10 +72,6 @@ unit(const half* x, const half* __restrict__ weight, const float* __restrict__ b
             }
         end_group();
     };
-    // The channel of a row of weights in shared memory, and the row of a channel.
-    auto channel_of = [](int n) { return n / 32 * 32 + n % 8 / 2 * 8 + n % 32 / 8 * 2 + n % 2; };
-    auto place_of = [](int channel) { return channel / 32 * 32 + channel % 8 / 2 * 8 + channel % 32 / 8 * 2 + channel % 2; };
-
     // The first group takes what is small, so that it can start as soon as its tile and the first tap are there.
     if (group) {
         #pragma unroll
@@ -177,7 +156,7 @@ unit(const half* x, const half* __restrict__ weight, const float* __restrict__ b
         end_products();
         end_turn();
 
-        wait_for_products();
+        wait_for_products(0);
         #pragma unroll
         for (int i = 0; i < SUMS; i++) settle(sums[i]);
         meet_at(OWN + group, GROUP);
@@ -215,7 +194,7 @@ unit(const half* x, const half* __restrict__ weight, const float* __restrict__ b
 
         const int entry = (unsigned)tile / tiles_per_entry;
         half* const target = active + (size_t)entry * active_stride + (row - (size_t)entry * positions) * CHANNELS + 8 * q;
-        wait_for_products();
+        wait_for_products(0);
         #pragma unroll
         for (int i = 0; i < SUMS; i++) settle(sums[i]);
         // Before the stores: it would wait for them too.

@@ -1,0 +1,68 @@
+"""Launches of the CUDA kernels for Hopper, in place of the Triton kernels of product.py and unit.py."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from code2wav_step.kernels import resident_unit, streamed_product
+from code2wav_step.kernels.cuda_form import CudaForm
+from code2wav_step.kernels.resident_unit import ResidentUnit
+from code2wav_step.kernels.streamed_product import StreamedProduct
+from code2wav_step.weights import Product, Unit
+
+Argument = Tensor | int | None
+
+
+class CudaLaunch(NamedTuple):
+    form: CudaForm
+    blocks: int
+    arguments: tuple[Argument, ...]
+
+
+def product_launch(
+    x: Tensor, layer: Product, residual: Tensor | None, out: Tensor | None, active: Tensor | None, processors: int
+) -> CudaLaunch | None:
+    """Of ops.Ops.product, on a GPU of so many multiprocessors; None where the Triton kernel is to run."""
+    if layer.bias is None or layer.norm_eps is not None or layer.activation != "none":
+        return None
+    batch, length, channels = x.shape
+    positions = length - (layer.taps - 1) * layer.dilation
+    rows = batch * positions
+    sizes = (rows, positions, layer.outputs, channels, layer.taps, layer.dilation)
+    form = streamed_product.product_form(*sizes, processors)
+    if form is None:
+        return None
+    vectors = (layer.bias, layer.alpha, layer.inverse_beta, None, None, None, None)
+    tensors = (x, layer.streamed, *vectors, residual, out, active)
+    return _streamed(form, tensors, (rows, positions, channels, layer.outputs), layer, processors)
+
+
+def unit_launch(
+    x: Tensor, unit: Unit, residual: Tensor, out: Tensor | None, active: Tensor, processors: int
+) -> CudaLaunch | None:
+    """As product_launch, of ops.Ops.unit."""
+    batch, positions, channels = residual.shape
+    rows, conv, pointwise = batch * positions, unit.conv, unit.pointwise
+    first = (conv.bias, conv.alpha, conv.inverse_beta)
+    second = (pointwise.bias, pointwise.alpha, pointwise.inverse_beta, residual, out, active)
+    if resident_unit.fits(channels, positions):
+        tiles = rows // resident_unit.ROWS
+        tensors = (x, conv.weight, *first, pointwise.weight, *second)
+        arguments = (*tensors, positions, tiles, x.stride(0), active.stride(0))
+        return CudaLaunch(ResidentUnit(conv.taps, conv.dilation), resident_unit.blocks(tiles, processors), arguments)
+    form = streamed_product.unit_form(rows, positions, channels, conv.taps, conv.dilation, processors)
+    if form is None:
+        return None
+    tensors = (x, unit.streamed, *first, pointwise.streamed, *second)
+    return _streamed(form, tensors, (rows, positions, channels, channels), conv, processors)
+
+
+def _streamed(
+    form: StreamedProduct, tensors: tuple[Tensor | None, ...], sizes: tuple[int, ...], layer: Product, processors: int
+) -> CudaLaunch:
+    rows, *_, outputs = sizes
+    x, *_, residual, out, active = tensors
+    strides = (0 if tensor is None else tensor.stride(0) for tensor in (x, residual, out, active))
+    rings = (layer.taps, layer.dilation, form.taps_per_copy, form.x_stages, form.w_stages)
+    blocks = min(streamed_product.tiles(form, rows, outputs), processors)
+    return CudaLaunch(form, blocks, (*tensors, *sizes, *rings, *strides))

@@ -1,0 +1,141 @@
+"""The specialisations of streamed_product.cu, and when they are faster than the Triton kernels."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+ROWS, DEPTH = 64, 64
+GROUP = 128
+# Of a multiprocessor, for one block; of a ring; and for barriers in front of the vectors.
+SHARED_BYTES, MAX_STAGES, BARRIER_BYTES = 227 * 1024, 8, 256
+ALIGNMENT = 1024
+UNIT_COLUMNS, UNIT_GROUPS = 192, 2
+
+
+@dataclass(frozen=True)
+class StreamedProduct:
+    """`groups` warpgroups compute 64 rows of `columns` each; a copy of 64 channels serves `taps_per_copy` taps."""
+
+    source: ClassVar[str] = "streamed_product.cu"
+    function: ClassVar[str] = "product"
+
+    columns: int
+    groups: int
+    taps_per_copy: int
+    dilation: int
+    unit: bool = False
+
+    @property
+    def macros(self) -> dict[str, int]:
+        return {"COLUMNS": self.columns, "GROUPS": self.groups, "UNIT": int(self.unit)}
+
+    @property
+    def threads(self) -> int:
+        return GROUP * (self.groups + 1)
+
+    @property
+    def x_stages(self) -> int:
+        return {1: 4, 2: 3}.get(self.taps_per_copy, 2)
+
+    @property
+    def w_stages(self) -> int:
+        return min(MAX_STAGES, (SHARED_BYTES - self._before_weights) // self._w_stage)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self._before_weights + self.w_stages * self._w_stage
+
+    @property
+    def _w_stage(self) -> int:
+        return self.columns * DEPTH * 2
+
+    @property
+    def _before_weights(self) -> int:
+        """Barriers, two sets of vectors, and the rings of rows."""
+        vectors = 2 * (6 if self.unit else 3) * self.columns * 4
+        rows = ROWS + (self.taps_per_copy - 1) * self.dilation
+        stage = -(-rows // 8) * 8 * DEPTH * 2
+        return -(-(BARRIER_BYTES + vectors) // ALIGNMENT) * ALIGNMENT + self.groups * self.x_stages * stage
+
+
+class Cost(NamedTuple):
+    """Microseconds of a step of 64 channels where a copy serves all taps, or one tap; and of the rest of a tile."""
+
+    columns: int
+    groups: int
+    step: float
+    step_by_tap: float
+    rest: float
+
+
+# Fitted to measurements on an H200 (docs/benchmarks, Kernels of the codec in CUDA).
+COSTS = (
+    Cost(192, 3, 0.70, 0.82, 5.5),
+    Cost(192, 2, 0.50, 0.75, 4.0),
+    Cost(96, 3, 0.38, 0.65, 3.0),
+    Cost(96, 2, 0.33, 0.60, 2.5),
+)
+UNIT_REST = 7.0
+# Operations that the Triton kernels do in a microsecond: for long widths, short ones, and units of 192 channels.
+LONG_WIDTH = 1536
+TRITON_LONG, TRITON_SHORT, TRITON_UNIT = 450e6, 250e6, 350e6
+
+
+def product_form(
+    rows: int, positions: int, outputs: int, channels: int, taps: int, dilation: int, processors: int
+) -> StreamedProduct | None:
+    """The fastest for a product; None if it is not supported, or the Triton kernel is faster."""
+    if channels % DEPTH:
+        return None
+    taps_per_copy = _taps_per_copy(positions, taps)
+    steps = taps * channels // DEPTH
+
+    def microseconds(cost: Cost) -> float:
+        step = cost.step if taps_per_copy == taps else cost.step_by_tap
+        return _rounds(rows, outputs, cost.columns, cost.groups, processors) * (steps * step + cost.rest)
+
+    fitting = [cost for cost in COSTS if outputs % cost.columns == 0]
+    best = min(fitting, key=microseconds, default=None)
+    speed = TRITON_LONG if taps * channels >= LONG_WIDTH else TRITON_SHORT
+    if best is None or microseconds(best) > 2 * rows * outputs * taps * channels / speed:
+        return None
+    return StreamedProduct(best.columns, best.groups, taps_per_copy, dilation)
+
+
+def unit_form(
+    rows: int, positions: int, channels: int, taps: int, dilation: int, processors: int
+) -> StreamedProduct | None:
+    """As product_form, for a unit."""
+    if channels != UNIT_COLUMNS or _taps_per_copy(positions, taps) != taps:
+        return None
+    steps = (taps + 1) * channels // DEPTH
+    step = next(cost.step for cost in COSTS if (cost.columns, cost.groups) == (UNIT_COLUMNS, UNIT_GROUPS))
+    microseconds = _rounds(rows, channels, UNIT_COLUMNS, UNIT_GROUPS, processors) * (steps * step + UNIT_REST)
+    if microseconds > 2 * rows * channels * (taps + 1) * channels / TRITON_UNIT:
+        return None
+    return StreamedProduct(UNIT_COLUMNS, UNIT_GROUPS, taps, dilation, unit=True)
+
+
+def tiles(form: StreamedProduct, rows: int, outputs: int) -> int:
+    return -(-rows // (ROWS * form.groups)) * (outputs // form.columns)
+
+
+def in_columns(weight: Tensor, taps: int, *, ordered: bool = False) -> Tensor:
+    """A weight [outputs, taps x channels] as the kernel reads it, [taps, channels / 8, outputs, 8].
+
+    Outputs are in the order of fragments.cuh; `ordered`, in their own.
+    """
+    outputs = torch.arange(len(weight), device=weight.device)
+    if not ordered:
+        outputs = outputs // 32 * 32 + outputs % 8 // 2 * 8 + outputs % 32 // 8 * 2 + outputs % 2
+    return weight[outputs].view(len(weight), taps, -1, 8).permute(1, 2, 0, 3).contiguous()
+
+
+def _taps_per_copy(positions: int, taps: int) -> int:
+    return taps if positions % ROWS == 0 else 1
+
+
+def _rounds(rows: int, outputs: int, columns: int, groups: int, processors: int) -> int:
+    return -(-(-(-rows // (ROWS * groups)) * (outputs // columns)) // processors)
