@@ -4,14 +4,14 @@
 
 inline unsigned low_half(unsigned address, int pitch) { return address / 16 | pitch << 16; }
 inline unsigned long long operand(unsigned low_half) { return low_half; }
-constexpr unsigned long long SWIZZLED = 1ull << 62;
-inline unsigned long long swizzled_operand(unsigned low_half) { return SWIZZLED | low_half; }
+// Above the half, the bytes of a row.
+template <int ROW> unsigned long long swizzled_operand(unsigned low_half) { return (unsigned long long)ROW << 32 | low_half; }
 
 // Value k of a row of an operand in shared memory.
 inline float element(emulator::Block& block, unsigned long long operand, int row, int k) {
-    const unsigned pitch = unsigned(operand) >> 16;
+    const unsigned pitch = unsigned(operand) >> 16, bytes = operand >> 32;
     unsigned at = (operand & 0xffff) * 16 + k % 8 * 2;
-    if (operand & SWIZZLED) at += row * 128 + k / 8 * 16, at ^= (at >> 7 & 7) << 4;
+    if (bytes) at += row * bytes + k / 8 * 16, at ^= (at >> 7 & bytes / 16 - 1) << 4;
     else at += (k / 8 * pitch + row) * 16;
     half bits;
     std::memcpy(&bits, block.shared.data() + at, 2);

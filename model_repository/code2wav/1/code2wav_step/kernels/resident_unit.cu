@@ -25,12 +25,14 @@ constexpr int ROWS = 64;                            // of a tile
 constexpr int PIECES = CHANNELS / 8;
 constexpr int STEPS = CHANNELS / 16;
 constexpr int X_ROWS = ROWS + (TAPS - 1) * DILATION;
-constexpr int X_PITCH = (X_ROWS + 7) / 8 * 8;
+constexpr int X_PITCH = (X_ROWS + 15) / 16 * 16;
+constexpr int WIDE = CHANNELS / 64 * 64;            // channels in rows of 128 bytes; the other 32 are in rows of 64, behind them
+constexpr int NARROW = X_PITCH * WIDE * 2;          // offset
 constexpr int W_PITCH = CHANNELS;
 
 constexpr int WEIGHTS = TAPS * PIECES * W_PITCH * 16;
 constexpr int WEIGHTS2 = PIECES * W_PITCH * 16;
-constexpr int X_TILE = PIECES * X_PITCH * 16;
+constexpr int X_TILE = X_PITCH * CHANNELS * 2;
 constexpr int VECTORS = WEIGHTS + WEIGHTS2 + GROUPS * X_TILE;   // offset
 
 // Barriers of the hardware; 0 is not used.
@@ -57,19 +59,20 @@ unit(const half* x, const half* __restrict__ weight, const float* __restrict__ b
     // With few tiles, blocks have one each.
     auto tile_of = [&](int round) { return (round * GROUPS + group) * (int)gridDim.x + (int)blockIdx.x; };
 
-    // A warp copies 64 bytes of 8 rows at a time: whole sectors from global memory, and 8 pieces without bank conflicts.
+    // Copies are fast where a row's bytes stay together in shared memory, hence rows of 128 and 64 bytes, not columns.
     auto copy_x = [&](int tile) {
         const int entry = (unsigned)tile / tiles_per_entry, position = (unsigned)tile % tiles_per_entry * ROWS;
-        const int row = warp * 8 + lane % 8, piece = lane / 8;
-        const half* source = x + (size_t)entry * x_stride + (size_t)(position + row) * CHANNELS + piece * 8;
-        const unsigned target = x_tile + (piece * X_PITCH + row) * 16;
+        const half* const source = x + (size_t)entry * x_stride + (size_t)position * CHANNELS;
+        const int row = thread / 8, piece = thread % 8;
         #pragma unroll
-        for (int i = 0; i < X_ROWS; i += 8 * WARPS)
-            if (i + row < X_ROWS) {
-                #pragma unroll
-                for (int part = 0; part < PARTS; part++)
-                    copy_async(target + (part * 4 * X_PITCH + i) * 16, source + i * CHANNELS + part * 32);
-            }
+        for (int i = 0; i < X_ROWS; i += GROUP / 8)
+            if (i + row < X_ROWS)
+                copy_async(x_tile + (i + row) * 128 + (piece ^ row % 8) * 16, source + (i + row) * CHANNELS + piece * 8);
+        const int row2 = thread / 4, piece2 = thread % 4;
+        #pragma unroll
+        for (int i = 0; i < X_ROWS; i += GROUP / 4)
+            if (i + row2 < X_ROWS)
+                copy_async(x_tile + NARROW + (i + row2) * 64 + (piece2 ^ row2 / 2 % 4) * 16, source + (i + row2) * CHANNELS + WIDE + piece2 * 8);
         end_group();
     };
     // The first group takes what is small, so that it can start as soon as its tile and the first tap are there.
@@ -143,14 +146,15 @@ unit(const half* x, const half* __restrict__ weight, const float* __restrict__ b
             for (int i = 0; i < 16; i++) sums[sum_of(part, i / 8, i % 8)] = v[i % 8];
         }
         const unsigned w_low = fresh(low_half(weights, W_PITCH));
-        const unsigned x_low = fresh(low_half(x_tile, X_PITCH));
+        const unsigned x_low = fresh(x_tile / 16);
         fence_products();
         #pragma unroll
         for (int tap = 0; tap < TAPS; tap++) {
             if (!round && !group) meet_at(TAP + tap, THREADS);
             #pragma unroll
             for (int step = 0; step < STEPS; step++)
-                multiply(sums, operand(x_low + 2 * step * X_PITCH + tap * DILATION),
+                multiply(sums, step < WIDE / 16 ? swizzled_operand<128>(x_low + 2 * step + tap * DILATION * 8)
+                                                : swizzled_operand<64>(x_low + NARROW / 16 + 2 * (step - WIDE / 16) + tap * DILATION * 4),
                          operand(w_low + (tap * STEPS + step) * 2 * W_PITCH));
         }
         end_products();

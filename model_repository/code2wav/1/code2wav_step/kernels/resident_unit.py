@@ -28,7 +28,7 @@ class ResidentUnit:
     @property
     def shared_bytes(self) -> int:
         """Weights, a tile of x for each group, and six vectors."""
-        x_rows = -(-(ROWS + (self.taps - 1) * self.dilation) // 8) * 8
+        x_rows = -(-(ROWS + (self.taps - 1) * self.dilation) // 16) * 16
         return (self.taps + 1) * CHANNELS * CHANNELS * 2 + GROUPS * x_rows * CHANNELS * 2 + 6 * CHANNELS * 4
 
 

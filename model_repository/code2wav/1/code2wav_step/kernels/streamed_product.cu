@@ -159,7 +159,7 @@ product(const half* x, const half* __restrict__ weight, const float* __restrict_
                 fence_products();
                 #pragma unroll
                 for (int step = 0; step < STEPS; step++)
-                    multiply(sums, swizzled_operand(x_low + 2 * step), operand(w_low + 2 * step * COLUMNS));
+                    multiply(sums, swizzled_operand<X_ROW>(x_low + 2 * step), operand(w_low + 2 * step * COLUMNS));
                 end_products();
                 wait_for_products(1);
                 if (used >= 0) release(used);

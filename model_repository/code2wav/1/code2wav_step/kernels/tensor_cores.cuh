@@ -32,10 +32,10 @@ __device__ __forceinline__ unsigned long long operand(unsigned low_half) {
     return (unsigned long long)(128 / 16) << 32 | low_half;
 }
 
-// An operand of 64 values and more in rows of 128 bytes, of which those of the row with index i, in all memory, have their pieces
-// of 16 bytes exchanged: piece p is at p ^ i % 8. Any row can be the first.
-__device__ __forceinline__ unsigned long long swizzled_operand(unsigned low_half) {
-    return 1ull << 62 | (unsigned long long)(1024 / 16) << 32 | low_half;
+// An operand in rows of 128 or 64 bytes, whose pieces of 16 bytes are exchanged by their address: bits 4 to 6 of it by bits 7
+// to 9, bits 4 and 5 by 7 and 8. Any row can be the first.
+template <int ROW> __device__ __forceinline__ unsigned long long swizzled_operand(unsigned low_half) {
+    return (ROW == 128 ? 1ull : 2ull) << 62 | (unsigned long long)(8 * ROW / 16) << 32 | low_half;
 }
 
 // Keeps the compiler from computing all operands ahead of a loop, which takes too many registers.
