@@ -154,14 +154,15 @@ class KernelOps:
 
     def unit(self, x: Tensor, unit_: Unit, residual: Tensor, out: Tensor | None, active: Tensor) -> None:
         batch, positions, channels = residual.shape
-        if channels not in FUSED_CHANNELS:
-            inner = torch.empty_like(residual)
-            self.product(x, unit_.conv, active=inner)
-            self.product(inner, unit_.pointwise, residual=residual, out=out, active=active)
-            return
         rows, conv, pointwise = batch * positions, unit_.conv, unit_.pointwise
         if self._processors and (launch := hopper.unit_launch(x, unit_, residual, out, active, self._processors)):
             self._launch_cuda(launch)
+            return
+        # Where streamed_product.cu does not compute the whole unit, its products are still faster than unit.py.
+        if self._processors or channels not in FUSED_CHANNELS:
+            inner = torch.empty_like(residual)
+            self.product(x, conv, active=inner)
+            self.product(inner, pointwise, residual=residual, out=out, active=active)
             return
         tile = unit_tile(rows, channels)
         self._launch(

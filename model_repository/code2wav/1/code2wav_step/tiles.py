@@ -33,6 +33,8 @@ PRODUCT_TILES = (
 # From this width on the first one pays off its longer start-up.
 LONG_WIDTH = 768
 SKINNY_TILE = Tile(16, 32, 256, 4, 3)
+# With so many columns there are enough programs of 64.
+WIDE_SKINNY_TILE, WIDE_COLUMNS = Tile(16, 64, 256, 4, 4), 4096
 SKINNY_ROWS = 64
 # Short products have one stage less: more programs share a multiprocessor.
 SHORT_STAGES = 3
@@ -44,7 +46,7 @@ MAX_UNIT_SUMS = 96 * 128
 def product_tile(rows: int, columns: int, channels: int, width: int) -> Tile:
     """For a result of `rows` x `columns`, summed over `width`. The depth divides the channels."""
     if rows <= SKINNY_ROWS:
-        return _fitting(SKINNY_TILE, channels)
+        return _fitting(SKINNY_TILE if columns < WIDE_COLUMNS else WIDE_SKINNY_TILE, channels)
     tiles = [tile for tile in PRODUCT_TILES if columns % min(tile.columns, columns) == 0 or tile.columns <= 64]
     if width < LONG_WIDTH:
         tiles = [tile._replace(stages=SHORT_STAGES) for tile in tiles if tile.warps == 4]

@@ -77,10 +77,11 @@ COSTS = (
     Cost(96, 3, 0.38, 0.65, 3.0),
     Cost(96, 2, 0.33, 0.60, 2.5),
 )
-UNIT_REST = 7.0
-# Operations that the Triton kernels do in a microsecond: for long widths, short ones, and units of 192 channels.
+# Of a unit: the rest of a tile, and, as two products, a call and a row.
+UNIT_REST, PRODUCTS_CALL, PRODUCTS_ROW = 7.0, 6.0, 0.0013
+# Operations that the Triton kernels do in a microsecond, for long widths and short ones.
 LONG_WIDTH = 1536
-TRITON_LONG, TRITON_SHORT, TRITON_UNIT = 450e6, 250e6, 350e6
+TRITON_LONG, TRITON_SHORT = 450e6, 250e6
 
 
 def product_form(
@@ -107,13 +108,13 @@ def product_form(
 def unit_form(
     rows: int, positions: int, channels: int, taps: int, dilation: int, processors: int
 ) -> StreamedProduct | None:
-    """As product_form, for a unit."""
+    """As product_form, for a unit; None where two products are faster."""
     if channels != UNIT_COLUMNS or _taps_per_copy(positions, taps) != taps:
         return None
     steps = (taps + 1) * channels // DEPTH
     step = next(cost.step for cost in COSTS if (cost.columns, cost.groups) == (UNIT_COLUMNS, UNIT_GROUPS))
     microseconds = _rounds(rows, channels, UNIT_COLUMNS, UNIT_GROUPS, processors) * (steps * step + UNIT_REST)
-    if microseconds > 2 * rows * channels * (taps + 1) * channels / TRITON_UNIT:
+    if microseconds > PRODUCTS_CALL + PRODUCTS_ROW * rows:
         return None
     return StreamedProduct(UNIT_COLUMNS, UNIT_GROUPS, taps, dilation, unit=True)
 
