@@ -18,6 +18,7 @@ from torch import Tensor
 from code2wav_step.kernels import resident_unit
 from code2wav_step.kernels.cuda_module import CudaKernel
 from code2wav_step.kernels.resident_unit import CHANNELS, ROWS, ResidentUnit
+from code2wav_step.kernels.streamed_product import in_columns
 from code2wav_step.kernels.unit import unit_kernel
 from code2wav_step.tiles import unit_tile
 from scripts.benchmarks.common import show
@@ -56,6 +57,7 @@ class Case:
         self.residual = random(self.streams, self.positions, CHANNELS).half()
         self.weight = (random(CHANNELS, TAPS * CHANNELS) / (TAPS * CHANNELS) ** 0.5).half()
         self.weight2 = (random(CHANNELS, CHANNELS) / CHANNELS**0.5).half()
+        self.ordered, self.columns = in_columns(self.weight, TAPS, ordered=True), in_columns(self.weight2, 1)
         scales = (0.1 * random(6, CHANNELS)) + torch.tensor([0, 1, 1, 0, 1, 1], device="cuda")[:, None]
         self.first, self.second = scales[:3].unbind(), scales[3:].unbind()
         self.out = None if self.dilation == DILATIONS[-1] else torch.empty_like(self.residual)
@@ -73,7 +75,7 @@ class Case:
 
     def resident(self, kernel: CudaKernel) -> None:
         tiles = self.rows // ROWS
-        tensors = (self.x, self.weight, *self.first, self.weight2, *self.second, *self.results)
+        tensors = (self.x, self.ordered, *self.first, self.columns, *self.second, *self.results)
         grid = (resident_unit.blocks(tiles, resident_unit.processors()), 1)
         kernel(grid, *tensors, self.positions, tiles, self.x.stride(0), self.active.stride(0))
 

@@ -189,8 +189,10 @@ inline void await_products(int pending = 0) {
 inline Block& block_of(unsigned address) { return address >> BLOCK_BITS ? blocks[(address >> BLOCK_BITS) - 1] : *now->block; }
 inline unsigned char* memory(unsigned address) { return block_of(address).shared.data() + (address & PLACE); }
 
-// Most copies end soon, some late.
-inline void later(std::function<void()> run) { copies.push_back({int(random() % (random() % 16 ? 200 : 1000)), std::move(run)}); }
+// Most copies end soon, one of `most` late.
+inline void later(std::function<void()> run, int most = 16, int latest = 1000) {
+    copies.push_back({int(random() % (random() % most ? 200 : latest)), std::move(run)});
+}
 
 inline void enter() {
     try {

@@ -16,6 +16,7 @@ CASES = {
 }
 END = "        end_turn();\n\n        wait_for_products(0);\n"
 MUTATIONS = {
+    "vectors are not waited for": (", await(arrivals + 8 * TAPS, 0)", ""),
     "the next tile is not waited for": ("        wait_for_copies(0);\n        publish_copies();\n", ""),
     "a tile is refilled while it is used": (
         END,

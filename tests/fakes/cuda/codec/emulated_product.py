@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from code2wav_step.kernels import streamed_product
-from code2wav_step.kernels.streamed_product import ROWS, StreamedProduct, in_columns
+from code2wav_step.kernels.streamed_product import ROWS, StreamedProduct
+from tests.fakes.cuda.codec.arranged import arranged
 from tests.fakes.cuda.compiler import compiled
 
 SOURCE = Path(streamed_product.__file__).with_suffix(".cu")
@@ -48,10 +48,6 @@ def measured(kernel: Any, case: Case, seed: int) -> float:
     def matrix(taps: int, channels: int) -> np.ndarray:
         values = random.normal(size=(case.outputs, taps, channels)) / (taps * channels) ** 0.5
         return values.astype(np.float16)
-
-    def arranged(weight: np.ndarray, *, ordered: bool = False) -> np.ndarray:
-        rows = torch.from_numpy(weight.reshape(case.outputs, -1))
-        return in_columns(rows, weight.shape[1], ordered=ordered).numpy()
 
     x = random.normal(size=(case.entries, past + case.positions, case.channels)).astype(np.float16)
     weight, weight2 = matrix(case.taps, case.channels), matrix(1, case.outputs)

@@ -12,6 +12,7 @@ import numpy as np
 
 from code2wav_step.kernels import resident_unit
 from code2wav_step.kernels.resident_unit import CHANNELS, ROWS, ResidentUnit
+from tests.fakes.cuda.codec.arranged import arranged
 from tests.fakes.cuda.compiler import compiled
 
 SOURCE = Path(resident_unit.__file__).with_suffix(".cu")
@@ -54,7 +55,8 @@ def measured(kernel: Any, case: Case, seed: int) -> float:
     # As in a sequence: one position more in front.
     active = np.full((case.entries, 1 + case.positions, CHANNELS), np.nan, np.float16)
     out = {"absent": None, "apart": np.full_like(residual, np.nan), "in place": residual}[case.out]
-    pointers = [None if a is None else a.ctypes.data for a in (x, weight, vectors, weight2, residual, out)]
+    ordered, columns = arranged(weight, ordered=True), arranged(weight2[:, None])
+    pointers = [None if a is None else a.ctypes.data for a in (x, ordered, vectors, columns, residual, out)]
     pointers.append(active[:, 1:].ctypes.data)
     sizes = (case.positions, case.entries * case.positions // ROWS, x[0].size, active[0].size)
     numbers = (*sizes, case.blocks, case.form.shared_bytes, seed)

@@ -32,11 +32,12 @@ inline void await(unsigned barrier, int phase) {
 inline void copy_bulk(unsigned target, const void* source, int bytes, unsigned barrier) {
     unsigned char* const memory = emulator::memory(target);
     emulator::Phases& phases = emulator::now->block->phases.at(barrier);
+    // There are few of them: some must be later than all others.
     emulator::later([=, &phases] {
         std::memcpy(memory, source, bytes);
         phases.bytes -= bytes;
         phases.check();
-    });
+    }, 4, 4000);
 }
 
 template <int COUNT> void lower_registers() {}

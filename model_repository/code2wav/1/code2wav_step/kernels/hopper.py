@@ -45,15 +45,14 @@ def unit_launch(
     rows, conv, pointwise = batch * positions, unit.conv, unit.pointwise
     first = (conv.bias, conv.alpha, conv.inverse_beta)
     second = (pointwise.bias, pointwise.alpha, pointwise.inverse_beta, residual, out, active)
+    tensors = (x, unit.streamed, *first, pointwise.streamed, *second)
     if resident_unit.fits(channels, positions):
         tiles = rows // resident_unit.ROWS
-        tensors = (x, conv.weight, *first, pointwise.weight, *second)
         arguments = (*tensors, positions, tiles, x.stride(0), active.stride(0))
         return CudaLaunch(ResidentUnit(conv.taps, conv.dilation), resident_unit.blocks(tiles, processors), arguments)
     form = streamed_product.unit_form(rows, positions, channels, conv.taps, conv.dilation, processors)
     if form is None:
         return None
-    tensors = (x, unit.streamed, *first, pointwise.streamed, *second)
     return _streamed(form, tensors, (rows, positions, channels, channels), conv, processors)
 
 

@@ -9,11 +9,9 @@
 //
 // `positions` must be a multiple of 64; `tiles` = entries * positions / 64. `out` may be null, or `residual` itself.
 //
-// Operands are in columns: a piece of 16 bytes of every row, then the next piece of every row. Tensor cores read this layout
-// from any row on, so that all taps multiply one tile, each from its own row.
-//
-// The order of channels is that of fragments.cuh. The sums of the convolution become the left operand of the pointwise
-// product in the thread that has them.
+// Weights are in columns, in memory as in shared memory (streamed_product.cu): a piece of 16 bytes of every row, then the next
+// piece of every row. All taps multiply one tile of x, each from its own row. The sums of the convolution become the left
+// operand of the pointwise product in the thread that has them.
 
 #define COLUMNS CHANNELS
 #include "half.cuh"
@@ -30,14 +28,16 @@ constexpr int WIDE = CHANNELS / 64 * 64;            // channels in rows of 128 b
 constexpr int NARROW = X_PITCH * WIDE * 2;          // offset
 constexpr int W_PITCH = CHANNELS;
 
-constexpr int WEIGHTS = TAPS * PIECES * W_PITCH * 16;
-constexpr int WEIGHTS2 = PIECES * W_PITCH * 16;
+constexpr int WEIGHTS = PIECES * W_PITCH * 16;      // of a tap, and of the second product
 constexpr int X_TILE = X_PITCH * CHANNELS * 2;
-constexpr int VECTORS = WEIGHTS + WEIGHTS2 + GROUPS * X_TILE;   // offset
+constexpr int X_TILES = (TAPS + 1) * WEIGHTS;       // offset
+constexpr int VECTORS = X_TILES + GROUPS * X_TILE;  // offset
+constexpr int VECTOR = CHANNELS * 4;
+constexpr int ARRIVALS = VECTORS + 6 * VECTOR;      // offset of barriers: of each tap, and of the rest
 
 // Barriers of the hardware; 0 is not used.
-constexpr int OWN = 1, TURN = OWN + GROUPS, READY = TURN + GROUPS, TAP = READY + 1;
-static_assert(TAP + TAPS <= 16 && CHANNELS % 32 == 0 && CHANNELS <= 96, "barriers and registers must suffice");
+constexpr int OWN = 1, TURN = OWN + GROUPS;
+static_assert(CHANNELS % 32 == 0 && CHANNELS <= 96, "registers must suffice");
 
 #include "tensor_cores.cuh"
 
@@ -47,13 +47,13 @@ unit(const half* x, const half* __restrict__ weight, const float* __restrict__ b
      const float* __restrict__ alpha2, const float* __restrict__ inverse_beta2, const half* residual, half* out, half* active,
      int positions, int tiles, int x_stride, int active_stride) {
     DYNAMIC_SHARED(shared);
-    const unsigned weights = shared_address(shared), weights2 = weights + WEIGHTS;
+    const unsigned weights = shared_address(shared), weights2 = weights + TAPS * WEIGHTS, arrivals = weights + ARRIVALS;
     float* const vectors = (float*)(shared + VECTORS);
 
     const int thread = threadIdx.x % GROUP, lane = threadIdx.x % LANES;
     const int group = __shfl_sync(ALL, threadIdx.x / GROUP, 0);
     const int warp = thread / LANES, q = lane % 4;
-    const unsigned x_tile = weights2 + WEIGHTS2 + group * X_TILE;
+    const unsigned x_tile = weights + X_TILES + group * X_TILE;
     const int rounds = (tiles + GROUPS * gridDim.x - 1) / (GROUPS * gridDim.x);
     const unsigned tiles_per_entry = (unsigned)positions / ROWS;
     // With few tiles, blocks have one each.
@@ -75,47 +75,26 @@ unit(const half* x, const half* __restrict__ weight, const float* __restrict__ b
                 copy_async(x_tile + NARROW + (i + row2) * 64 + (piece2 ^ row2 / 2 % 4) * 16, source + (i + row2) * CHANNELS + WIDE + piece2 * 8);
         end_group();
     };
-    // The first group takes what is small, so that it can start as soon as its tile and the first tap are there.
-    if (group) {
-        #pragma unroll
+    if (threadIdx.x == 0) {
+        for (int i = 0; i <= TAPS; i++) prepare(arrivals + 8 * i, 1);
+        publish_barriers();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
         for (int tap = 0; tap < TAPS; tap++) {
-            #pragma unroll
-            for (int i = threadIdx.x / LANES - WARPS; i < CHANNELS / 8 * PARTS; i += (GROUPS - 1) * WARPS) {
-                const int n = i / PARTS * 8 + lane % 8, piece = i % PARTS * 4 + lane / 8;
-                copy_async(weights + ((tap * PIECES + piece) * W_PITCH + n) * 16,
-                           weight + (channel_of(n) * TAPS + tap) * CHANNELS + piece * 8);
-            }
-            end_group();
+            arrive_expecting(arrivals + 8 * tap, WEIGHTS);
+            copy_bulk(weights + tap * WEIGHTS, weight + tap * WEIGHTS / 2, WEIGHTS, arrivals + 8 * tap);
         }
-    } else {
+        const float* const sources[] = {bias, alpha, inverse_beta, bias2, alpha2, inverse_beta2};
+        arrive_expecting(arrivals + 8 * TAPS, WEIGHTS + 6 * VECTOR);
+        copy_bulk(weights2, weight2, WEIGHTS, arrivals + 8 * TAPS);
         #pragma unroll
-        for (int i = thread; i < CHANNELS * PIECES; i += GROUP) {
-            const int channel = i / PIECES, piece = i % PIECES;
-            const uint4 v = *(const uint4*)(weight2 + channel * CHANNELS + piece * 8);
-            unsigned* const target = (unsigned*)(shared + WEIGHTS + (piece / 4 * 4 * W_PITCH + place_of(channel)) * 16 + piece % 4 * 4);
-            target[0] = v.x, target[4 * W_PITCH] = v.y, target[8 * W_PITCH] = v.z, target[12 * W_PITCH] = v.w;
-        }
-        if (thread < CHANNELS) {
-            vectors[thread] = bias[thread], vectors[CHANNELS + thread] = alpha[thread];
-            vectors[2 * CHANNELS + thread] = inverse_beta[thread], vectors[3 * CHANNELS + thread] = bias2[thread];
-            vectors[4 * CHANNELS + thread] = alpha2[thread], vectors[5 * CHANNELS + thread] = inverse_beta2[thread];
-        }
-        publish_copies();
-        arrive_at(READY, THREADS);
+        for (int i = 0; i < 6; i++) copy_bulk(weights + VECTORS + i * VECTOR, sources[i], VECTOR, arrivals + 8 * TAPS);
     }
     let_next_start();
     wait_for_previous();
     if (tile_of(0) < tiles) copy_x(tile_of(0));
     else end_group();
-    if (group) {
-        #pragma unroll
-        for (int tap = 0; tap < TAPS; tap++) {
-            wait_for_copies(TAPS - tap);
-            publish_copies();
-            arrive_at(TAP + tap, THREADS);
-        }
-        meet_at(READY, THREADS);
-    }
 
     float sums[SUMS];
     const float* const own_vectors = vectors + 8 * q;
@@ -135,22 +114,17 @@ unit(const half* x, const half* __restrict__ weight, const float* __restrict__ b
         #pragma unroll
         for (int i = 0; i < 2 * PARTS; i++)
             before[i / 2][i % 2] = load_now(residual + at + i % 2 * 8 * CHANNELS + i / 2 * 32);
-        if (!round) wait_for_copies(0), publish_copies();
+        if (!round) wait_for_copies(0), publish_copies(), await(arrivals + 8 * TAPS, 0);
         meet_at(OWN + group, GROUP);
         await_turn();
         #pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            float v[8];
-            read(v, own_vectors + 32 * part);
-            #pragma unroll
-            for (int i = 0; i < 16; i++) sums[sum_of(part, i / 8, i % 8)] = v[i % 8];
-        }
+        for (int i = 0; i < SUMS; i++) sums[i] = 0.0f;
         const unsigned w_low = fresh(low_half(weights, W_PITCH));
         const unsigned x_low = fresh(x_tile / 16);
         fence_products();
         #pragma unroll
         for (int tap = 0; tap < TAPS; tap++) {
-            if (!round && !group) meet_at(TAP + tap, THREADS);
+            if (!round) await(arrivals + 8 * tap, 0);
             #pragma unroll
             for (int step = 0; step < STEPS; step++)
                 multiply(sums, step < WIDE / 16 ? swizzled_operand<128>(x_low + 2 * step + tap * DILATION * 8)
@@ -167,29 +141,8 @@ unit(const half* x, const half* __restrict__ weight, const float* __restrict__ b
         if (tile_of(round + 1) < tiles) copy_x(tile_of(round + 1));
 
         unsigned inner[SUMS / 2];
-        #pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            float a[8], b[8];
-            read(a, own_vectors + CHANNELS + 32 * part);
-            read(b, own_vectors + 2 * CHANNELS + 32 * part);
-            #pragma unroll
-            for (int i = 0; i < 16; i += 2) {
-                const int j = sum_of(part, i / 8, i % 8);
-                inner[j / 2] = pack(snake(sums[j], a[i % 8], b[i % 8]), snake(sums[j + 1], a[i % 8 + 1], b[i % 8 + 1]));
-            }
-        }
-        #pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            float v[8];
-            read(v, own_vectors + 3 * CHANNELS + 32 * part);
-            #pragma unroll
-            for (int i = 0; i < 16; i += 2) {
-                const uint4 r = before[part][i / 8];
-                const unsigned pairs[4] = {r.x, r.y, r.z, r.w};
-                const int j = sum_of(part, i / 8, i % 8);
-                sums[j] = v[i % 8] + low(pairs[i % 8 / 2]), sums[j + 1] = v[i % 8 + 1] + high(pairs[i % 8 / 2]);
-            }
-        }
+        activate(inner, sums, vectors, q);
+        begin_with(sums, before, vectors + 3 * CHANNELS, q);
         const unsigned w2_low = fresh(low_half(weights2, W_PITCH));
         fence_products();
         #pragma unroll

@@ -27,9 +27,10 @@ class ResidentUnit:
 
     @property
     def shared_bytes(self) -> int:
-        """Weights, a tile of x for each group, and six vectors."""
+        """Weights, a tile of x for each group, six vectors, and a barrier for each tap and the rest."""
         x_rows = -(-(ROWS + (self.taps - 1) * self.dilation) // 16) * 16
-        return (self.taps + 1) * CHANNELS * CHANNELS * 2 + GROUPS * x_rows * CHANNELS * 2 + 6 * CHANNELS * 4
+        matrices = self.taps + 1
+        return (matrices * CHANNELS + GROUPS * x_rows) * CHANNELS * 2 + 6 * CHANNELS * 4 + matrices * 8
 
 
 def processors() -> int:

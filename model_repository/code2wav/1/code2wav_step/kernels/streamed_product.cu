@@ -10,9 +10,9 @@
 // `channels` are a multiple of 64. Where `positions` are a multiple of 64, the rows that all taps of a tile read lie
 // behind each other and are copied once for 64 channels (`taps_per_copy` = taps), otherwise once for each tap (1).
 //
-// Operands in shared memory are in columns, as in resident_unit.cu, and those of weights also in memory: [taps, channels / 8,
-// outputs, 8], with outputs in the order of fragments.cuh, but for the first product of a unit, whose sums become the left
-// operand of the second one in the thread that has them.
+// Weights are in columns, in memory as in shared memory: [taps, channels / 8, outputs, 8], with outputs in the order of
+// fragments.cuh, but for the first product of a unit, whose sums become the left operand of the second one in the thread that
+// has them.
 
 #include "half.cuh"
 #include "memory.cuh"
@@ -197,26 +197,8 @@ product(const half* x, const half* __restrict__ weight, const float* __restrict_
 
 #if UNIT
         unsigned inner[SUMS / 2];
-        #pragma unroll
-        for (int j = 0; j < SUMS; j += 4) {
-            const int channel = 2 * j + 2 * q;
-            const float2 b = *(const float2*)(vectors + channel), a = *(const float2*)(vectors + COLUMNS + channel);
-            const float2 i = *(const float2*)(vectors + 2 * COLUMNS + channel);
-            inner[j / 2] = pack(snake(sums[j] + b.x, a.x, i.x), snake(sums[j + 1] + b.y, a.y, i.y));
-            inner[j / 2 + 1] = pack(snake(sums[j + 2] + b.x, a.x, i.x), snake(sums[j + 3] + b.y, a.y, i.y));
-        }
-        #pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            float v[8];
-            read(v, vectors + 3 * COLUMNS + 8 * q + 32 * part);
-            #pragma unroll
-            for (int i = 0; i < 16; i += 2) {
-                const uint4 r = before[part][i / 8];
-                const unsigned pairs[4] = {r.x, r.y, r.z, r.w};
-                const int j = sum_of(part, i / 8, i % 8);
-                sums[j] = v[i % 8] + low(pairs[i % 8 / 2]), sums[j + 1] = v[i % 8 + 1] + high(pairs[i % 8 / 2]);
-            }
-        }
+        activate(inner, sums, vectors, q);
+        begin_with(sums, before, vectors + 3 * COLUMNS, q);
         #pragma unroll
         for (int k = 0; k < COLUMNS / DEPTH; k++) {
             await(full + 8 * ws.stage, ws.phase);
