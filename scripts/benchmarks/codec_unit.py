@@ -76,7 +76,7 @@ class Case:
     def resident(self, kernel: CudaKernel) -> None:
         tiles = self.rows // ROWS
         tensors = (self.x, self.ordered, *self.first, self.columns, *self.second, *self.results)
-        grid = (resident_unit.blocks(tiles, resident_unit.processors()), 1)
+        grid = (min(tiles, resident_unit.processors()), 1)
         kernel(grid, *tensors, self.positions, tiles, self.x.stride(0), self.active.stride(0))
 
     def expected(self) -> Tensor:

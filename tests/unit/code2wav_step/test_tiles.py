@@ -47,14 +47,6 @@ def test_program_count_rounds_up() -> None:
     assert Tile(64, 128, 64, 4, 4).programs(65, 129) == 4
 
 
-@pytest.mark.parametrize("tiles", [30, 60, 120, 240, 396, 7680])
-def test_resident_blocks_have_enough_groups_for_few_tiles(tiles: int) -> None:
-    """One tile a block up to 60, then one for each of its groups; no block more than there are multiprocessors."""
-    count = resident_unit.blocks(tiles, 132)
-    assert count == {30: 30, 60: 60, 120: 60, 240: 80, 396: 132, 7680: 132}[tiles]
-    assert count * resident_unit.GROUPS >= tiles or count == 132
-
-
 def test_resident_units_need_whole_tiles_and_fit_a_multiprocessor() -> None:
     assert resident_unit.fits(96, 1920)
     assert not resident_unit.fits(96, 37)

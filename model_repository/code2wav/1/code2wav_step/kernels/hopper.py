@@ -49,7 +49,7 @@ def unit_launch(
     if resident_unit.fits(channels, positions):
         tiles = rows // resident_unit.ROWS
         arguments = (*tensors, positions, tiles, x.stride(0), active.stride(0))
-        return CudaLaunch(ResidentUnit(conv.taps, conv.dilation), resident_unit.blocks(tiles, processors), arguments)
+        return CudaLaunch(ResidentUnit(conv.taps, conv.dilation), min(tiles, processors), arguments)
     form = streamed_product.unit_form(rows, positions, channels, conv.taps, conv.dilation, processors)
     if form is None:
         return None

@@ -8,8 +8,6 @@ import torch
 HOPPER = 9
 ROWS, GROUPS = 64, 3
 CHANNELS = 96
-# More blocks than these have a tile for each of their groups: every block loads all weights.
-SINGLE_BLOCKS = 60
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,3 @@ def processors() -> int:
 def fits(channels: int, positions: int) -> bool:
     """Whether it can compute entries of so many positions."""
     return channels == CHANNELS and positions % ROWS == 0
-
-
-def blocks(tiles: int, processors: int) -> int:
-    """The fastest number of blocks, measured on an H100."""
-    return min(max(min(tiles, SINGLE_BLOCKS), -(-tiles // GROUPS)), processors)
