@@ -11,11 +11,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -96,30 +97,43 @@ def random_codes(config: CodecDecoderConfig, batch: int, frames: int) -> Tensor:
 
 
 def measure(runner: GraphStepRunner, streams: Streams, batch: int, frames: int, repeats: int) -> dict[str, Any]:
-    """Median time of a call, including copies of states to and from the graph's buffers, and its error."""
+    """Median time of a call, including copies of states to and from the graph's buffers, and its error.
+
+    "in place" is a call as the server makes it: the states stay where they are, and the samples go to the host.
+    """
     codes, state, history = streams.inputs(batch, frames)
     inputs = (codes.cpu(), state, history.cpu())  # as in a request
     waveform, _ = runner(*inputs)
     with torch.inference_mode():
         expected, _ = streams.reference(codes[:8], state[:8].float(), history[:8])
     error = snr_db(expected, waveform[:8])
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(CALLS):
-            runner(*inputs)
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / CALLS)
-    ms = statistics.median(times)
+    ms = _milliseconds(lambda: runner(*inputs), repeats)
+    states, host_codes = state.repeat(2, 1), codes.cpu().numpy()
+    places = np.stack([np.arange(batch), batch + np.arange(batch), history[:, 0].cpu().numpy()], axis=1).astype(
+        np.int32
+    )
+    in_place = _milliseconds(lambda: runner.advance(host_codes, states, places), repeats)
     return {
         "batch": batch,
         "frames": frames,
         "us_per_frame": round(1e3 * ms / (batch * frames), 2),
         "ms": round(ms, 3),
+        "in_place_ms": round(in_place, 3),
         "snr_db": round(error, 1),
     }
+
+
+def _milliseconds(call: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(CALLS):
+            call()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / CALLS)
+    return float(statistics.median(times))
 
 
 @torch.inference_mode()
