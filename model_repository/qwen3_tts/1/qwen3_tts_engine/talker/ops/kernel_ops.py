@@ -22,8 +22,7 @@ SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 5_000_000}
 # The same for cluster_linear, which requires Hopper (scripts/benchmarks/products/README.md).
 CLUSTER = {16: 0, 32: 1 << 40, 64: 7_000_000}
 # Warps of a paged attention block, by number of rows: few rows leave multiprocessors idle, so each gets more warps; of
-# many rows all blocks should be resident at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than 4, 768
-# 1 % faster with 1 than 2).
+# many rows all blocks should be resident at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than 4).
 ATTENTION_WARPS = {16: 8, 48: 4, 640: 2, 1 << 40: 1}
 # The largest number of rows whose norm frame_attention computes.
 FRAME_NORM_ROWS = 640
@@ -150,8 +149,7 @@ class KernelOps:
     def _frame_qkv(self, x: Tensor, product: NormLinear, eps: float) -> tuple[Tensor, int]:
         """Queries, keys and values, and INPUTS of frame_attention, which norms what cuBLAS multiplied: one kernel less.
 
-        paged_attention does not, nor frame_attention for many rows: blocks of a row each read all of `x` (512 streams:
-        a tick 1 % slower, 768 streams: 1 %).
+        paged_attention does not, nor frame_attention for many rows: blocks of a row each read all of `x` (1 % of a tick).
         """
         if len(x) <= FRAME_NORM_ROWS and self._form(x, product.weight, NORM=1) is None:
             return torch.mm(x, product.weight.T), x.shape[1]
