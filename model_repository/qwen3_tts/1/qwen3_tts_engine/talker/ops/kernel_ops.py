@@ -149,7 +149,7 @@ class KernelOps:
     def _frame_qkv(self, x: Tensor, product: NormLinear, eps: float) -> tuple[Tensor, int]:
         """Queries, keys and values, and INPUTS of frame_attention, which norms what cuBLAS multiplied: one kernel less.
 
-        paged_attention does not, nor frame_attention for many rows: blocks of a row each read all of `x` (1 % of a tick).
+        paged_attention does not, nor frame_attention for many rows: blocks of a row each read all of `x` (1 % slower).
         """
         if len(x) <= FRAME_NORM_ROWS and self._form(x, product.weight, NORM=1) is None:
             return torch.mm(x, product.weight.T), x.shape[1]
