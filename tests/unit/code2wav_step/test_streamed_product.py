@@ -14,8 +14,8 @@ CASES = {
     "rows behind each other, several tiles a block": Case(2, 128, 128, 192, 7, 3, of(96, 2, 128, 7, 3), blocks=2),
     "a copy for each tap, the last tile partial": Case(5, 32, 64, 96, 2, 1, of(96, 2, 32, 2, 1), 1, ("out",)),
     "one tap": Case(1, 256, 192, 192, 1, 1, of(192, 2, 256, 1, 1), blocks=1, results=("active",), has_residual=False),
-    "three groups, one without rows": Case(1, 128, 64, 192, 2, 1, of(192, 3, 128, 2, 1), blocks=1),
-    "a unit": Case(1, 256, 192, 192, 7, 3, of(192, 2, 256, 7, 3, unit=True), blocks=1),
+    "three groups, one without rows": Case(1, 128, 64, 192, 2, 1, of(192, 3, 128, 2, 1), blocks=1, in_place=True),
+    "a unit": Case(1, 256, 192, 192, 7, 3, of(192, 2, 256, 7, 3, unit=True), blocks=1, in_place=True),
 }
 TAKEN = "                await(full + 8 * ws.stage, ws.phase);\n"
 COPIED = "                wait_for_copies(x_stages - 2);\n"

@@ -20,7 +20,10 @@ SOURCE = Path(streamed_product.__file__).with_suffix(".cu")
 
 @dataclass
 class Case:
-    """Batch entries of so many positions; a unit has as many channels as columns. `results` names what is stored."""
+    """Batch entries of so many positions; a unit has as many channels as columns. `results` names what is stored.
+
+    `in_place` stores `out` in place of the residual.
+    """
 
     entries: int
     positions: int
@@ -32,6 +35,7 @@ class Case:
     blocks: int
     results: tuple[str, ...] = ("out", "active")
     has_residual: bool = True
+    in_place: bool = False
 
 
 def errors(case: Case, source: str, folder: Path) -> Iterator[float]:
@@ -55,18 +59,22 @@ def measured(kernel: Any, case: Case, seed: int) -> float:
     residual = random.normal(size=(case.entries, case.positions, case.outputs)).astype(np.float16)
     expected = reference(case, *(array.astype(np.float64) for array in (x, weight, weight2, vectors, residual)))
     # As in a sequence: one position more in front.
+    in_front = [(0, 0), (1, 0), (0, 0)]
+    residual = np.pad(residual, in_front)
     stored = {
         name: np.full((case.entries, 1 + case.positions, case.outputs), np.nan, np.float16) for name in case.results
     }
+    if case.in_place:
+        stored["out"] = residual
     targets = [stored[name][:, 1:].ctypes.data if name in stored else None for name in ("out", "active")]
     sources = [x, arranged(weight, ordered=is_unit), arranged(weight2) if is_unit else None, vectors]
-    sources.append(residual if case.has_residual else None)
-    pointers = [*(None if a is None else a.ctypes.data for a in sources), *targets]
+    pointers = [None if a is None else a.ctypes.data for a in sources]
+    pointers += [residual[:, 1:].ctypes.data if case.has_residual else None, *targets]
     rows, form = case.entries * case.positions, case.form
     sizes = (rows, case.positions, case.channels, case.outputs, case.taps, case.dilation)
     rings = (form.taps_per_copy, form.x_stages, form.w_stages)
     stride = (1 + case.positions) * case.outputs
-    numbers = (*sizes, *rings, x[0].size, residual[0].size, stride, stride, case.blocks, form.shared_bytes, seed)
+    numbers = (*sizes, *rings, x[0].size, stride, stride, stride, case.blocks, form.shared_bytes, seed)
     if kernel(*map(ctypes.c_void_p, pointers), *map(ctypes.c_int, numbers)):
         return math.inf
     found = ((stored[name][:, 1:], expected[name]) for name in stored)

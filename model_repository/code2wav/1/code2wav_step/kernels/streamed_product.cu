@@ -1,6 +1,6 @@
 // A product over shifted rows (ops.Ops.product), or a residual unit (ops.Ops.unit), on Hopper's tensor cores. GROUPS
-// warpgroups multiply 64 rows of a tile each and copy their own rows ahead; a thread of one more keeps a ring of
-// weights filled, in bulk copies. A block takes tile after tile, so that copies for the next one run while results of this one are written.
+// warpgroups multiply 64 rows of a tile each and copy their own rows ahead; a thread of one more keeps a ring of weights
+// filled, in bulk copies. A block takes tile after tile, so that copies for the next one run while results are written.
 //
 // Compiled with these macros:
 //   COLUMNS   of a tile: 96 or 192; the outputs are a multiple of it
@@ -114,7 +114,7 @@ product(const half* x, const half* __restrict__ weight, const float* __restrict_
                 #pragma unroll
                 for (int i = 0; i < ROWS; i += COPY_ROWS) {
                     // Rows past the end repeat the last ones.
-                    const int r = (taps_per_copy > 1 ? min(first_row, rows - ROWS) : min(first_row + i + copy_row, rows - 1) - i - copy_row) + i + copy_row;
+                    const int r = taps_per_copy > 1 ? min(first_row, rows - ROWS) + i + copy_row : min(first_row + i + copy_row, rows - 1);
                     const int entry = r / positions;
                     from[i / COPY_ROWS] = entry * x_stride + (r - entry * positions) * channels + piece * 8;
                 }
