@@ -32,12 +32,12 @@ def small_config() -> StepConfig:
     return step_config(CodecDecoderConfig.model_validate(CODEC_DECODER | SMALL))
 
 
-def small_step() -> CodecStep:
-    """A step in FP32 with random weights.
+def small_step(**changes: int) -> CodecStep:
+    """A step in FP32 with random weights; `changes` are of its config.
 
     Vectors are small, because a SnakeBeta of high frequency amplifies the rounding of its argument.
     """
-    config = CodecDecoderConfig.model_validate(CODEC_DECODER | SMALL)
+    config = CodecDecoderConfig.model_validate(CODEC_DECODER | SMALL | changes)
     random = torch.Generator().manual_seed(0)
 
     def tensor(name: str, shape: tuple[int, ...]) -> Tensor:

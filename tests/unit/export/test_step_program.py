@@ -12,10 +12,13 @@ import torch
 from code2wav_step import kernels
 from code2wav_step import weights as step_weights
 from code2wav_step.kernel_ops import KernelOps
+from code2wav_step.kernels import resident_unit
 from code2wav_step.kernels.resident_unit import ResidentUnit
+from code2wav_step.kernels.streamed_product import StreamedProduct
 from code2wav_step.step import Step
 from code2wav_step.weights import StepWeights
 from export.forms import python_form
+from export.modules.codec import CodecStep
 from export.tensorrt.launches import ALIGNMENT, Base, Constants, Launch, Place, Recording, Temporary, plan, record
 from export.tensorrt.step_program import Compiled, Kernel, _argument, compile_all, write_program
 from tests.fakes.codec_layers import small_step
@@ -32,7 +35,10 @@ NOWHERE = [0] * Base.CONSTANTS
 
 @pytest.fixture(scope="module")
 def weights() -> StepWeights:
-    step = small_step()
+    return weights_of(small_step())
+
+
+def weights_of(step: CodecStep) -> StepWeights:
     return step_weights.assemble(python_form.step_config(step.config), python_form.folded(step), torch.float32)
 
 
@@ -92,6 +98,18 @@ def test_constants_are_stored_once_for_all_shapes(weights: StepWeights) -> None:
     tables = constants.size - first
     assert constants.size % ALIGNMENT == 0
     assert tables < first / 100, "the weights are stored again"
+
+
+def test_a_recording_for_hopper_has_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also their weights, once."""
+    monkeypatch.setattr(resident_unit, "processors", lambda: 132)
+    weights, constants = weights_of(small_step(decoder_dim=1536)), Constants()
+    recording = record(weights, constants, 64, 4)
+    forms = {type(launch.kernel) for launch in recording.launches}
+    assert {ResidentUnit, StreamedProduct} < forms
+    first = constants.size
+    record(weights, constants, 64, 4)
+    assert constants.size - first < first / 100
 
 
 def test_a_cuda_kernel_is_compiled_in_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
