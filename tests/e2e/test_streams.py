@@ -182,7 +182,7 @@ def test_chunk_overhead_is_close_to_bare_triton(
     seconds, cpu_seconds_used = np.sum(costs, axis=0).T
     chunks = rounds * STREAMS * frames
     print(f"chunks per second: {chunks / seconds}; CPU time per chunk: {cpu_seconds_used / chunks * 1e6} us")
-    # 2.3 to 2.5 on a quiet machine, up to 3.0 on a busy one, where Python's caches suffer most.
+    # 2.3 to 2.5 on a quiet machine, up to 3.0 on a busy one.
     assert cpu_seconds_used[0] < 3.5 * cpu_seconds_used[1]
     assert seconds[0] < 2.5 * seconds[1]
 
