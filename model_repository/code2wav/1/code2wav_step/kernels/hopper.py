@@ -43,17 +43,18 @@ def unit_launch(
     """As product_launch, of ops.Ops.unit."""
     batch, positions, channels = residual.shape
     rows, conv, pointwise = batch * positions, unit.conv, unit.pointwise
+    is_resident = resident_unit.fits(channels, positions)
+    form = streamed_product.unit_form(rows, positions, channels, conv.taps, conv.dilation, processors)
+    if not is_resident and form is None:
+        return None
     first = (conv.bias, conv.alpha, conv.inverse_beta)
     second = (pointwise.bias, pointwise.alpha, pointwise.inverse_beta, residual, out, active)
     tensors = (x, unit.streamed, *first, pointwise.streamed, *second)
-    if resident_unit.fits(channels, positions):
-        tiles = rows // resident_unit.ROWS
-        arguments = (*tensors, positions, tiles, x.stride(0), active.stride(0))
-        return CudaLaunch(ResidentUnit(conv.taps, conv.dilation), min(tiles, processors), arguments)
-    form = streamed_product.unit_form(rows, positions, channels, conv.taps, conv.dilation, processors)
-    if form is None:
-        return None
-    return _streamed(form, tensors, (rows, positions, channels, channels), conv, processors)
+    if form is not None:
+        return _streamed(form, tensors, (rows, positions, channels, channels), conv, processors)
+    tiles = rows // resident_unit.ROWS
+    arguments = (*tensors, positions, tiles, x.stride(0), active.stride(0))
+    return CudaLaunch(ResidentUnit(conv.taps, conv.dilation), min(tiles, processors), arguments)
 
 
 def _streamed(
@@ -63,5 +64,5 @@ def _streamed(
     x, *_, residual, out, active = tensors
     strides = (0 if tensor is None else tensor.stride(0) for tensor in (x, residual, out, active))
     rings = (layer.taps, layer.dilation, form.taps_per_copy, form.x_stages, form.w_stages)
-    blocks = min(streamed_product.tiles(form, rows, outputs), processors)
+    blocks = min(streamed_product.tiles(rows, outputs, form.columns, form.groups), processors)
     return CudaLaunch(form, blocks, (*tensors, *sizes, *rings, *strides))

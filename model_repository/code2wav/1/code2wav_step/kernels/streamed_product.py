@@ -11,7 +11,6 @@ GROUP = 128
 # Of a multiprocessor, for one block; of a ring; and for barriers in front of the vectors.
 SHARED_BYTES, MAX_STAGES, BARRIER_BYTES = 227 * 1024, 8, 256
 ALIGNMENT = 1024
-UNIT_COLUMNS, UNIT_GROUPS = 192, 2
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,10 @@ class Cost(NamedTuple):
     step_by_tap: float
     rest: float
 
+    def microseconds(self, rows: int, outputs: int, steps: int, processors: int, *, by_tap: bool = False) -> float:
+        rounds = -(-tiles(rows, outputs, self.columns, self.groups) // processors)
+        return rounds * (steps * (self.step_by_tap if by_tap else self.step) + self.rest)
+
 
 # Fitted to measurements on an H200 (docs/benchmarks, Kernels of the codec in CUDA).
 COSTS = (
@@ -77,8 +80,9 @@ COSTS = (
     Cost(96, 3, 0.38, 0.65, 3.0),
     Cost(96, 2, 0.33, 0.60, 2.5),
 )
-# Of a unit: the rest of a tile, and, as two products, a call and a row.
-UNIT_REST, PRODUCTS_CALL, PRODUCTS_ROW = 7.0, 6.0, 0.0013
+UNIT_COST = Cost(192, 2, 0.50, 0.75, 7.0)
+# Of a unit as two products: a call and a row.
+PRODUCTS_CALL, PRODUCTS_ROW = 6.0, 0.0013
 # Operations that the Triton kernels do in a microsecond, for long widths and short ones.
 LONG_WIDTH = 1536
 TRITON_LONG, TRITON_SHORT = 450e6, 250e6
@@ -94,8 +98,7 @@ def product_form(
     steps = taps * channels // DEPTH
 
     def microseconds(cost: Cost) -> float:
-        step = cost.step if taps_per_copy == taps else cost.step_by_tap
-        return _rounds(rows, outputs, cost.columns, cost.groups, processors) * (steps * step + cost.rest)
+        return cost.microseconds(rows, outputs, steps, processors, by_tap=taps_per_copy != taps)
 
     fitting = [cost for cost in COSTS if outputs % cost.columns == 0]
     best = min(fitting, key=microseconds, default=None)
@@ -109,18 +112,16 @@ def unit_form(
     rows: int, positions: int, channels: int, taps: int, dilation: int, processors: int
 ) -> StreamedProduct | None:
     """As product_form, for a unit; None where two products are faster."""
-    if channels != UNIT_COLUMNS or _taps_per_copy(positions, taps) != taps:
+    if channels != UNIT_COST.columns or _taps_per_copy(positions, taps) != taps:
         return None
-    steps = (taps + 1) * channels // DEPTH
-    step = next(cost.step for cost in COSTS if (cost.columns, cost.groups) == (UNIT_COLUMNS, UNIT_GROUPS))
-    microseconds = _rounds(rows, channels, UNIT_COLUMNS, UNIT_GROUPS, processors) * (steps * step + UNIT_REST)
+    microseconds = UNIT_COST.microseconds(rows, channels, (taps + 1) * channels // DEPTH, processors)
     if microseconds > PRODUCTS_CALL + PRODUCTS_ROW * rows:
         return None
-    return StreamedProduct(UNIT_COLUMNS, UNIT_GROUPS, taps, dilation, unit=True)
+    return StreamedProduct(UNIT_COST.columns, UNIT_COST.groups, taps, dilation, unit=True)
 
 
-def tiles(form: StreamedProduct, rows: int, outputs: int) -> int:
-    return -(-rows // (ROWS * form.groups)) * (outputs // form.columns)
+def tiles(rows: int, outputs: int, columns: int, groups: int) -> int:
+    return -(-rows // (ROWS * groups)) * (outputs // columns)
 
 
 def in_columns(weight: Tensor, taps: int, *, ordered: bool = False) -> Tensor:
@@ -136,7 +137,3 @@ def in_columns(weight: Tensor, taps: int, *, ordered: bool = False) -> Tensor:
 
 def _taps_per_copy(positions: int, taps: int) -> int:
     return taps if positions % ROWS == 0 else 1
-
-
-def _rounds(rows: int, outputs: int, columns: int, groups: int, processors: int) -> int:
-    return -(-(-(-rows // (ROWS * groups)) * (outputs // columns)) // processors)
