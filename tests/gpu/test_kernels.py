@@ -14,6 +14,7 @@ from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
 from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
+from qwen3_tts_engine.talker.ops.interface import Hidden
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, TorchRows
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.talker import Talker
@@ -28,7 +29,7 @@ LIMITS = RunnerLimits(num_slots=4, num_pages=12, page_size=8, max_positions=96, 
 # (outputs, inputs) of the matrix products of both released sizes.
 LARGE = [(4096, 2048), (2048, 2048), (2048, 6144), (3072, 2048)]
 PRODUCTS = [*LARGE, (4096, 1024), (1024, 2048), (1024, 3072), (2048, 1024), (256, 128), (64, 256)]
-ROWS = [1, 2, 5, 8, 9, 16, 17, 24, 32, 33, 64, 100]
+ROWS = [1, 2, 5, 8, 9, 16, 17, 24, 32, 33, 64, 100, 250, 300]
 
 
 @pytest.fixture(scope="module")
@@ -68,26 +69,35 @@ def test_matrix_products_agree_with_pytorch(
 ) -> None:
     x, weight, norm = random(rows, 2, inputs)[:, 1], random(outputs, inputs, scale=0.02), random(inputs)
     wide, product = TorchOps(), ops.fold(norm, weight)
-    inputs32 = (x.float(), wide.fold(norm.float(), weight.float()), EPS)
+    inputs32 = (Hidden(x.float()), wide.fold(norm.float(), weight.float()), EPS)
     bias = random(outputs)
     out = torch.full((rows, 2, outputs), 7.0, device=device, dtype=BF16)
-    ops.norm_linear(x, product, EPS, bias, out[:, 0])
+    ops.norm_linear(Hidden(x), product, EPS, bias, out[:, 0])
     close(out[:, 0], wide.norm_linear(*inputs32, bias.float()))
     assert (out[:, 1] == 7).all(), "wrote outside its rows"
-    close(ops.norm_linear(x, product, EPS), wide.norm_linear(*inputs32))
-    logits = ops.norm_logits(x, product, EPS)
-    assert logits.dtype == torch.float32
-    close(logits, wide.norm_logits(*inputs32))
-    close(ops.norm_gated(x, product, EPS), wide.norm_gated(*inputs32), 1.2e-2)
-    residual = random(rows, outputs)
-    expected = residual.float() + x.float() @ weight.float().T
+    close(ops.norm_linear(Hidden(x), product, EPS), wide.norm_linear(*inputs32))
+    for hidden in (Hidden(x), Hidden(x, squares_of(x))):
+        logits = ops.norm_logits(hidden, product, EPS)
+        assert logits.dtype == torch.float32
+        close(logits, wide.norm_logits(*inputs32))
+        close(ops.norm_gated(hidden, product, EPS), wide.norm_gated(*inputs32), 1.2e-2)
+    residual = Hidden(random(rows, outputs))
+    expected = residual.rows.float() + x.float() @ weight.float().T
     ops.add_linear(residual, x, weight)
-    close(residual, expected)
+    close(residual.rows, expected)
+    if residual.squares is not None:
+        torch.testing.assert_close(residual.squares.sum(0), residual.rows.float().square().sum(1))
+
+
+def squares_of(x: Tensor) -> Tensor:
+    """As Hidden has them, in two parts, of every second row of more."""
+    squares = x.float().square().unflatten(1, (2, -1)).sum(2).T
+    return squares.repeat_interleave(2, dim=1)[:, 1::2]
 
 
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs"),
-    [(17, 4096, 2048), (40, 2048, 6144), (64, 12288, 2048), (64, 2048, 1024), (100, 4096, 1024), (128, 1024, 3072)],
+    [(17, 4096, 2048), (40, 2048, 6144), (64, 12288, 2048), (64, 2048, 1024), (100, 4096, 1024), (250, 1024, 3072)],
 )
 def test_products_in_a_graph_give_equal_bits_every_time(
     ops: Any, device: torch.device, rows: int, outputs: int, inputs: int
@@ -97,11 +107,11 @@ def test_products_in_a_graph_give_equal_bits_every_time(
     x, residual = random(rows, inputs), random(rows, outputs)
 
     def run() -> list[Tensor]:
-        found = residual.clone()
-        values = [ops.norm_gated(x, product, EPS) for product in products]
+        found = Hidden(residual.clone())
+        values = [ops.norm_gated(Hidden(x), product, EPS) for product in products]
         for product in products:
             ops.add_linear(found, x, product.weight)
-        return [*values, found]
+        return [*values, found.rows, *([] if found.squares is None else [found.squares])]
 
     expected = run()
     graph = torch.cuda.CUDAGraph()
@@ -147,9 +157,9 @@ def test_paged_attention_agrees_in_prefill_and_decode(
     ticks.append((torch.cat(joint), torch.cat([beside, prompt]), len(prompt)))
     for slots, positions, prompts in ticks:
         hidden = random(len(slots), config.hidden_size, scale=30.0)
-        found = ops.paged_attention(caches[0], slots, positions, prompts=prompts)(1, hidden, layers[0])
+        found = ops.paged_attention(caches[0], slots, positions, prompts=prompts)(1, Hidden(hidden), layers[0])
         wide = TorchOps().paged_attention(caches[1], slots, positions, prompts=prompts)
-        close(found, wide(1, hidden.float(), layers[1]), 1.2e-2)
+        close(found, wide(1, Hidden(hidden.float()), layers[1]), 1.2e-2)
     close(caches[0].data, caches[1].data)
 
 
@@ -163,8 +173,8 @@ def test_frame_attention_agrees_over_a_whole_frame(
     caches = [FrameCache(predictor, rows + 1, 16, dtype, device) for dtype in (BF16, torch.float32)]
     for start, count in [(0, 2), *((position, 1) for position in range(2, 16))]:
         hidden = random(rows * count, predictor.hidden_size, scale=30.0)
-        found = ops.frame_attention(caches[0], start, count)(1, hidden, layers[0])
-        close(found, TorchOps().frame_attention(caches[1], start, count)(1, hidden.float(), layers[1]), 1.2e-2)
+        found = ops.frame_attention(caches[0], start, count)(1, Hidden(hidden), layers[0])
+        close(found, TorchOps().frame_attention(caches[1], start, count)(1, Hidden(hidden.float()), layers[1]), 1.2e-2)
     assert not caches[0].data[:, :, rows].any(), "wrote outside its rows"
 
 

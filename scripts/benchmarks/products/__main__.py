@@ -1,4 +1,4 @@
-"""Compares kernels for the matrix products of a tick: those that are served, others and cuBLAS, on a Hopper GPU.
+"""Finds the tiles of tile_linear.cu with which the layers of a tick are fastest, on a Hopper GPU.
 
     python -m scripts.benchmarks.products --output products.json
 
@@ -8,7 +8,10 @@ README.md in this folder explains the table.
 import json
 import shlex
 import sys
-from contextlib import closing
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,52 +20,70 @@ import typer
 from rich.console import Console
 
 from qwen3_tts_client.records.environment import commit
-from qwen3_tts_engine.talker.kernels.cluster_linear import WIDTHS, ClusterLinear
-from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER
-from scripts.benchmarks.common import run_in_processes, show
-from scripts.benchmarks.products.candidates import Item, items
-from scripts.benchmarks.products.measure import build, start
-from scripts.benchmarks.products.shapes import PRODUCTS
-from scripts.benchmarks.products.table import Measurement, lines, problems, records
-from scripts.benchmarks.products.worker import Worker
+from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, KernelError, compiled
+from qwen3_tts_engine.talker.kernels.tile_linear import Tile, TileLinear, tile_of
+from scripts.benchmarks.common import show
+from scripts.benchmarks.products.candidates import candidates
+from scripts.benchmarks.products.search import REPEATS, Found, descend, line, text
+from scripts.benchmarks.products.stack import Product, Shape, Stack, shapes
 
+ARCHITECTURE = "sm_90a"
+# Of a result to that of cuBLAS, relative to its norm: both round to bfloat16 many times.
+MAX_DIFFERENCE = 0.05
 console = Console(width=180)
 
 
 def main(
-    products: Annotated[str, typer.Option(help="names, of shapes.py")] = ",".join(PRODUCTS),
-    rows: Annotated[str, typer.Option(help="rows of x, at most 128")] = "32,64,128",
+    stacks: Annotated[str, typer.Option(help="predictor, talker")] = "predictor,talker",
+    rows: Annotated[str, typer.Option(help="numbers of rows")] = "32,64,128,256,512",
+    most: Annotated[int, typer.Option(help="tiles that are measured for each product")] = 7,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
-    names, counts = products.split(","), [int(count) for count in rows.split(",")]
-    check(names, counts)
-    todo = items(names, counts)
-    compile_all({item.form for item in todo if item.form})
-    results = measured(todo)
-    show(lines(results), console)
-    for problem in problems(results):
-        console.print(problem, markup=False)
-    if output:
-        output.write_text(json.dumps({**environment(), "rows": records(results)}, indent=1) + "\n")
-
-
-def check(names: list[str], counts: list[int]) -> None:
-    if unknown := set(names) - PRODUCTS.keys():
-        raise typer.BadParameter(f"unknown products: {', '.join(sorted(unknown))}")
-    if not all(1 <= count <= max(WIDTHS) for count in counts):
-        raise typer.BadParameter(f"rows must be from 1 to {max(WIDTHS)}")
     if torch.cuda.get_device_capability()[0] != HOPPER:
-        raise typer.BadParameter("cluster_linear requires a Hopper GPU")
+        raise typer.BadParameter("tile_linear requires a Hopper GPU")
+    made, counts = shapes(), [int(count) for count in rows.split(",")]
+    todo = [(name, made[name], count) for name in stacks.split(",") for count in counts]
+    products = ((product, count) for _, shape, count in todo for product in shape.products.values())
+    forms = {form for product, count in products for form in of(product, count, most).values()}
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(build, forms))
+    found = [search(*one, most) for one in todo]
+    show(list(map(line, found)), console)
+    if output:
+        output.write_text(json.dumps({**environment(), "rows": [asdict(one) for one in found]}, indent=1) + "\n")
 
 
-def compile_all(forms: set[ClusterLinear]) -> None:
-    """In parallel, to the cache on disk."""
-    run_in_processes(build, forms)
+def of(product: Product, rows: int, most: int) -> dict[Tile, TileLinear]:
+    return candidates(product.outputs, product.inputs, rows, most, **product.flags)
 
 
-def measured(todo: list[Item]) -> dict[Item, Measurement]:
-    with closing(Worker(start)) as worker:
-        return {item: worker.measure(item) for item in todo}
+def build(form: TileLinear) -> None:
+    """Compiles to the cache on disk; an error is reported where the kernel is used."""
+    with suppress(KernelError):
+        compiled(form.source, form.macros, ARCHITECTURE)
+
+
+def search(name: str, shape: Shape, rows: int, most: int) -> Found:
+    """Starts from what is served, and takes the best tile for one product after the other, all others staying."""
+    stack = Stack(shape, rows, torch.device("cuda"))
+    options = {product: list(of(one, rows, most)) for product, one in shape.products.items()}
+    start = {product: tile_of(*one.shape, rows) or options[product][0] for product, one in shape.products.items()}
+    tiles, changes = descend(stack.layer_us, start, options)
+    cublas = dict.fromkeys(shape.products)
+    check(stack, tiles, stack.result(cublas))
+    by_cublas, served, best = (stack.layer_us(chosen, REPEATS) for chosen in (cublas, {}, tiles))
+    names = {product: text(tile) for product, tile in tiles.items()}
+    found = Found(name, rows, by_cublas, served, best, names, changes)
+    console.print(found)
+    return found
+
+
+def check(stack: Stack, tiles: Mapping[str, Tile], expected: torch.Tensor) -> None:
+    """Raises ArithmeticError unless two runs give equal bits, close to `expected`."""
+    first, second = stack.result(tiles), stack.result(tiles)
+    difference = float((first.double() - expected.double()).norm() / expected.double().norm())
+    if not torch.equal(first, second) or not difference < MAX_DIFFERENCE:
+        raise ArithmeticError(f"{tiles}: two runs differ, or differ from cuBLAS: {difference:.1e}")
 
 
 def environment() -> dict[str, Any]:

@@ -1,57 +1,48 @@
-"""The tiles of cluster_linear.cu that are compared, by product and rows."""
+"""The tiles of tile_linear.cu that are compared, and what their bytes and operations take at best."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from itertools import product
 
-from qwen3_tts_engine.talker.kernels.cluster_linear import ALONE, PAIRED, WIDTHS, ClusterLinear, with_stages
-from scripts.benchmarks.products.shapes import PRODUCTS
+from qwen3_tts_engine.talker.kernels.tile_linear import STEP, Tile, TileLinear, with_stages
 
-REFERENCES = ("served", "skinny", "cublas")
-# (GROUPS, SPLIT): larger tiles read rows of x less often, smaller ones occupy more multiprocessors.
-TILES = {
-    "p.qkv": [(1, 2), (2, 4)],
-    "p.out": [(1, 4), (2, 4)],
-    "p.gate": [(1, 2), (2, 2), (2, 4)],
-    "p.down": [(1, 4), (2, 4)],
-    "p.head": [(1, 2), (1, 4), (2, 4)],
-    "t.qkv": [(1, 2), (2, 4), (1, 4)],
-    "t.out": [(1, 4), (1, 2), (2, 4)],
-    "t.gate": [(2, 2), (1, 2), (4, 2)],
-    "t.down": [(1, 4), (2, 4)],
-    "t.head": [(1, 4), (1, 2)],
-    "project": [(1, 4), (1, 2)],
-}
-MAX_SHARED = 227 * 1024
+ROWS, GROUPS, SPLITS = (32, 64, 96, 128), (1, 2, 3), (1, 2, 4, 8)
+# Of a warpgroup's tile, in sums: those that registers hold.
+MAX_SUMS = 128 * 64
+# Of one H200: multiprocessors, those that clusters of so many blocks can use, and their shared memory in bytes.
+MULTIPROCESSORS, CLUSTERED, SHARED_BYTES = 132, {1: 132, 2: 132, 4: 96, 8: 96}, 227 * 1024
+# Bytes a microsecond to a multiprocessor, and from memory to all; operations a clock of one, and clocks a microsecond.
+INGRESS, MEMORY, MULTIPLICATIONS, CLOCK = 110e3, 4.3e6, 2048, 1755
+# Fitted to 252 measurements: a launch, a warpgroup more, an exchange of sums, a second wave of blocks; microseconds.
+LAUNCH, PER_GROUP, EXCHANGE, WAVE = 3.0, 0.8, 0.8, 4.0
 
 
-@dataclass(frozen=True)
-class Item:
-    """One kernel for one product; the references have no form."""
-
-    product: str
-    rows: int
-    kernel: str
-    form: ClusterLinear | None = None
+def candidates(outputs: int, inputs: int, rows: int, most: int, **flags: int) -> dict[Tile, TileLinear]:
+    """The `most` fastest by `bound_us`."""
+    made = dict(_all(outputs, inputs, rows, **flags))
+    return dict(sorted(made.items(), key=lambda item: bound_us(item[1], rows))[:most])
 
 
-def items(products: Sequence[str], rows: Sequence[int]) -> list[Item]:
-    found = []
-    for product in products:
-        for count in rows:
-            found += [Item(product, count, kernel) for kernel in REFERENCES]
-            found += [Item(product, count, *named) for named in forms(product, count).items()]
-    return found
-
-
-def forms(product: str, rows: int) -> dict[str, ClusterLinear]:
-    """By name: g2s4 has 2 GROUPS and a SPLIT of 4, + more shared memory, where that makes a difference."""
-    shape, found = PRODUCTS[product], dict[str, ClusterLinear]()
-    width = next(width for width in WIDTHS if rows <= width)
-    for groups, split in TILES[product]:
-        if width % (16 * groups) or width % (8 * split):
+def _all(outputs: int, inputs: int, rows: int, **flags: int) -> Iterator[tuple[Tile, TileLinear]]:
+    height = outputs * (1 + flags.get("GATED", 0))
+    for width, groups, split, paired in product(ROWS, GROUPS, SPLITS, (False, True)):
+        wide = width >= 2 * rows and width > min(ROWS)
+        if wide or height % (64 * groups) or inputs % (split * STEP) or width % (8 * split) or (paired and groups == 3):
             continue
-        for mark, shared in (("", PAIRED), ("+", ALONE)):
-            form = with_stages(shape.outputs, shape.inputs, rows, groups, split, shared, **shape.flags)
-            if form.shared_bytes <= MAX_SHARED and form not in found.values():
-                found[f"g{groups}s{split}{mark}"] = form
-    return found
+        form = with_stages(outputs, inputs, Tile(width, groups, split, paired), **flags)
+        if form is not None and form.blocks(rows) <= 8 * MULTIPROCESSORS:
+            yield Tile(width, groups, split, paired), form
+
+
+def bound_us(form: TileLinear, rows: int) -> float:
+    blocks, inputs = form.blocks(rows), form.K // form.SPLIT
+    together = max(1, SHARED_BYTES // (form.shared_bytes + 1024))
+    waves = math.ceil(blocks / (CLUSTERED[form.SPLIT] * together))
+    busy = waves * max(1.0, min(blocks / MULTIPROCESSORS, together))
+    ingress = (busy * inputs * (form.height + form.ROWS) * 2 - form.STAGES * STEP * form.height * 2) / INGRESS
+    # A product of few rows of x reads the weights from shared memory more slowly than it multiplies.
+    slowdown = max(1.0, (16 + form.ROWS / 4) / (form.ROWS / 2))
+    multiplied = busy * form.height * form.ROWS * inputs / MULTIPLICATIONS / CLOCK * slowdown
+    memory = 2 * form.N * (1 + form.GATED) * form.K / MEMORY
+    extra = PER_GROUP * form.GROUPS + EXCHANGE * (form.SPLIT > 1) + WAVE * (waves - 1)
+    return LAUNCH + max(ingress, multiplied, memory) + extra

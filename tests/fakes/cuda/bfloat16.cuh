@@ -32,5 +32,12 @@ inline unsigned pack(float first, float second) { return rounded_bits(second) <<
 inline float rounded(float value) { return low(pack(value, 0.0f)); }
 inline float squares(unsigned pair) { return low(pair) * low(pair) + high(pair) * high(pair); }
 inline float squares(uint4 v) { return (squares(v.x) + squares(v.y)) + (squares(v.z) + squares(v.w)); }
+
+inline void unpack(uint4 packed, float* out) {
+    const unsigned pairs[4] = {packed.x, packed.y, packed.z, packed.w};
+    for (int i = 0; i < 4; i++) out[2 * i] = low(pairs[i]), out[2 * i + 1] = high(pairs[i]);
+}
+
+inline uint4 pack(const float* in) { return {pack(in[0], in[1]), pack(in[2], in[3]), pack(in[4], in[5]), pack(in[6], in[7])}; }
 inline void let_next_start() {}
 inline void wait_for_previous() {}

@@ -1,4 +1,4 @@
-"""Compiles cluster_linear.cu for the emulator in this folder, runs it, and compares it with float64."""
+"""Compiles tile_linear.cu for the emulator in this folder, runs it, and compares it with float64."""
 
 import ctypes
 from pathlib import Path
@@ -6,45 +6,46 @@ from typing import Any
 
 import numpy as np
 
-from qwen3_tts_engine.talker.kernels import cluster_linear
-from qwen3_tts_engine.talker.kernels.cluster_linear import ClusterLinear
+from qwen3_tts_engine.talker.kernels import tile_linear
+from qwen3_tts_engine.talker.kernels.tile_linear import SUM_OUTPUTS, TileLinear
 from tests.fakes.cuda.compiler import compiled
 
-SOURCE = Path(cluster_linear.__file__).with_suffix(".cu")
+SOURCE = Path(tile_linear.__file__).with_suffix(".cu")
 EPS = 1e-6
 SEEDS = range(3)
 
 
-def error(form: ClusterLinear, rows: int, source: str, folder: Path) -> float | None:
+def error(form: TileLinear, rows: int, source: str, folder: Path) -> float | None:
     """The error of the worst row relative to its norm, over SEEDS; None if a run did not end.
 
     `source` is compiled in place of SOURCE, in `folder`.
     """
-    program = Path(__file__).with_name("cluster_linear.cpp")
+    program = Path(__file__).with_name("tile_linear.cpp")
     kernel = compiled(program, SOURCE.name, source, form.macros, folder, [SOURCE.parent])
     errors = [measured(kernel, form, rows, seed) for seed in SEEDS]
     return None if None in errors else max(filter(None, errors))
 
 
-def measured(kernel: Any, form: ClusterLinear, rows: int, seed: int) -> float | None:
+def measured(kernel: Any, form: TileLinear, rows: int, seed: int) -> float | None:
     random = np.random.default_rng(seed)
     x, weight = random.normal(size=(rows, form.K)), 0.05 * random.normal(size=(form.N * (1 + form.GATED), form.K))
     bias, start = random.normal(size=form.N), random.normal(size=(rows, form.N))
     arrays = [to_bfloat16(array) for array in (x, weight, bias, start)]
     out = np.zeros(start.shape, np.float32) if form.FLOAT_OUT else arrays[-1].copy()
-    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*arrays[:-1], out)]
-    if kernel(*pointers, rows, ctypes.c_float(EPS), form.blocks, form.shared_bytes, seed):
+    squares = np.stack([np.square(part).sum(1) for part in np.split(to_float(arrays[0]), 2, axis=1)]).astype(np.float32)
+    sums = np.full((form.N // SUM_OUTPUTS, rows), np.nan, np.float32)
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*arrays[:-1], squares, sums, out)]
+    if kernel(*pointers, rows, ctypes.c_float(EPS), form.blocks(rows), form.shared_bytes, seed):
         return None
     expected = reference(form, *map(to_float, arrays))
     found = out if form.FLOAT_OUT else to_float(out)
-    return float(
-        np.nan_to_num(np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1), nan=9).max()
-    )
+    errors = np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    if form.RESIDUAL:
+        errors = np.append(errors, np.abs(sums.sum(0) / np.square(found).sum(1) - 1))
+    return float(np.nan_to_num(errors, nan=9).max())
 
 
-def reference(
-    form: ClusterLinear, x: np.ndarray, weight: np.ndarray, bias: np.ndarray, start: np.ndarray
-) -> np.ndarray:
+def reference(form: TileLinear, x: np.ndarray, weight: np.ndarray, bias: np.ndarray, start: np.ndarray) -> np.ndarray:
     scale = 1 / np.sqrt(np.square(x).mean(1, keepdims=True) + EPS) if form.NORM else 1.0
     y: np.ndarray = (x * scale) @ weight.T
     if form.BIAS:

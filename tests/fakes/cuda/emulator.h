@@ -1,6 +1,7 @@
 // Runs a kernel of warpgroups and clusters on the CPU, one cluster after the other. Each thread is a fiber, and a random one
-// is next. What is asynchronous on a GPU happens at a random later time: copies and sends, products at the earliest or at
-// their wait. A kernel that forgets a wait so computes something else with some seed, one that waits for ever is reported.
+// is next; with every second seed warps rest now and then. What is asynchronous on a GPU happens at a random later time:
+// copies and sends, products at the earliest or at their wait. A kernel that forgets a wait so computes something else with
+// some seed, one that waits for ever is reported.
 
 #pragma once
 
@@ -22,6 +23,7 @@
 
 #define __device__
 #define __global__
+#define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __restrict__
@@ -47,7 +49,7 @@ using std::min;
 
 namespace emulator {
 
-constexpr int LANES = 32, STACK = 64 * 1024, BLOCK_BITS = 24;
+constexpr int LANES = 32, STACK = 64 * 1024, BLOCK_BITS = 24, RARELY = 50, LONGEST_REST = 100;
 constexpr unsigned PLACE = (1u << BLOCK_BITS) - 1;
 
 // Threads that wait for each other, again and again.
@@ -75,7 +77,6 @@ struct Block {
     Index index;
     int rank;
     std::vector<unsigned char> shared;
-    std::map<unsigned, long> barriers;              // bytes that each still expects
     std::map<unsigned, Phases> phases;
     std::map<std::pair<std::string, int>, Meeting> meetings;
     std::map<int, std::deque<Product>> products;    // by warpgroup, not yet computed
@@ -108,6 +109,7 @@ inline std::mt19937 random;
 inline ucontext_t scheduler;
 inline std::function<void()> kernel;
 inline long progress;
+inline bool may_rest;
 inline std::string error;
 inline Meeting cluster_meeting;
 inline int num_exited, num_threads, threads_per_block;
@@ -240,30 +242,34 @@ inline bool run_cluster(int first_block, int size, int num_threads_of_block, int
         }
     }
     long idle = 0;
+    std::vector<int> rests(threads.size() / LANES);     // rounds that each warp still rests
     while (num_exited < num_threads) {
         const long before = progress;
         run_copies();
+        if (may_rest) for (int& rest : rests) rest = rest ? rest - 1 : random() % RARELY ? 0 : random() % LONGEST_REST;
         const int start = random() % threads.size(), stride = random() % 2 ? 1 : -1;
         for (size_t i = 0; i < threads.size(); i++) {
-            now = &threads[(start + stride * int(i) + threads.size()) % threads.size()];
-            if (!now->is_done && random() % 4) swapcontext(&scheduler, &now->context);
+            const size_t next = (start + stride * int(i) + threads.size()) % threads.size();
+            now = &threads[next];
+            if (!now->is_done && !rests[next / LANES] && random() % 4) swapcontext(&scheduler, &now->context);
             if (!error.empty()) return false;
         }
         idle = progress == before && copies.empty() ? idle + 1 : 0;
-        if (idle > 100) {
+        if (idle > 2 * LONGEST_REST) {
             error = "the threads wait for each other";
             return false;
         }
     }
     for (Block& block : blocks)
-        for (auto& [address, bytes] : block.barriers)
-            if (bytes) error = "a barrier expects more bytes, or has too many";
+        for (auto& [address, phases] : block.phases)
+            if (phases.bytes) error = "a barrier expects more bytes, or has too many";
     return error.empty() && copies.empty();
 }
 
 // Runs all clusters of a grid; 0, or 1 and a line that says what is wrong.
 inline int run_grid(int blocks, int cluster, int threads, int shared_bytes, int seed, std::function<void()> code) {
     random.seed(seed);
+    may_rest = seed % 2 == 0;
     grid.x = blocks;
     error.clear();
     kernel = std::move(code);

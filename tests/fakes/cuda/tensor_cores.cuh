@@ -30,7 +30,8 @@ inline void multiply_step(float (&sums)[ROWS / 2], unsigned weights, unsigned x)
     emulator::Block& block = *emulator::now->block;
     emulator::next_product(sums).compute = [&block, weights, x](const emulator::Product& p) { multiply_tiles(block, p, weights, x); };
     emulator::issued();
+    emulator::end_group_of_products();
 }
 
-inline void wait_for_products() { emulator::await_products(); }
+inline void wait_for_products(int pending) { emulator::await_products(pending); }
 inline void settle(float& sum) {}

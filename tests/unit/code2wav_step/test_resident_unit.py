@@ -41,4 +41,4 @@ def test_the_emulator_finds_a_kernel_that_does_not_wait(tmp_path: Path, name: st
     source = SOURCE.read_text()
     assert source.count(before) == 1
     found = errors(Case(1, 448, 3, blocks=1), source.replace(before, after), tmp_path)
-    assert any(error > 0.01 for error in islice(found, 12))
+    assert any(error > 0.01 for error in islice(found, 24))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from qwen3_tts_engine.talker.ops.interface import Hidden
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
 from qwen3_tts_engine.talker.weights import NormLinear
 
@@ -18,7 +19,7 @@ def test_gate_norms_what_it_reads(inputs: int, outputs: int) -> None:
 
     torch.manual_seed(0)
     x, weight = 30 * torch.randn(3, 2, inputs)[:, 1], torch.randn(2 * outputs, inputs) / inputs**0.5
-    expected = TorchOps().norm_gated(x, NormLinear(torch.ones(inputs), weight), EPS)
+    expected = TorchOps().norm_gated(Hidden(x), NormLinear(torch.ones(inputs), weight), EPS)
     found, block = torch.empty(3, outputs), 1024
     gate_kernel[(3, -(-outputs // block))](
         x, x @ weight.T, found, x.stride(0), EPS,

@@ -5,6 +5,7 @@ import torch
 
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.talker.kv_cache import PagedCache
+from qwen3_tts_engine.talker.ops.interface import Hidden
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
@@ -33,8 +34,8 @@ def test_prompts_attend_to_their_own_past(
     positions = torch.cat([torch.arange(first, first + rows) for first, rows in prompts])
     hidden, weights = 30 * torch.randn(len(slots), config.hidden_size), layer(config)
     attend = TorchOps().paged_attention(cache, slots, positions, prompts=len(slots))
-    expected = attend(LAYER, hidden, weights)
-    found, qkv = torch.empty_like(expected), TorchOps().norm_linear(hidden, weights.qkv, config.rms_norm_eps)
+    expected = attend(LAYER, Hidden(hidden), weights)
+    found, qkv = torch.empty_like(expected), TorchOps().norm_linear(Hidden(hidden), weights.qkv, config.rms_norm_eps)
     grid = (programs(len(slots), heads // key_heads), key_heads)
     prompt_attention_kernel[grid](
         qkv, weights.q_norm, cache.cos, cache.sin, *cache.data[LAYER], table, slots, positions, found,

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - the customary name
 from torch import Tensor
 
 from qwen3_tts_engine.talker.kv_cache import FrameCache
-from qwen3_tts_engine.talker.ops.interface import Ops, Rows
+from qwen3_tts_engine.talker.ops.interface import Hidden, Ops, Rows
 from qwen3_tts_engine.talker.talker import Talker
 from qwen3_tts_engine.talker.transformer import Transformer
 
@@ -33,13 +33,13 @@ class CodePredictor:
         self._projection = None if projection is None else ops.fold(self._hidden_norm, projection)
         self._ops = ops
 
-    def predict(self, hidden: Tensor, logits: Tensor, rows: Rows, cache: FrameCache) -> None:
+    def predict(self, hidden: Hidden, logits: Tensor, rows: Rows, cache: FrameCache) -> None:
         """Draw all codes of a frame into `rows`.
 
         hidden [rows, talker H] is the talker's last state before its norm, logits float32 [rows, vocabulary] its logits
         of codebook 0.
         """
-        x = hidden.new_empty(len(hidden), 2, self.config.hidden_size)
+        x = hidden.rows.new_empty(len(logits), 2, self.config.hidden_size)
         self._project(hidden, x[:, 0])
         rows.draw_first(logits, self._inputs, x[:, 1])
         x = self._draw(1, x.flatten(0, 1), 0, 2, rows, cache)
@@ -48,15 +48,15 @@ class CodePredictor:
 
     def _draw(self, codebook: int, x: Tensor, start: int, count: int, rows: Rows, cache: FrameCache) -> Tensor:
         """Forward `count` positions and draw a codebook from the last; returns its embedding, the next input."""
-        x = self.transformer.forward(x, self._ops.frame_attention(cache, start, count))[count - 1 :: count]
-        logits = self._ops.norm_logits(x, self._heads[codebook - 1], self.config.rms_norm_eps)
-        following = torch.empty_like(x)
+        last = self.transformer.forward(x, self._ops.frame_attention(cache, start, count)).every(count)
+        logits = self._ops.norm_logits(last, self._heads[codebook - 1], self.config.rms_norm_eps)
+        following = torch.empty_like(last.rows)
         rows.draw(codebook, logits, self._inputs[self._offsets[codebook] :], following)
         return following
 
-    def _project(self, hidden: Tensor, out: Tensor) -> None:
+    def _project(self, hidden: Hidden, out: Tensor) -> None:
         """Norm, then talker width → predictor width."""
         if self._projection is None:
-            self._ops.rms_norm(hidden, self._hidden_norm, self._hidden_eps, out)
+            self._ops.rms_norm(hidden.rows, self._hidden_norm, self._hidden_eps, out)
         else:
             self._ops.norm_linear(hidden, self._projection, self._hidden_eps, bias=self._bias, out=out)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.core.batches import Frames, Newcomer
+from qwen3_tts_engine.talker.ops.interface import Hidden
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.talker.tick_graph import Run, TickGraph, bucket_of, filled_parts, split, up_to
 
@@ -186,13 +187,13 @@ class GraphTalkerRunner(TalkerRunner):
         rows = self._ops.rows(self._state, slots)
         attention = self._ops.paged_attention(self._cache, attending, rows.positions)
         prefilled = rows.hidden.clone()
-        hidden = self._talker.forward(rows.hidden, attention)
-        return self._complete(rows, torch.where((slots == attending)[:, None], hidden, prefilled))
+        hidden = self._talker.forward(rows.hidden, attention).rows
+        return self._complete(rows, Hidden(torch.where((slots == attending)[:, None], hidden, prefilled)))
 
     def _prefill_rows(self, prompts: Tensor) -> None:
         slots, positions, receivers, embedded = self._embed(prompts)
         attention = self._ops.paged_attention(self._cache, slots, positions, prompts=len(slots))
-        self._state.input.index_copy_(0, receivers, self._talker.forward(embedded, attention))
+        self._state.input.index_copy_(0, receivers, self._talker.forward(embedded, attention).rows)
 
     def _joint_frame(self, pairs: Tensor, prompts: Tensor) -> Tensor:
         """`_prefill_rows`, then `_mixed_frame`, in one pass through the talker."""
@@ -201,10 +202,10 @@ class GraphTalkerRunner(TalkerRunner):
         prompt_slots, positions, receivers, embedded = self._embed(prompts)
         where = (torch.cat([attending, prompt_slots]), torch.cat([rows.positions, positions]))
         attention = self._ops.paged_attention(self._cache, *where, prompts=len(prompts))
-        hidden = self._talker.forward(torch.cat([rows.hidden, embedded]), attention)
+        hidden = self._talker.forward(torch.cat([rows.hidden, embedded]), attention).rows
         self._state.input.index_copy_(0, receivers, hidden[len(pairs) :])
         prefilled = self._state.input.index_select(0, slots)
-        return self._complete(rows, torch.where((slots == attending)[:, None], hidden[: len(pairs)], prefilled))
+        return self._complete(rows, Hidden(torch.where((slots == attending)[:, None], hidden[: len(pairs)], prefilled)))
 
     def _embed(self, prompts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Slots, positions and receivers of prompt rows, int64 [rows], and the talker's inputs [rows, H]."""

@@ -8,7 +8,7 @@ from qwen3_tts_engine.core.batches import Frames, Newcomer, TextFeed
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.talker.code_predictor import CodePredictor
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
-from qwen3_tts_engine.talker.ops.interface import Ops, Rows
+from qwen3_tts_engine.talker.ops.interface import Hidden, Ops, Rows
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.talker import Talker
 
@@ -92,7 +92,8 @@ class TalkerRunner:
         """The talker's output for the last of a slot's rows, which begin at position `start`."""
         positions = torch.arange(start, start + len(rows), device=self._device)
         slots = torch.full_like(positions, slot)
-        return self._talker.forward(rows, self._ops.paged_attention(self._cache, slots, positions, prompts=prompts))[-1]
+        attention = self._ops.paged_attention(self._cache, slots, positions, prompts=prompts)
+        return self._talker.forward(rows, attention).rows[-1]
 
     def _take_fresh(self, slots: np.ndarray) -> np.ndarray:
         """Whether each of `slots` generates its first frame now, bool [rows]."""
@@ -109,9 +110,9 @@ class TalkerRunner:
     def _first_frame(self, slots: Tensor) -> Tensor:
         """`_frame` directly after the prefill."""
         rows = self._ops.rows(self._state, slots)
-        return self._complete(rows, rows.hidden)
+        return self._complete(rows, Hidden(rows.hidden))
 
-    def _complete(self, rows: Rows, hidden: Tensor) -> Tensor:
+    def _complete(self, rows: Rows, hidden: Hidden) -> Tensor:
         """The codes of a frame from the talker's last states [rows, H]."""
         self._predictor.predict(hidden, self._talker.logits(hidden), rows, self._frame_cache)
         rows.advance(self._talker.text_table, self._talker.code_table, self._pad_text_id)

@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812 - the customary name
 from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.configs import TalkerConfig
-from qwen3_tts_engine.talker.ops.interface import Attention, Ops
+from qwen3_tts_engine.talker.ops.interface import Attention, Hidden, Ops
 from qwen3_tts_engine.talker.transformer import Transformer
 
 PROJECTION_ROWS = 8192
@@ -28,11 +28,11 @@ class Talker:
         rows = torch.where(code_ids < 0, -1, code_ids + self.code_offsets)
         return self._ops.embed(self.code_table, rows) + self.text_table[text_ids]
 
-    def forward(self, hidden: Tensor, attention: Attention) -> Tensor:
+    def forward(self, rows: Tensor, attention: Attention) -> Hidden:
         """[rows, H] → the last hidden state [rows, H], before the final norm."""
-        return self.transformer.forward(hidden, attention)
+        return self.transformer.forward(rows, attention)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Hidden) -> Tensor:
         """Last hidden state [rows, H] → float32 logits of codebook 0 and the control ids [rows, vocabulary]."""
         return self._ops.norm_logits(hidden, self._head, self.config.rms_norm_eps)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
-from qwen3_tts_engine.talker.ops.interface import Attention, Ops
+from qwen3_tts_engine.talker.ops.interface import Attention, Hidden, Ops
 from qwen3_tts_engine.talker.weights import LayerWeights
 
 
@@ -19,9 +19,9 @@ class Transformer:
         self.final_norm = tensors[f"{prefix}.norm.weight"]
         self._ops = ops
 
-    def forward(self, hidden: Tensor, attention: Attention) -> Tensor:
-        """[rows, H] → [rows, H], before the final norm; `hidden` is used as the residual stream and overwritten."""
-        ops, eps = self._ops, self.config.rms_norm_eps
+    def forward(self, rows: Tensor, attention: Attention) -> Hidden:
+        """[rows, H] → [rows, H], before the final norm; `rows` are used as the residual stream and overwritten."""
+        hidden, ops, eps = Hidden(rows), self._ops, self.config.rms_norm_eps
         for index, weights in enumerate(self.layers):
             ops.add_linear(hidden, attention(index, hidden, weights), weights.output)
             gated = ops.norm_gated(hidden, weights.gate_up, eps)

@@ -47,8 +47,8 @@ class CudaKernel:
         self._launch.attrs = list(_attributes(major, cluster))
         self._launch.numAttrs = len(self._launch.attrs)
 
-    def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | float | None) -> None:
-        """Passes tensors as pointers (None as null), int as 32-bit integers, float as 32-bit floats."""
+    def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | float | ctypes.Structure | None) -> None:
+        """Passes tensors as pointers (None as null), int and float as 32-bit numbers, structures whole."""
         values, types = zip(*(_argument(argument) for argument in arguments), strict=True)
         self._launch.gridDimX, self._launch.gridDimY = grid
         self._launch.hStream = torch.cuda.current_stream().cuda_stream
@@ -69,7 +69,9 @@ def _attributes(major: int, cluster: int) -> Iterator[driver.CUlaunchAttribute]:
         yield blocks
 
 
-def _argument(value: Tensor | int | float | None) -> tuple[int | float, type]:
+def _argument(value: Tensor | int | float | ctypes.Structure | None) -> tuple[Any, type | None]:
+    if isinstance(value, ctypes.Structure):
+        return value, None
     if value is None or isinstance(value, Tensor):
         return 0 if value is None else value.data_ptr(), ctypes.c_void_p
     return value, ctypes.c_int if isinstance(value, int) else ctypes.c_float

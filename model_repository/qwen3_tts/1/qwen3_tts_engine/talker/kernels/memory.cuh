@@ -1,33 +1,75 @@
-// Asynchronous copies to shared memory, and what blocks of a cluster send each other.
+// Copies of tiles to shared memory by the tensor memory accelerator of Hopper, barriers, and what blocks of a cluster send each
+// other. Addresses are 32-bit ones of shared memory.
 
 #pragma once
 
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 
+// A matrix in global memory, its tile and its swizzle: what cuTensorMapEncodeTiled makes (tensor_map.py).
+struct alignas(128) TensorMap {
+    unsigned char bytes[128];
+};
+
 __device__ __forceinline__ unsigned shared_address(const void* pointer) { return (unsigned)__cvta_generic_to_shared(pointer); }
 
-__device__ __forceinline__ void copy_async(unsigned target, const bf16* source) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" :: "r"(target), "l"(source) : "memory");
+__device__ __forceinline__ void prefetch(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory"); }
+
+// Copies the tile at (column, row) of a matrix, and counts its bytes at the barrier. Rows past the end are zero.
+__device__ __forceinline__ void copy_tile(unsigned target, const TensorMap& map, int column, int row, unsigned barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+                 :: "r"(target), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
 }
 
-__device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until at most `pending` of this thread's groups of copies are incomplete; a constant after unrolling.
-__device__ __forceinline__ void wait_for_copies(int pending) {
-    switch (pending) {
-        case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
-        case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
-        case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
-        case 3: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
-        case 4: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
-        case 5: asm volatile("cp.async.wait_group 5;" ::: "memory"); break;
-        case 6: asm volatile("cp.async.wait_group 6;" ::: "memory"); break;
-        default: asm volatile("cp.async.wait_group 7;" ::: "memory"); break;
-    }
+// The same of a gated layer's weights, whose map has rows of eights, the two parts and the eights as dimensions.
+__device__ __forceinline__ void copy_gated_tile(unsigned target, const TensorMap& map, int column, int eight, unsigned barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %4}], [%5];"
+                 :: "r"(target), "l"(&map), "r"(column), "r"(0), "r"(eight), "r"(barrier) : "memory");
 }
 
-// Makes this thread's completed copies visible to products.
-__device__ __forceinline__ void publish_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Stores tiles of 8 by 8 values of a warp, two in each lane's register, with rows and columns exchanged: lane i gives the place
+// of row i, of the second tile lane 8 + i.
+__device__ __forceinline__ void store_transposed(unsigned place, unsigned tile) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" :: "r"(place), "r"(tile) : "memory");
+}
+__device__ __forceinline__ void store_transposed(unsigned place, unsigned first, unsigned second) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" :: "r"(place), "r"(first), "r"(second) : "memory");
+}
+
+// A barrier of the hardware for `threads` threads.
+__device__ __forceinline__ void meet_at(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
+}
+
+// Barriers in shared memory: a phase ends when `count` threads and all expected bytes have arrived.
+__device__ __forceinline__ void prepare(unsigned barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ __forceinline__ void arrive(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void arrive_expecting(unsigned barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+}
+
+// Waits for the end of a phase, counted modulo two; the one before the first has ended.
+__device__ __forceinline__ void await(unsigned barrier, int phase) {
+    unsigned done = 0;
+    while (!done)
+        asm volatile("{ .reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done; }"
+                     : "=r"(done) : "r"(barrier), "r"(phase) : "memory");
+}
+
+// The same for what other blocks of the cluster sent.
+__device__ __forceinline__ void await_cluster(unsigned barrier, int phase) {
+    unsigned done = 0;
+    while (!done)
+        asm volatile("{ .reg .pred done; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done; }"
+                     : "=r"(done) : "r"(barrier), "r"(phase) : "memory");
+}
 
 __device__ __forceinline__ unsigned in_block(unsigned address, int rank) {
     unsigned mapped;
@@ -35,26 +77,11 @@ __device__ __forceinline__ unsigned in_block(unsigned address, int rank) {
     return mapped;
 }
 
-// A barrier of shared memory, complete once this block has received `bytes`.
-__device__ __forceinline__ void expect(unsigned barrier, int bytes) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(barrier) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
-}
-
-// Writes to the shared memory of another block and counts the bytes at its barrier. Unlike plain stores before a barrier
+// Writes 16 bytes to the shared memory of another block and counts them at its barrier. Unlike plain stores before a barrier
 // of the cluster, it needs no fence, which would wait for all memory of this thread.
-__device__ __forceinline__ void send(unsigned target, float value, unsigned barrier) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
-                 :: "r"(target), "f"(value), "r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void wait_for_all(unsigned barrier) {
-    unsigned done;
-    do {
-        asm volatile("{ .reg .pred done; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], 0; selp.u32 %0, 1, 0, done; }"
-                     : "=r"(done) : "r"(barrier) : "memory");
-    } while (!done);
+__device__ __forceinline__ void send(unsigned target, const float* v, unsigned barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                 :: "r"(target), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier) : "memory");
 }
 
 __device__ __forceinline__ void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }

@@ -39,7 +39,11 @@ __device__ __forceinline__ void multiply_step(float (&sums)[ROWS / 2], unsigned 
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+// Waits until at most `pending` steps are incomplete: 0 or 1, a constant.
+__device__ __forceinline__ void wait_for_products(int pending) {
+    if (pending) asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+    else asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
 
 // Keeps the compiler from using a sum before the products are complete.
 __device__ __forceinline__ void settle(float& sum) { asm volatile("" : "+f"(sum) :: "memory"); }

@@ -1,5 +1,6 @@
 """The operations of a tick, implemented in PyTorch (torch_ops) and as fused CUDA kernels (kernel_ops)."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -9,10 +10,26 @@ from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
 
+@dataclass
+class Hidden:
+    """The residual stream, [rows, H].
+
+    `squares`, where a product left them, are float32 [parts, rows] and add up to the sum of squares of each row.
+    """
+
+    rows: Tensor
+    squares: Tensor | None = None
+
+    def every(self, count: int) -> "Hidden":
+        """The last of every `count` rows."""
+        squares = None if self.squares is None else self.squares[:, count - 1 :: count]
+        return Hidden(self.rows[count - 1 :: count], squares)
+
+
 class Attention(Protocol):
     """Attention of one layer, bound to a cache."""
 
-    def __call__(self, layer: int, hidden: Tensor, weights: LayerWeights) -> Tensor:
+    def __call__(self, layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
         """[rows, H] → [rows, q heads·D]: RMSNorm and the product of queries, keys and values, then norms and rotates
         them, stores keys and values, attends."""
 
@@ -51,17 +68,17 @@ class Ops(Protocol):
         """x / rms(x) · norm."""
 
     def norm_linear(
-        self, x: Tensor, product: NormLinear, eps: float, *, bias: Tensor | None = None, out: Tensor | None = None
+        self, x: Hidden, product: NormLinear, eps: float, *, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         """RMSNorm, then x @ weight.T + bias, in the dtype of `x`."""
 
-    def norm_logits(self, x: Tensor, product: NormLinear, eps: float) -> Tensor:
+    def norm_logits(self, x: Hidden, product: NormLinear, eps: float) -> Tensor:
         """RMSNorm, then x @ weight.T in float32."""
 
-    def norm_gated(self, x: Tensor, gate_up: NormLinear, eps: float) -> Tensor:
+    def norm_gated(self, x: Hidden, gate_up: NormLinear, eps: float) -> Tensor:
         """RMSNorm, then SiLU(gate) · up; the weight of gate_up is [2·I, H]."""
 
-    def add_linear(self, residual: Tensor, x: Tensor, weight: Tensor) -> None:
+    def add_linear(self, residual: Hidden, x: Tensor, weight: Tensor) -> None:
         """residual += x @ weight.T, in place."""
 
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:

@@ -9,25 +9,22 @@ from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.talker.kernels import prompt_attention, rowwise
-from qwen3_tts_engine.talker.kernels.cluster_linear import ClusterLinear, cluster_linear, divides
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel
 from qwen3_tts_engine.talker.kernels.skinny_linear import LANES, SkinnyLinear
+from qwen3_tts_engine.talker.kernels.tile_linear import TileLinear
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
-from qwen3_tts_engine.talker.ops.interface import Attention
+from qwen3_tts_engine.talker.ops.interface import Attention, Hidden
+from qwen3_tts_engine.talker.ops.products import Products, by_rows, run, without_norm
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
-# By number of rows: the largest weight, in elements, for which skinny_linear beats cuBLAS (measured on an H200).
-SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 5_000_000}
-# The same for cluster_linear, which requires Hopper (scripts/benchmarks/products/README.md).
-CLUSTER = {16: 0, 32: 1 << 40, 64: 7_000_000}
 # Warps of a paged attention block, by number of rows: few rows leave multiprocessors idle, so each gets more warps; of
 # many rows all blocks should be resident at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than 4).
 ATTENTION_WARPS = {16: 8, 48: 4, 640: 2, 1 << 40: 1}
 # The largest number of rows whose norm frame_attention computes.
 FRAME_NORM_ROWS = 640
-# Fixed launch shape in batch-invariant mode. 8 rows per block would read the weights twice as often for many rows.
-INVARIANT_HALVES, INVARIANT_WARPS = 2, 4
+# In batch-invariant mode.
+INVARIANT_WARPS = 4
 FRAME_WARPS, MAX_DRAW_THREADS = 4, 256
 GATE_BLOCK = 1024
 
@@ -37,7 +34,7 @@ class KernelOps:
         """`batch_invariant` makes a row's arithmetic independent of the number of rows, at a cost in speed."""
         self._batch_invariant = batch_invariant
         major, _ = torch.cuda.get_device_capability(device)
-        self._has_clusters = major == HOPPER and not batch_invariant
+        self._products = Products(device, batch_invariant=batch_invariant)
         overlap = major >= HOPPER
         self._launch = {"PDL": overlap, "launch_pdl": overlap}
 
@@ -53,41 +50,36 @@ class KernelOps:
         return out
 
     def norm_linear(
-        self, x: Tensor, product: NormLinear, eps: float, bias: Tensor | None = None, out: Tensor | None = None
+        self, x: Hidden, product: NormLinear, eps: float, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        weight = product.weight
-        form = self._form(x, weight, NORM=1, BIAS=int(bias is not None))
-        if form is None:
-            value = torch.nn.functional.linear(self.rms_norm(x, None, eps), weight, bias)
-            return value if out is None else out.copy_(value)
-        out = x.new_empty(len(x), len(weight)) if out is None else out
-        return self._multiply(form, x, weight, out, bias, eps)
+        weight, rows = product.weight, x.rows
+        made = rows.new_empty(len(rows), len(weight)) if out is None else out
+        if self._norm_product(x, weight, made, eps, bias, BIAS=int(bias is not None)):
+            return made
+        value = torch.nn.functional.linear(self.rms_norm(rows, None, eps), weight, bias)
+        return value if out is None else out.copy_(value)
 
-    def norm_logits(self, x: Tensor, product: NormLinear, eps: float) -> Tensor:
-        weight = product.weight
-        form = self._form(x, weight, NORM=1, FLOAT_OUT=1)
-        if form is None:
-            return torch.mm(self.rms_norm(x, None, eps), weight.T, out_dtype=torch.float32)
-        return self._multiply(form, x, weight, x.new_empty(len(x), len(weight), dtype=torch.float32), None, eps)
+    def norm_logits(self, x: Hidden, product: NormLinear, eps: float) -> Tensor:
+        weight, rows = product.weight, x.rows
+        out = rows.new_empty(len(rows), len(weight), dtype=torch.float32)
+        if self._norm_product(x, weight, out, eps, FLOAT_OUT=1):
+            return out
+        return torch.mm(self.rms_norm(rows, None, eps), weight.T, out_dtype=torch.float32)
 
-    def norm_gated(self, x: Tensor, gate_up: NormLinear, eps: float) -> Tensor:
-        width = len(gate_up.weight) // 2
-        out = x.new_empty(len(x), width)
-        form = self._form(x, gate_up.weight, NORM=1, GATED=1)
-        if form is not None:
-            return self._multiply(form, x, gate_up.weight, out, None, eps)
-        both = torch.mm(x, gate_up.weight.T)
-        grid, inputs = (len(x), triton.cdiv(width, GATE_BLOCK)), x.shape[1]
+    def norm_gated(self, x: Hidden, gate_up: NormLinear, eps: float) -> Tensor:
+        weight, rows = gate_up.weight, x.rows
+        width = len(weight) // 2
+        out = rows.new_empty(len(rows), width)
+        if self._norm_product(x, weight, out, eps, GATED=1):
+            return out
+        both = torch.mm(rows, weight.T)
+        grid, inputs = (len(rows), triton.cdiv(width, GATE_BLOCK)), rows.shape[1]
         sizes = {"INPUTS": inputs, "X_BLOCK": triton.next_power_of_2(inputs), "WIDTH": width, "BLOCK": GATE_BLOCK}
-        rowwise.gate_kernel[grid](x, both, out, x.stride(0), eps, **sizes, **self._launch)
+        rowwise.gate_kernel[grid](rows, both, out, rows.stride(0), eps, **sizes, **self._launch)
         return out
 
-    def add_linear(self, residual: Tensor, x: Tensor, weight: Tensor) -> None:
-        form = self._form(x, weight, RESIDUAL=1)
-        if form is None:
-            torch.addmm(residual, x, weight.T, out=residual)
-        else:
-            self._multiply(form, x, weight, residual, None, 0.0)
+    def add_linear(self, residual: Hidden, x: Tensor, weight: Tensor) -> None:
+        self._products.add(residual, x, weight)
 
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:
         rows, terms = indices.shape
@@ -109,7 +101,7 @@ class KernelOps:
         stride, eps, scale = cache.page_table.stride(0), config.rms_norm_eps, config.head_dim**-0.5
         tile = {"QUERIES": prompt_attention.QUERIES, "KEYS": prompt_attention.KEYS, "num_warps": prompt_attention.WARPS}
 
-        def attend(layer: int, hidden: Tensor, weights: LayerWeights) -> Tensor:
+        def attend(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
             qkv = self.norm_linear(hidden, weights.qkv, eps)
             memory = (cache.cos, cache.sin, *cache.data[layer])
             out = qkv.new_empty(len(qkv), config.query_size)
@@ -132,13 +124,13 @@ class KernelOps:
         eps, scale = config.rms_norm_eps, config.head_dim**-0.5
         macros = _heads(config) | {"POSITIONS": cache.data.shape[3], "COUNT": count, "WARPS": FRAME_WARPS}
 
-        def attend(layer: int, hidden: Tensor, weights: LayerWeights) -> Tensor:
+        def attend(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
             qkv, inputs = self._frame_qkv(hidden, weights.qkv, eps)
             kernel = _kernel("attention.cu", "frame_attention", LANES * FRAME_WARPS, **macros, INPUTS=inputs)
             out, rows = qkv.new_empty(len(qkv), config.query_size), len(qkv) // count
             memory = (weights.q_norm, weights.k_norm, cache.cos, cache.sin, *cache.data[layer], out)
             grid = (triton.cdiv(rows * key_heads, FRAME_WARPS), 1)
-            kernel(grid, hidden, qkv, *memory, hidden.stride(0), rows, start, eps, scale)
+            kernel(grid, hidden.rows, qkv, *memory, hidden.rows.stride(0), rows, start, eps, scale)
             return out
 
         return attend
@@ -146,45 +138,34 @@ class KernelOps:
     def rows(self, state: SlotState, slots: Tensor) -> "KernelRows":
         return KernelRows(state, slots, self._launch)
 
-    def _frame_qkv(self, x: Tensor, product: NormLinear, eps: float) -> tuple[Tensor, int]:
-        """Queries, keys and values, and INPUTS of frame_attention, which norms what cuBLAS multiplied: one kernel less.
+    def _frame_qkv(self, hidden: Hidden, product: NormLinear, eps: float) -> tuple[Tensor, int]:
+        """Queries, keys and values, and INPUTS of frame_attention, which norms them where no product can.
 
         paged_attention does not, nor frame_attention for many rows: blocks of a row each read all of `x` (1 % slower).
         """
-        if len(x) <= FRAME_NORM_ROWS and self._form(x, product.weight, NORM=1) is None:
-            return torch.mm(x, product.weight.T), x.shape[1]
-        return self.norm_linear(x, product, eps), 0
+        rows = hidden.rows
+        form = self._products.form(len(rows), product.weight, NORM=1)
+        is_normed = isinstance(form, SkinnyLinear) or (form is not None and hidden.squares is not None)
+        if is_normed or len(rows) > FRAME_NORM_ROWS:
+            return self.norm_linear(hidden, product, eps), 0
+        return self._products.multiply(rows, product.weight), rows.shape[1]
 
-    def _form(self, x: Tensor, weight: Tensor, **flags: int) -> SkinnyLinear | ClusterLinear | None:
-        """The kernel that is fastest for the product of these rows; None for cuBLAS."""
-        rows, (height, inputs) = len(x), weight.shape
-        outputs = height // (1 + flags.get("GATED", 0))
-        if self._batch_invariant:
-            return SkinnyLinear(outputs, inputs, INVARIANT_HALVES, **flags)
-        gated, elements = bool(flags.get("GATED")), height * inputs
-        if self._has_clusters and elements <= _by_rows(CLUSTER, rows) and divides(outputs, inputs, gated=gated):
-            return cluster_linear(outputs, inputs, rows, **flags)
-        if elements > _by_rows(SKINNY, rows):
-            return None
-        return SkinnyLinear(outputs, inputs, 1 if rows <= 8 else 2 if rows <= 16 else 4, **flags)
-
-    def _multiply(
-        self,
-        form: SkinnyLinear | ClusterLinear,
-        x: Tensor,
-        weight: Tensor,
-        out: Tensor,
-        bias: Tensor | None,
-        eps: float,
-    ) -> Tensor:
-        grid = (form.blocks, triton.cdiv(len(x), form.rows))
-        _linear_kernel(form)(grid, x, weight, bias, out, len(x), x.stride(0), out.stride(0), eps)
-        return out
+    def _norm_product(
+        self, x: Hidden, weight: Tensor, out: Tensor, eps: float, bias: Tensor | None = None, **flags: int
+    ) -> bool:
+        """RMSNorm and the product, unless cuBLAS is faster: then nothing, and False."""
+        rows, form = x.rows, self._products.form(len(x.rows), weight, NORM=1, **flags)
+        if form is None:
+            return False
+        if isinstance(form, TileLinear) and x.squares is None:
+            rows, form = self.rms_norm(rows, None, eps), without_norm(form)
+        run(form, rows, weight, out, squares=x.squares, bias=bias, eps=eps)
+        return True
 
     def _attention_warps(self, rows: int) -> int:
         if self._batch_invariant:
             return INVARIANT_WARPS
-        return _by_rows(ATTENTION_WARPS, rows)
+        return by_rows(ATTENTION_WARPS, rows)
 
 
 class KernelRows:
@@ -222,11 +203,6 @@ class KernelRows:
         )  # fmt: skip
 
 
-def _by_rows(values: dict[int, int], rows: int) -> int:
-    """The value of the smallest number of rows that is not exceeded, 0 beyond the largest."""
-    return next((value for max_rows, value in values.items() if rows <= max_rows), 0)
-
-
 def _draw_threads(vocabulary: int) -> int:
     """As many as can each have the same number of logits, in vectors of four. Raises ValueError if none can."""
     whole = [threads for threads in range(LANES, MAX_DRAW_THREADS + 1, LANES) if vocabulary % (4 * threads) == 0]
@@ -238,11 +214,6 @@ def _draw_threads(vocabulary: int) -> int:
 @cache
 def _kernel(source: str, function: str, threads: int, **macros: int) -> CudaKernel:
     return CudaKernel(source, function, macros, threads)
-
-
-@cache
-def _linear_kernel(form: SkinnyLinear | ClusterLinear) -> CudaKernel:
-    return CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes, form.cluster)
 
 
 def _heads(config: TransformerConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.talker import sampling
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
-from qwen3_tts_engine.talker.ops.interface import Attention
+from qwen3_tts_engine.talker.ops.interface import Attention, Hidden
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
@@ -28,19 +28,19 @@ class TorchOps:
         return _copy_to(rms_norm(x, norm, eps), out)
 
     def norm_linear(
-        self, x: Tensor, product: NormLinear, eps: float, bias: Tensor | None = None, out: Tensor | None = None
+        self, x: Hidden, product: NormLinear, eps: float, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        return _copy_to(norm_product(x, product, eps, bias), out)
+        return _copy_to(norm_product(x.rows, product, eps, bias), out)
 
-    def norm_logits(self, x: Tensor, product: NormLinear, eps: float) -> Tensor:
-        return norm_product(x, product, eps).float()
+    def norm_logits(self, x: Hidden, product: NormLinear, eps: float) -> Tensor:
+        return norm_product(x.rows, product, eps).float()
 
-    def norm_gated(self, x: Tensor, gate_up: NormLinear, eps: float) -> Tensor:
-        gate, up = norm_product(x, gate_up, eps).chunk(2, dim=-1)
+    def norm_gated(self, x: Hidden, gate_up: NormLinear, eps: float) -> Tensor:
+        gate, up = norm_product(x.rows, gate_up, eps).chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def add_linear(self, residual: Tensor, x: Tensor, weight: Tensor) -> None:
-        residual += linear(x, weight)
+    def add_linear(self, residual: Hidden, x: Tensor, weight: Tensor) -> None:
+        residual.rows += linear(x, weight)
 
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:
         return table[indices].sum(1)
@@ -53,8 +53,8 @@ class TorchOps:
         blocks = zip(slots.split(at_once), positions.split(at_once), strict=True)
         visible = [_visible_keys(cache, *block) for block in blocks]
 
-        def attend(layer: int, hidden: Tensor, weights: LayerWeights) -> Tensor:
-            qkv = norm_product(hidden, weights.qkv, cache.config.rms_norm_eps)
+        def attend(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
+            qkv = norm_product(hidden.rows, weights.qkv, cache.config.rms_norm_eps)
             query, key, value = split_heads(qkv, weights, cache.config, cos, sin)
             keys, values = cache.data[layer]
             keys[written], values[written] = key, value
@@ -71,8 +71,8 @@ class TorchOps:
         # With several threads, rounding depends on the alignment of each thread's buffer.
         row_by_row = cache.data.is_cpu and torch.get_num_threads() > 1
 
-        def attend(layer: int, hidden: Tensor, weights: LayerWeights) -> Tensor:
-            qkv = norm_product(hidden, weights.qkv, cache.config.rms_norm_eps)
+        def attend(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
+            qkv = norm_product(hidden.rows, weights.qkv, cache.config.rms_norm_eps)
             query, key, value = split_heads(qkv.unflatten(0, (-1, count)), weights, cache.config, cos, sin)
             keys, values = cache.data[layer, :, : len(query), :end]
             keys[:, start:], values[:, start:] = key, value

@@ -1,0 +1,222 @@
+// y = x @ w.T for tens to hundreds of rows of x, on the tensor cores of Hopper. One thread of a block copies tiles of the
+// weights to shared memory before the previous kernel ends, and tiles of x after it; warpgroups multiply them. Blocks of a
+// cluster split K, and each completes a part of the rows.
+//
+// Compiled once for each shape, with these macros:
+//   N, K            outputs, inputs (a gated layer has 2 N rows of weights: N gates, then N ups)
+//   ROWS            rows of x that a block multiplies: 32, 64, 96 or 128
+//   GROUPS          warpgroups per block that multiply, each with 64 rows of weights
+//   SPLIT           blocks per cluster, each with K / SPLIT inputs, a multiple of 64
+//   STAGES          steps of 64 inputs that shared memory holds
+//   RESIDENT        blocks per multiprocessor that registers must suffice for
+//   NORM            1: x is normalised first (RMSNorm, whose weights w includes), by its sums of squares
+//   GATED           1: y = silu(gate) * up
+//   RESIDUAL        1: out += y, and the sums of squares of the result are written, a part for 64 outputs
+//   BIAS            1: y += bias
+//   FLOAT_OUT       1: `out` is float, else bfloat16
+//
+// Weights are the left operand of the tensor cores, so that outputs fill the 64 rows of an instruction and rows of x its
+// columns. Of a gated layer, a tile has eight gates, then their ups, so that one thread has the sums of both. The norm's
+// scale is one number per row, so it is applied to the sums. Sums of a row are added in the order of the blocks' ranks:
+// equal inputs give equal bits.
+
+#include "bfloat16.cuh"
+#include "memory.cuh"
+
+constexpr int GROUP = 128;
+constexpr int MULTIPLIERS = GROUP * GROUPS;         // threads; one warp more copies
+constexpr int THREADS = MULTIPLIERS + LANES;
+constexpr int STEP = 64;
+constexpr int STEPS = K / SPLIT / STEP;
+constexpr int OWN = GATED ? 32 : 64;                // outputs of a warpgroup
+constexpr int OUTPUTS = OWN * GROUPS;               // of a block
+constexpr int W_BYTES = 64 * GROUPS * STEP * 2;
+constexpr int X_BYTES = ROWS * STEP * 2;
+constexpr int STAGE = W_BYTES + X_BYTES;
+constexpr int SHARE = ROWS / SPLIT;                 // rows that a block completes
+constexpr int EIGHTS = SHARE / 8;
+constexpr int SENT = EIGHTS * MULTIPLIERS * 16;     // bytes of sums to another block
+constexpr int INBOX = (SPLIT - 1) * SENT;
+constexpr int PITCH = OWN * 2 + 16;                 // bytes of a result's row in shared memory; avoids bank conflicts
+constexpr int PIECES = OWN / 8;                     // of 16 bytes
+constexpr int AT_ONCE = GROUP / PIECES;             // rows that a warpgroup writes at once
+constexpr int ITEMS = (SHARE + AT_ONCE - 1) / AT_ONCE;
+
+static_assert(N % OUTPUTS == 0 && K % (SPLIT * STEP) == 0, "the shape must divide");
+static_assert(SHARE % 8 == 0, "a block completes whole columns of the instruction's tiles");
+static_assert(STAGES <= STEPS && (STAGES > 1 || STEPS == 1), "a stage is refilled one step after its use");
+static_assert(GROUPS * SHARE * PITCH <= STAGES * STAGE, "results replace the staged operands");
+static_assert(SHARE <= MULTIPLIERS, "a thread computes the norm of a row");
+static_assert(!(RESIDUAL && (GATED || BIAS || FLOAT_OUT)) && !(GATED && (BIAS || FLOAT_OUT)), "no layer has both");
+
+#include "tensor_cores.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const bf16* __restrict__ bias,
+            const float* squares_in, float* squares_out, void* out, int rows, int stride_out, int parts, int stride_part,
+            int stride_square, float eps) {
+    DYNAMIC_SHARED(shared);
+    const unsigned ring = shared_address(shared), inbox = ring + STAGES * STAGE;
+    const unsigned full = inbox + INBOX, empty = full + 8 * STAGES, complete = empty + 8 * STAGES;
+    const float* const received = (const float*)(shared + STAGES * STAGE);
+    float* const scales = (float*)(shared + STAGES * STAGE + INBOX + 16 * STAGES + 16);
+
+    const int thread = threadIdx.x, lane = thread % LANES, warp = thread / LANES;
+    const int rank = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT;
+    const int first_output = tile % (N / OUTPUTS) * OUTPUTS, first_row = tile / (N / OUTPUTS) * ROWS;
+
+    if (thread == MULTIPLIERS) {
+        prefetch(x_map), prefetch(w_map);
+        for (int stage = 0; stage < STAGES; stage++) prepare(full + 8 * stage, 1), prepare(empty + 8 * stage, 4 * GROUPS);
+        prepare(complete, 1);
+        publish_barriers();
+        arrive_expecting(complete, INBOX);
+    }
+    __syncthreads();
+    if (SPLIT > 1) arrive_in_cluster();
+    let_next_start();
+
+    if (warp == 4 * GROUPS) {
+        if (lane == 0) {
+            auto copy_weights = [&](int step, int stage) {
+                const int column = (rank * STEPS + step) * STEP;
+                arrive_expecting(full + 8 * stage, STAGE);
+                if (GATED) copy_gated_tile(ring + stage * STAGE, w_map, column, first_output / 8, full + 8 * stage);
+                else copy_tile(ring + stage * STAGE, w_map, column, first_output, full + 8 * stage);
+            };
+            auto copy_x = [&](int step, int stage) {
+                copy_tile(ring + stage * STAGE + W_BYTES, x_map, (rank * STEPS + step) * STEP, first_row, full + 8 * stage);
+            };
+            for (int step = 0; step < STAGES; step++) copy_weights(step, step);
+            wait_for_previous();
+            for (int step = 0; step < STAGES; step++) copy_x(step, step);
+            for (int step = STAGES; step < STEPS; step++) {
+                const int stage = step % STAGES;
+                await(empty + 8 * stage, (step / STAGES - 1) % 2);
+                copy_weights(step, stage), copy_x(step, stage);
+            }
+        }
+        __syncwarp();
+        if (SPLIT > 1) wait_for_cluster();
+        return;
+    }
+
+    const int group = __shfl_sync(ALL, warp / 4, 0);
+    const int own_row = first_row + rank * SHARE;
+    wait_for_previous();
+    if (NORM && thread < SHARE) {
+        float total = 0.0f;
+        const float* const squares = squares_in + min(own_row + thread, rows - 1) * stride_square;
+        #pragma unroll 8
+        for (int part = 0; part < parts; part++) total += squares[part * stride_part];
+        scales[thread] = rsqrtf(total / K + eps);
+    }
+
+    float sums[ROWS / 2] = {};
+    int stage = 0, phase = 0, used = 0;
+    #pragma unroll 1
+    for (int step = 0; step < STEPS; step++) {
+        await(full + 8 * stage, phase);
+        multiply_step(sums, ring + stage * STAGE + group * 64 * 128, ring + stage * STAGE + W_BYTES);
+        wait_for_products(1);
+        if (step && lane == 0) arrive(empty + 8 * used);
+        used = stage;
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+    }
+
+    // What this thread writes: a piece of rows top, top + AT_ONCE, ...
+    const int piece = thread % PIECES, top = thread % GROUP / PIECES;
+    bf16* const target = (bf16*)out + (size_t)(own_row + top) * stride_out + first_output + group * OWN + piece * 8;
+    auto is_mine = [&](int i) { return top + i * AT_ONCE < SHARE && own_row + top + i * AT_ONCE < rows; };
+    uint4 before[ITEMS];
+    if (RESIDUAL)
+        #pragma unroll
+        for (int i = 0; i < ITEMS; i++) before[i] = is_mine(i) ? *(const uint4*)(target + (size_t)i * AT_ONCE * stride_out) : uint4{0, 0, 0, 0};
+    wait_for_products(0);
+    #pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) settle(sums[i]);
+    // Nobody reads the stages any more.
+    meet_at(1, MULTIPLIERS);
+
+    float own[SHARE / 2];
+    if (SPLIT > 1) wait_for_cluster();
+    #pragma unroll
+    for (int owner = 0; owner < SPLIT; owner++) {
+        const float* const part = sums + owner * SHARE / 2;
+        if (owner == rank) {
+            #pragma unroll
+            for (int i = 0; i < SHARE / 2; i++) own[i] = part[i];
+        } else {
+            const unsigned place = in_block(inbox, owner) + (rank - (rank > owner)) * SENT + thread * 16, barrier = in_block(complete, owner);
+            #pragma unroll
+            for (int i = 0; i < EIGHTS; i++) send(place + i * MULTIPLIERS * 16, part + 4 * i, barrier);
+        }
+    }
+    if (SPLIT > 1) {
+        await_cluster(complete, 0);
+        #pragma unroll
+        for (int i = 0; i < EIGHTS; i++) {
+            float total[4] = {};
+            #pragma unroll
+            for (int other = 0; other < SPLIT; other++) {
+                const float* const from = received + ((other - (other > rank)) * SENT / 4 + (i * MULTIPLIERS + thread) * 4);
+                #pragma unroll
+                for (int j = 0; j < 4; j++) total[j] += other == rank ? own[4 * i + j] : from[j];
+            }
+            #pragma unroll
+            for (int j = 0; j < 4; j++) own[4 * i + j] = total[j];
+        }
+    }
+
+    // Of eight rows at a time a thread has two, of output lane / 4 of its warp's 16 and, eight on, of another or of the up.
+    const int output = group * OWN + warp % 4 * (OWN / 4) + lane / 4;
+    float added[2] = {};
+    if (BIAS)
+        #pragma unroll
+        for (int half = 0; half < 2; half++) added[half] = widen(bias[first_output + output + 8 * half]);
+    const unsigned results = ring + group * SHARE * PITCH;
+    const unsigned place = results + lane % 8 * PITCH + warp % 4 * (OWN / 2) + (GATED ? 0 : lane / 8 % 2 * 16);
+    #pragma unroll
+    for (int i = 0; i < EIGHTS; i++) {
+        float value[4];
+        const int row = 8 * i + lane % 4 * 2;
+        #pragma unroll
+        for (int j = 0; j < 4; j++) value[j] = own[4 * i + j] * (NORM ? scales[row + j % 2] : 1.0f) + added[j / 2];
+        if (FLOAT_OUT) {
+            #pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (own_row + row + j % 2 < rows)
+                    ((float*)out)[(size_t)(own_row + row + j % 2) * stride_out + first_output + output + j / 2 * 8] = value[j];
+        } else if (GATED) {
+            float gated[2];
+            #pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const float gate = rounded(value[j]);
+                gated[j] = rounded(gate / (1.0f + __expf(-gate))) * rounded(value[j + 2]);
+            }
+            store_transposed(place + 8 * i * PITCH, pack(gated[0], gated[1]));
+        } else {
+            store_transposed(place + 8 * i * PITCH, pack(value[0], value[1]), pack(value[2], value[3]));
+        }
+    }
+    if (FLOAT_OUT) return;
+    meet_at(2 + group, GROUP);
+
+    #pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        uint4 value = *(const uint4*)(shared + (results - ring) + (top + i * AT_ONCE) * PITCH + piece * 16);
+        if (RESIDUAL) {
+            float sum[8], old[8];
+            unpack(value, sum), unpack(before[i], old);
+            #pragma unroll
+            for (int j = 0; j < 8; j++) sum[j] += old[j];
+            value = pack(sum);
+            float total = squares(value);
+            total += __shfl_xor_sync(ALL, total, 1);
+            total += __shfl_xor_sync(ALL, total, 2);
+            total += __shfl_xor_sync(ALL, total, 4);
+            if (is_mine(i) && piece == 0) squares_out[(size_t)(first_output / OWN + group) * rows + own_row + top + i * AT_ONCE] = total;
+        }
+        if (is_mine(i)) *(uint4*)(target + (size_t)i * AT_ONCE * stride_out) = value;
+    }
+}

@@ -1,0 +1,96 @@
+"""Matrix products of a tick by the kernel that is fastest for their rows."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel
+from qwen3_tts_engine.talker.kernels.skinny_linear import SkinnyLinear
+from qwen3_tts_engine.talker.kernels.tensor_map import gated_map, tensor_map
+from qwen3_tts_engine.talker.kernels.tile_linear import STEP, SUM_OUTPUTS, TileLinear, tile_linear
+from qwen3_tts_engine.talker.ops.interface import Hidden
+
+# By number of rows: the largest hidden size, the shorter side of a stack's weights, for which skinny_linear beats
+# tile_linear on Hopper, and the largest weight, in elements, for which it beats cuBLAS (measured on an H200).
+SKINNY_BEFORE_TILES = {8: 1 << 40, 16: 1024}
+SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 5_000_000}
+# Fixed launch shape in batch-invariant mode. 8 rows per block would read the weights twice as often for many rows.
+INVARIANT_HALVES = 2
+Form = SkinnyLinear | TileLinear
+
+
+class Products:
+    def __init__(self, device: torch.device, *, batch_invariant: bool) -> None:
+        self._batch_invariant = batch_invariant
+        major, _ = torch.cuda.get_device_capability(device)
+        self._has_tiles = major == HOPPER and not batch_invariant
+
+    def form(self, rows: int, weight: Tensor, **flags: int) -> Form | None:
+        """The kernel for `rows` and a weight [outputs, inputs], or [2 · outputs, inputs] if GATED; None for cuBLAS."""
+        height, inputs = weight.shape
+        outputs = height // (1 + flags.get("GATED", 0))
+        if self._batch_invariant:
+            return SkinnyLinear(outputs, inputs, INVARIANT_HALVES, **flags)
+        skinny = SkinnyLinear(outputs, inputs, 1 if rows <= 8 else 2 if rows <= 16 else 4, **flags)
+        if self._has_tiles and min(height, inputs) <= by_rows(SKINNY_BEFORE_TILES, rows):
+            return skinny
+        if self._has_tiles and (tile := tile_linear(outputs, inputs, rows, **flags)):
+            return tile
+        return skinny if height * inputs <= by_rows(SKINNY, rows) else None
+
+    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x @ weight.T."""
+        form = self.form(len(x), weight)
+        if form is None:
+            return torch.mm(x, weight.T)
+        out = x.new_empty(len(x), len(weight))
+        run(form, x, weight, out)
+        return out
+
+    def add(self, residual: Hidden, x: Tensor, weight: Tensor) -> None:
+        """residual += x @ weight.T, in place."""
+        form = self.form(len(x), weight, RESIDUAL=1)
+        if form is None:
+            torch.addmm(residual.rows, x, weight.T, out=residual.rows)
+        residual.squares = run(form, x, weight, residual.rows) if form else None
+
+
+def by_rows(values: dict[int, int], rows: int) -> int:
+    """The value of the smallest number of rows that is not exceeded, 0 beyond the largest."""
+    return next((value for most, value in values.items() if rows <= most), 0)
+
+
+def without_norm(form: TileLinear) -> TileLinear:
+    return replace(form, NORM=0)
+
+
+def run(
+    form: Form,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    squares: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor | None:
+    """`squares` are those of `x` (Hidden), which a norm of TileLinear needs. Returns those of `out`, if it has them."""
+    rows, kernel = len(x), _kernel(form)
+    if isinstance(form, SkinnyLinear):
+        grid = (form.blocks, triton.cdiv(rows, form.rows))
+        kernel(grid, x, weight, bias, out, rows, x.stride(0), out.stride(0), eps)
+        return None
+    maps = tensor_map(x, STEP, form.ROWS), (gated_map if form.GATED else tensor_map)(weight, STEP, form.height)
+    sums = x.new_empty(form.N // SUM_OUTPUTS, rows, dtype=torch.float32) if form.RESIDUAL else None
+    layout = (0, 0, 0) if squares is None else (len(squares), *squares.stride())
+    kernel((form.blocks(rows), 1), *maps, bias, squares, sums, out, rows, out.stride(0), *layout, eps)
+    return sums
+
+
+@cache
+def _kernel(form: Form) -> Any:
+    return CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes, form.cluster)

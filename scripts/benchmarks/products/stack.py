@@ -1,0 +1,147 @@
+"""Layers of random weights, timed in a CUDA graph with chosen kernels for their products."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from qwen3_tts_engine.checkpoint.configs import TalkerConfig, TransformerConfig
+from qwen3_tts_engine.talker.kernels.tile_linear import Tile, with_stages
+from qwen3_tts_engine.talker.kv_cache import FrameCache
+from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
+from qwen3_tts_engine.talker.ops.products import Form, Products
+from qwen3_tts_engine.talker.transformer import Transformer
+from scripts.benchmarks.cuda_timing import graph_us
+from scripts.synthetic.configs import model_config
+
+# Positions of a frame, and of the talker's layers, whose attention here is that of the predictor too.
+POSITIONS = 16
+TOKENS = ("im_start", "im_end", "assistant", "tts_pad", "tts_bos", "tts_eos")
+
+
+@dataclass(frozen=True)
+class Product:
+    outputs: int
+    inputs: int
+    flag: str | None = None
+
+    @property
+    def flags(self) -> dict[str, int]:
+        return {"NORM": 1} | ({self.flag: 1} if self.flag else {})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the weight."""
+        return self.outputs * (2 if self.flag == "GATED" else 1), self.inputs
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`passes` through the layers and the head make one tick."""
+
+    config: TransformerConfig
+    vocabulary: int
+    passes: int
+
+    @cached_property
+    def products(self) -> dict[str, Product]:
+        config = self.config
+        hidden, inner, queries = config.hidden_size, config.intermediate_size, config.query_size
+        return {
+            "qkv": Product(queries + 2 * config.key_value_size, hidden),
+            "out": Product(hidden, queries, "RESIDUAL"),
+            "gate": Product(inner, hidden, "GATED"),
+            "down": Product(hidden, inner, "RESIDUAL"),
+            "head": Product(self.vocabulary, hidden, "FLOAT_OUT"),
+        }
+
+
+def shapes() -> dict[str, Shape]:
+    """Of a released 1.7B checkpoint; both stacks of a 0.6B one have the predictor's products."""
+    talker = TalkerConfig.model_validate(
+        model_config("1.7b", "custom_voice", {f"{name}_token_id": 0 for name in TOKENS})["talker_config"]
+    )
+    predictor = talker.code_predictor_config
+    return {
+        "predictor": Shape(predictor, predictor.vocab_size, talker.num_code_groups - 1),
+        "talker": Shape(talker, talker.vocab_size, 1),
+    }
+
+
+class ChosenProducts(Products):
+    """`tiles` by the weight's shape, None for cuBLAS; others as served."""
+
+    def __init__(self, device: torch.device, tiles: Mapping[tuple[int, int], Tile | None]) -> None:
+        super().__init__(device, batch_invariant=False)
+        self._tiles = tiles
+
+    def form(self, rows: int, weight: Tensor, **flags: int) -> Form | None:
+        height, inputs = weight.shape
+        if (height, inputs) not in self._tiles:
+            return super().form(rows, weight, **flags)
+        tile = self._tiles[height, inputs]
+        return tile and with_stages(height // (1 + flags.get("GATED", 0)), inputs, tile, **flags)
+
+
+class ChosenOps(KernelOps):
+    def __init__(self, device: torch.device, tiles: Mapping[tuple[int, int], Tile | None]) -> None:
+        super().__init__(device)
+        self._products = ChosenProducts(device, tiles)
+
+
+class Stack:
+    def __init__(self, shape: Shape, rows: int, device: torch.device) -> None:
+        self._shape, self._device = shape, device
+        config, self._ops = shape.config, KernelOps(device)
+        torch.manual_seed(0)
+        with device:
+            tensors = dict(layer for index in range(config.num_hidden_layers) for layer in layer_tensors(config, index))
+            tensors["model.norm.weight"] = torch.ones(config.hidden_size, dtype=torch.bfloat16)
+        self._transformer = Transformer(config, tensors, "model", self._ops)
+        head = 0.02 * torch.randn(shape.vocabulary, config.hidden_size, device=device)
+        self._head = self._ops.fold(torch.ones(config.hidden_size, device=device), head.bfloat16())
+        self._cache = FrameCache(config, rows, POSITIONS, torch.bfloat16, device)
+        self._start = torch.randn(rows, config.hidden_size, device=device).bfloat16()
+
+    def layer_us(self, tiles: Mapping[str, Tile | None], repeats: int) -> float:
+        """Microseconds of all passes, for each layer, with these tiles for the products of those names."""
+        x, ops = self._start.clone(), self._chosen(tiles)
+        self._run(x, ops)
+        count = self._shape.passes * self._shape.config.num_hidden_layers
+        return graph_us(lambda: self._run(x, ops), repeats) / count
+
+    def result(self, tiles: Mapping[str, Tile | None]) -> Tensor:
+        """[rows, H] after all passes."""
+        self._cache.data.zero_()
+        x = self._start.clone()
+        self._run(x, self._chosen(tiles))
+        return x
+
+    def _chosen(self, tiles: Mapping[str, Tile | None]) -> KernelOps:
+        return ChosenOps(self._device, {self._shape.products[name].shape: tile for name, tile in tiles.items()})
+
+    def _run(self, x: Tensor, ops: KernelOps) -> None:
+        self._transformer._ops = ops
+        for position in range(POSITIONS - self._shape.passes, POSITIONS):
+            hidden = self._transformer.forward(x, ops.frame_attention(self._cache, position, 1))
+            ops.norm_logits(hidden, self._head, self._shape.config.rms_norm_eps)
+
+
+def layer_tensors(config: TransformerConfig, layer: int) -> list[tuple[str, Tensor]]:
+    hidden, inner, queries, keys = (
+        config.hidden_size, config.intermediate_size, config.query_size, config.key_value_size,
+    )  # fmt: skip
+    products = {
+        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    norms |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
+    place = f"model.layers.{layer}"
+    return [
+        *((f"{place}.{name}.weight", (0.02 * torch.randn(shape)).bfloat16()) for name, shape in products.items()),
+        *((f"{place}.{name}.weight", torch.ones(size, dtype=torch.bfloat16)) for name, size in norms.items()),
+    ]

@@ -1,0 +1,138 @@
+"""tile_linear.cu on the CPU, in an emulator of warpgroups and clusters; tests/gpu runs it on a GPU. And its tiles."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from qwen3_tts_engine.talker.kernels.tile_linear import (
+    MOST_ROWS,
+    PAIRED_BYTES,
+    SHARED_BYTES,
+    STEP,
+    TILES,
+    Tile,
+    TileLinear,
+    tile_linear,
+    with_stages,
+)
+from tests.fakes.cuda.emulated import SOURCE, error
+
+# Rows of x; outputs, inputs, ROWS, GROUPS, SPLIT, STAGES and the epilogue.
+CASES = {
+    "norm": (20, TileLinear(128, 512, 32, 1, 2, 3, NORM=1)),
+    "gated": (70, TileLinear(64, 256, 64, 2, 1, 3, NORM=1, GATED=1)),
+    "gated, split": (40, TileLinear(64, 512, 64, 1, 2, 3, NORM=1, GATED=1)),
+    "residual": (33, TileLinear(64, 1024, 32, 1, 4, 3, RESIDUAL=1)),
+    "residual of two groups": (100, TileLinear(128, 256, 64, 2, 2, 2, RESIDUAL=1)),
+    "logits": (32, TileLinear(128, 512, 32, 1, 2, 3, NORM=1, FLOAT_OUT=1)),
+    "bias": (17, TileLinear(64, 512, 32, 1, 2, 4, NORM=1, BIAS=1)),
+}
+MUTATIONS = {
+    "copies are not waited for": ("        await(full + 8 * stage, phase);\n", ""),
+    "a stage is refilled while it is used": (
+        "                await(empty + 8 * stage, (step / STAGES - 1) % 2);\n",
+        "",
+    ),
+    "a stage is released while it is used": ("arrive(empty + 8 * used)", "arrive(empty + 8 * stage)"),
+    "sums are used before the products end": ("    wait_for_products(0);\n", ""),
+    "results replace what others still multiply": ("    meet_at(1, MULTIPLIERS);\n", ""),
+    "sums of other blocks are not waited for": ("        await_cluster(complete, 0);\n", ""),
+    "results of other warps are not waited for": ("    meet_at(2 + group, GROUP);\n", ""),
+}
+# (outputs, inputs, flags) of the products of both released sizes.
+PRODUCTS = [
+    (outputs // (1 + flags.get("GATED", 0)), inputs, flags)
+    for outputs, inputs in [*TILES, (2048, 1024), (3072, 1024), (3072, 2048)]
+    for flags in ({"NORM": 1}, {"NORM": 1, "GATED": 1}, {"NORM": 1, "FLOAT_OUT": 1}, {"RESIDUAL": 1})
+]
+HOPPER_BYTES = 227 * 1024
+requires_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")
+
+
+@requires_compiler
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_is_right_in_whatever_order_its_threads_run(tmp_path: Path, name: str) -> None:
+    rows, form = CASES[name]
+    found = error(form, rows, SOURCE.read_text(), tmp_path)
+    assert found is not None
+    assert found < (1e-6 if form.FLOAT_OUT else 1.2e-2 if form.GATED else 8e-3)
+
+
+@requires_compiler
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_emulator_finds_a_kernel_that_does_not_wait(tmp_path: Path, name: str) -> None:
+    before, after = MUTATIONS[name]
+    source = SOURCE.read_text()
+    assert source.count(before) == 1
+    split = 2 if "other blocks" in name else 1
+    form = TileLinear(128, 448 * split, 32, 2, split, 3, RESIDUAL=1)
+    found = error(form, 32, source.replace(before, after), tmp_path)
+    assert found is None or found > 0.05
+
+
+@pytest.mark.parametrize("rows", [17, 32, 40, 64, 96, 200, 256, 512])
+def test_a_tile_divides_its_product_and_fits_a_multiprocessor(rows: int) -> None:
+    for outputs, inputs, flags in PRODUCTS:
+        form = tile_linear(outputs, inputs, rows, **flags)
+        if form is None:
+            assert rows > 256
+            continue
+        steps = form.K // form.SPLIT // STEP
+        assert form.N % form.outputs == form.K % (form.SPLIT * STEP) == form.ROWS % (8 * form.SPLIT) == 0, form
+        assert form.resident * (form.shared_bytes + 1024) <= HOPPER_BYTES, form
+        assert min(2, steps) <= form.STAGES <= steps, form
+        assert form.ROWS // form.SPLIT <= 128 * form.GROUPS, form
+
+
+def test_small_products_have_tiles_for_more_rows_than_large_ones() -> None:
+    assert tile_linear(4096, 1024, MOST_ROWS[-1])
+    assert not tile_linear(6144, 2048, 257, GATED=1)
+    assert not tile_linear(4096, 1024, MOST_ROWS[-1] + 1)
+
+
+def test_a_shape_that_no_tile_divides_is_left_to_other_kernels() -> None:
+    assert tile_linear(256, 128, 20)
+    assert not tile_linear(96, 128, 20)
+    assert not tile_linear(256, 96, 20)
+
+
+@pytest.mark.parametrize(("paired", "limit"), [(False, SHARED_BYTES), (True, PAIRED_BYTES)])
+def test_a_tile_has_as_many_stages_as_fit(paired: bool, limit: int) -> None:
+    form = with_stages(1024, 6144, Tile(64, paired=paired))
+    assert form is not None
+    assert form.shared_bytes <= limit < form.shared_bytes + (64 + 64) * STEP * 2
+
+
+def test_macros_are_those_of_the_source() -> None:
+    documented = set(re.findall(r"\b[A-Z_]{4,}\b", "".join(re.findall(r"^//.*$", SOURCE.read_text(), re.MULTILINE))))
+    form = tile_linear(4096, 1024, 32)
+    assert form is not None
+    assert form.macros.keys() - {"N", "K"} <= documented
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="requires nvcc")
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "rows", "flags"),
+    [
+        (4096, 1024, 40, {"NORM": 1}),
+        (2048, 6144, 128, {"RESIDUAL": 1}),
+        (6144, 2048, 256, {"NORM": 1, "GATED": 1}),
+        (3072, 2048, 128, {"NORM": 1, "FLOAT_OUT": 1}),
+    ],
+)
+def test_served_tiles_compile_without_spilling_registers(
+    outputs: int, inputs: int, rows: int, flags: dict[str, int]
+) -> None:
+    form = tile_linear(outputs, inputs, rows, **flags)
+    assert form is not None
+    macros = [f"-D{name}={value}" for name, value in form.macros.items()]
+    options = ["-cubin", "-arch=sm_90a", "-std=c++17", "--use_fast_math", "-Xptxas", "-v"]
+    command = ["nvcc", *options, *macros, "-o", os.devnull, str(SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "0 bytes spill stores" in done.stderr
+    assert "warning" not in done.stderr
