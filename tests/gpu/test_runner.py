@@ -246,12 +246,14 @@ def test_cloned_voices_agree_with_eager_operations(checkpoint_of: CheckpointOf) 
     base = Checkpoint.open(str(checkpoint_of("base")))
     prompts, hidden = PromptBuilder(base, config_of(base)), base.config.talker_config.hidden_size
     graphs, eager = (load_runner(base, config_of(base, kernels=kind), DEVICE) for kind in ("required", "eager"))
+    # Alone, since products of other numbers of rows round differently.
+    by_vector = speak(graphs, [clone(prompts, hidden, slot) for slot in (0, 3, 6)])
     clones = [clone(prompts, hidden, slot) for slot in range(12)]
     expected = speak(eager, clones)
     with forbid_device_sync():
         found = speak(graphs, clones)
     np.testing.assert_array_equal(found, expected)
     assert graphs._state.vectors[-1].abs().max() == 0, "the padding slot has an x-vector"
-    by_vector = [clone(prompts, hidden, slot) for slot in (0, 3, 6)]
-    swapped = [Newcomer(n.stream, slot, n.pages) for n, slot in zip(by_vector, (3, 6, 0), strict=True)]
-    np.testing.assert_array_equal(speak(graphs, swapped), expected[:, [0, 3, 6]])
+    again = [clone(prompts, hidden, slot) for slot in (0, 3, 6)]
+    swapped = [Newcomer(n.stream, slot, n.pages) for n, slot in zip(again, (3, 6, 0), strict=True)]
+    np.testing.assert_array_equal(speak(graphs, swapped), by_vector)

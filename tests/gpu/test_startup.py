@@ -18,7 +18,7 @@ from tests.gpu.test_runner import config_of, newcomer, speak
 def _no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # These modules require CUDA.
     from qwen3_tts_engine.talker.kernels import cuda_module
-    from qwen3_tts_engine.talker.ops import kernel_ops
+    from qwen3_tts_engine.talker.ops import kernel_ops, products
 
     def fail(name: str, *_: object) -> bytes:
         raise cuda_module.KernelError(f"{name} does not compile: injected")
@@ -26,7 +26,7 @@ def _no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cuda_module, "_compile", fail)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     # Forget kernels that other tests compiled.
-    for cached in (kernel_ops._kernel, kernel_ops._linear_kernel):
+    for cached in (kernel_ops._kernel, products._kernel):
         cached.cache_clear()
 
 

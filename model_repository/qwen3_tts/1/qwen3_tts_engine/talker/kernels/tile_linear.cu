@@ -38,6 +38,7 @@ constexpr int EIGHTS = SHARE / 8;
 constexpr int SENT = EIGHTS * MULTIPLIERS * 16;     // bytes of sums to another block
 constexpr int INBOX = (SPLIT - 1) * SENT;
 constexpr int PITCH = OWN * 2 + 16;                 // bytes of a result's row in shared memory; avoids bank conflicts
+constexpr int SUM_OUTPUTS = 64;                     // of a sum of squares
 constexpr int PIECES = OWN / 8;                     // of 16 bytes
 constexpr int AT_ONCE = GROUP / PIECES;             // rows that a warpgroup writes at once
 constexpr int ITEMS = (SHARE + AT_ONCE - 1) / AT_ONCE;
@@ -46,7 +47,8 @@ static_assert(N % OUTPUTS == 0 && K % (SPLIT * STEP) == 0, "the shape must divid
 static_assert(SHARE % 8 == 0, "a block completes whole columns of the instruction's tiles");
 static_assert(STAGES <= STEPS && (STAGES > 1 || STEPS == 1), "a stage is refilled one step after its use");
 static_assert(GROUPS * SHARE * PITCH <= STAGES * STAGE, "results replace the staged operands");
-static_assert(SHARE <= MULTIPLIERS, "a thread computes the norm of a row");
+static_assert(SHARE <= MULTIPLIERS && (!NORM || K % SUM_OUTPUTS == 0), "a thread computes the norm of a row, of parts");
+static_assert(STAGES <= LANES, "a lane fills a stage");
 static_assert(!(RESIDUAL && (GATED || BIAS || FLOAT_OUT)) && !(GATED && (BIAS || FLOAT_OUT)), "no layer has both");
 
 #include "tensor_cores.cuh"
@@ -77,25 +79,25 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
     let_next_start();
 
     if (warp == 4 * GROUPS) {
-        if (lane == 0) {
-            auto copy_weights = [&](int step, int stage) {
-                const int column = (rank * STEPS + step) * STEP;
-                arrive_expecting(full + 8 * stage, STAGE);
-                if (GATED) copy_gated_tile(ring + stage * STAGE, w_map, column, first_output / 8, full + 8 * stage);
-                else copy_tile(ring + stage * STAGE, w_map, column, first_output, full + 8 * stage);
-            };
-            auto copy_x = [&](int step, int stage) {
-                copy_tile(ring + stage * STAGE + W_BYTES, x_map, (rank * STEPS + step) * STEP, first_row, full + 8 * stage);
-            };
-            for (int step = 0; step < STAGES; step++) copy_weights(step, step);
-            wait_for_previous();
-            for (int step = 0; step < STAGES; step++) copy_x(step, step);
+        auto copy_weights = [&](int step, int stage) {
+            const int column = (rank * STEPS + step) * STEP;
+            arrive_expecting(full + 8 * stage, STAGE);
+            if (GATED) copy_gated_tile(ring + stage * STAGE, w_map, column, first_output / 8, full + 8 * stage);
+            else copy_tile(ring + stage * STAGE, w_map, column, first_output, full + 8 * stage);
+        };
+        auto copy_x = [&](int step, int stage) {
+            copy_tile(ring + stage * STAGE + W_BYTES, x_map, (rank * STEPS + step) * STEP, first_row, full + 8 * stage);
+        };
+        // A lane for each of the first stages; one refills them.
+        if (lane < STAGES) copy_weights(lane, lane);
+        wait_for_previous();
+        if (lane < STAGES) copy_x(lane, lane);
+        if (lane == 0)
             for (int step = STAGES; step < STEPS; step++) {
                 const int stage = step % STAGES;
                 await(empty + 8 * stage, (step / STAGES - 1) % 2);
                 copy_weights(step, stage), copy_x(step, stage);
             }
-        }
         __syncwarp();
         if (SPLIT > 1) wait_for_cluster();
         return;
@@ -104,12 +106,22 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
     const int group = __shfl_sync(ALL, warp / 4, 0);
     const int own_row = first_row + rank * SHARE;
     wait_for_previous();
+    // Loaded before the products, used after them: what this thread norms, and what it adds to. It writes a piece of the rows
+    // top, top + AT_ONCE, ...
+    float square[NORM ? K / SUM_OUTPUTS : 1] = {};
     if (NORM && thread < SHARE) {
-        float total = 0.0f;
         const float* const squares = squares_in + min(own_row + thread, rows - 1) * stride_square;
-        #pragma unroll 8
-        for (int part = 0; part < parts; part++) total += squares[part * stride_part];
-        scales[thread] = rsqrtf(total / K + eps);
+        #pragma unroll
+        for (int part = 0; part < K / SUM_OUTPUTS; part++)
+            if (part < parts) square[part] = squares[part * stride_part];
+    }
+    const int piece = thread % PIECES, top = thread % GROUP / PIECES;
+    bf16* const target = (bf16*)out + (size_t)(own_row + top) * stride_out + first_output + group * OWN + piece * 8;
+    auto is_mine = [&](int i) { return top + i * AT_ONCE < SHARE && own_row + top + i * AT_ONCE < rows; };
+    uint4 before[ITEMS];
+    if (RESIDUAL) {
+        #pragma unroll
+        for (int i = 0; i < ITEMS; i++) before[i] = is_mine(i) ? *(const uint4*)(target + (size_t)i * AT_ONCE * stride_out) : uint4{0, 0, 0, 0};
     }
 
     float sums[ROWS / 2] = {};
@@ -124,17 +136,15 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
 
-    // What this thread writes: a piece of rows top, top + AT_ONCE, ...
-    const int piece = thread % PIECES, top = thread % GROUP / PIECES;
-    bf16* const target = (bf16*)out + (size_t)(own_row + top) * stride_out + first_output + group * OWN + piece * 8;
-    auto is_mine = [&](int i) { return top + i * AT_ONCE < SHARE && own_row + top + i * AT_ONCE < rows; };
-    uint4 before[ITEMS];
-    if (RESIDUAL)
-        #pragma unroll
-        for (int i = 0; i < ITEMS; i++) before[i] = is_mine(i) ? *(const uint4*)(target + (size_t)i * AT_ONCE * stride_out) : uint4{0, 0, 0, 0};
     wait_for_products(0);
     #pragma unroll
     for (int i = 0; i < ROWS / 2; i++) settle(sums[i]);
+    if (NORM && thread < SHARE) {
+        float total = 0.0f;
+        #pragma unroll
+        for (int part = 0; part < K / SUM_OUTPUTS; part++) total += square[part];
+        scales[thread] = rsqrtf(total / K + eps);
+    }
     // Nobody reads the stages any more.
     meet_at(1, MULTIPLIERS);
 
@@ -215,7 +225,7 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
             total += __shfl_xor_sync(ALL, total, 1);
             total += __shfl_xor_sync(ALL, total, 2);
             total += __shfl_xor_sync(ALL, total, 4);
-            if (is_mine(i) && piece == 0) squares_out[(size_t)(first_output / OWN + group) * rows + own_row + top + i * AT_ONCE] = total;
+            if (is_mine(i) && piece == 0) squares_out[(size_t)(first_output / SUM_OUTPUTS + group) * rows + own_row + top + i * AT_ONCE] = total;
         }
         if (is_mine(i)) *(uint4*)(target + (size_t)i * AT_ONCE * stride_out) = value;
     }
