@@ -14,8 +14,8 @@ from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 class Hidden:
     """The residual stream, [rows, H].
 
-    `squares`, where a product left them, are float32 [parts, rows], at most one part for 64 values, and add up to the sum
-    of squares of each row.
+    `squares`, where a product left them, are float32 [parts, rows], at most one part for 64 values, and add up to each
+    row's sum of squares.
     """
 
     rows: Tensor
