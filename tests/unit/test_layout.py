@@ -74,8 +74,8 @@ def test_a_folder_has_a_limited_number_of_modules(folder: Path) -> None:
     assert len(modules) <= MAX_MODULES
 
 
-@pytest.mark.parametrize("name", ["guard.py", "cuda_module.py"])
-def test_modules_that_both_models_need_are_equal(name: str) -> None:
+@pytest.mark.parametrize("name", ["guard.py", "cuda_module.py", "barriers.cuh"])
+def test_files_that_both_models_need_are_equal(name: str) -> None:
     """A model's folder holds all that it imports."""
     first, second = REPOSITORY.rglob(name)
     assert first.read_bytes() == second.read_bytes()

@@ -1,6 +1,6 @@
-// The emulated part of the header of that name, and what the codec's header has too.
+// The emulated part of the header of that name.
 #pragma once
-#include "emulator.h"
+#include "barriers.cuh"
 
 // Of 16-bit values [height, width] with tiles of 64 columns by `rows`; a gated layer's has `outputs` gates, then ups.
 struct TensorMap {
@@ -9,62 +9,8 @@ struct TensorMap {
     int rows;
 };
 
-inline unsigned shared_address(const void* pointer) { return unsigned((const unsigned char*)pointer - emulator::now->block->shared.data()); }
 inline void prefetch(const TensorMap& map) {}
-
-inline void copy_async(unsigned target, const unsigned short* source) {
-    auto done = std::make_shared<bool>(false);
-    unsigned char* const memory = emulator::memory(target);
-    emulator::now->copying.back().push_back(done);
-    emulator::later([=] { std::memcpy(memory, source, 16), *done = true; });
-}
-
-inline void end_group() { emulator::now->copying.push_back({}); }
-
-inline void wait_for_copies(int pending) {
-    auto& groups = emulator::now->copying;
-    for (size_t group = 0; group + 1 + pending < groups.size(); group++)
-        emulator::wait([&] {
-            for (auto& done : groups[group])
-                if (!*done) return false;
-            return true;
-        });
-}
-
-inline void publish_copies() {}
-inline void meet_at(int barrier, int threads) { emulator::meet("barrier", barrier, threads); }
-
-inline void prepare(unsigned barrier, int count) { emulator::now->block->phases[barrier] = {count}; }
-inline void publish_barriers() {}
-
-inline void arrive(unsigned barrier) {
-    emulator::Phases& phases = emulator::now->block->phases.at(barrier);
-    phases.arrived++;
-    phases.check();
-    emulator::progress++;
-}
-
-inline void arrive_expecting(unsigned barrier, int bytes) {
-    emulator::now->block->phases.at(barrier).bytes += bytes;
-    arrive(barrier);
-}
-
-inline void await(unsigned barrier, int phase) {
-    emulator::Phases& phases = emulator::now->block->phases.at(barrier);
-    emulator::wait([&] { return phases.ended % 2 != phase; });
-}
-
 inline void await_cluster(unsigned barrier, int phase) { await(barrier, phase); }
-
-// Copies that count their bytes at a barrier. There are few of them: some must be later than all others.
-inline void copy_later(unsigned barrier, int bytes, std::function<void()> copy) {
-    emulator::Phases& phases = emulator::block_of(barrier).phases.at(barrier & emulator::PLACE);
-    emulator::later([=, &phases] {
-        copy();
-        phases.bytes -= bytes;
-        phases.check();
-    }, 4, 4000);
-}
 
 // `row_of` gives the matrix's row of a tile's row.
 inline void copy_rows(unsigned target, const TensorMap& map, int column, unsigned barrier, std::function<long(int)> row_of) {

@@ -1,9 +1,7 @@
-// Asynchronous copies to shared memory, barriers, and programmatic dependent launch.
+// Asynchronous copies to shared memory, and programmatic dependent launch.
 #pragma once
 
-#define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
-
-__device__ __forceinline__ unsigned shared_address(const void* pointer) { return (unsigned)__cvta_generic_to_shared(pointer); }
+#include "barriers.cuh"
 
 __device__ __forceinline__ void copy_async(unsigned target, const half* source) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(target), "l"(source) : "memory");
@@ -39,42 +37,9 @@ __device__ __forceinline__ void store(half* to, const unsigned (&v)[4]) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" :: "l"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 }
 
-// Barriers of the hardware for `threads` threads: to meet is to arrive and wait for the others.
-__device__ __forceinline__ void meet_at(int barrier, int threads) {
-    asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void arrive_at(int barrier, int threads) {
-    asm volatile("bar.arrive %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
-}
-
-// Barriers in shared memory: a phase ends when `count` threads have arrived.
-__device__ __forceinline__ void prepare(unsigned barrier, int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(count) : "memory");
-}
-
-__device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-__device__ __forceinline__ void arrive(unsigned barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
-}
-
-// Arrives; the phase also waits for `bytes` of bulk copies.
-__device__ __forceinline__ void arrive_expecting(unsigned barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
-}
-
 __device__ __forceinline__ void copy_bulk(unsigned target, const void* source, int bytes, unsigned barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"(target), "l"(source), "r"(bytes), "r"(barrier) : "memory");
-}
-
-// Waits for the end of a phase, counted modulo two; the one before the first has ended.
-__device__ __forceinline__ void await(unsigned barrier, int phase) {
-    unsigned done = 0;
-    while (!done)
-        asm volatile("{ .reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done; }"
-                     : "=r"(done) : "r"(barrier), "r"(phase) : "memory");
 }
 
 // Registers of each thread, by all threads of a warpgroup.

@@ -1,16 +1,13 @@
-// Copies of tiles to shared memory by the tensor memory accelerator of Hopper, barriers, and what blocks of a cluster send each
-// other. Addresses are 32-bit ones of shared memory.
+// Copies of tiles to shared memory by the tensor memory accelerator of Hopper, and what blocks of a cluster send each other.
 
 #pragma once
 
-#define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
+#include "barriers.cuh"
 
 // A matrix in global memory, its tile and its swizzle: what cuTensorMapEncodeTiled makes (tensor_map.py).
 struct alignas(128) TensorMap {
     unsigned char bytes[128];
 };
-
-__device__ __forceinline__ unsigned shared_address(const void* pointer) { return (unsigned)__cvta_generic_to_shared(pointer); }
 
 __device__ __forceinline__ void prefetch(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory"); }
 
@@ -35,35 +32,7 @@ __device__ __forceinline__ void store_transposed(unsigned place, unsigned first,
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" :: "r"(place), "r"(first), "r"(second) : "memory");
 }
 
-// A barrier of the hardware for `threads` threads.
-__device__ __forceinline__ void meet_at(int barrier, int threads) {
-    asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
-}
-
-// Barriers in shared memory: a phase ends when `count` threads and all expected bytes have arrived.
-__device__ __forceinline__ void prepare(unsigned barrier, int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(count) : "memory");
-}
-
-__device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-__device__ __forceinline__ void arrive(unsigned barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void arrive_expecting(unsigned barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
-}
-
-// Waits for the end of a phase, counted modulo two; the one before the first has ended.
-__device__ __forceinline__ void await(unsigned barrier, int phase) {
-    unsigned done = 0;
-    while (!done)
-        asm volatile("{ .reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done; }"
-                     : "=r"(done) : "r"(barrier), "r"(phase) : "memory");
-}
-
-// The same for what other blocks of the cluster sent.
+// Waits for the end of a phase of a barrier at which what other blocks of the cluster sent is counted.
 __device__ __forceinline__ void await_cluster(unsigned barrier, int phase) {
     unsigned done = 0;
     while (!done)
