@@ -20,14 +20,13 @@ import typer
 from rich.console import Console
 
 from qwen3_tts_client.records.environment import commit
-from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, KernelError, compiled
+from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, KernelError, architecture, compiled
 from qwen3_tts_engine.talker.kernels.tile_linear import Tile, TileLinear, tile_of
 from scripts.benchmarks.common import show
 from scripts.benchmarks.products.candidates import candidates
 from scripts.benchmarks.products.search import REPEATS, Found, descend, line, text
 from scripts.benchmarks.products.stack import Product, Shape, Stack, shapes
 
-ARCHITECTURE = "sm_90a"
 # Of a result to that of cuBLAS, relative to its norm: both round to bfloat16 many times.
 MAX_DIFFERENCE = 0.05
 console = Console(width=180)
@@ -60,7 +59,7 @@ def of(product: Product, rows: int, most: int) -> dict[Tile, TileLinear]:
 def build(form: TileLinear) -> None:
     """Compiles to the cache on disk; an error is reported where the kernel is used."""
     with suppress(KernelError):
-        compiled(form.source, form.macros, ARCHITECTURE)
+        compiled(form.source, form.macros, architecture())
 
 
 def search(name: str, shape: Shape, rows: int, most: int) -> Found:

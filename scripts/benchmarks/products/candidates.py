@@ -7,10 +7,8 @@ from itertools import product
 from qwen3_tts_engine.talker.kernels.tile_linear import STEP, Tile, TileLinear, with_stages
 
 ROWS, GROUPS, SPLITS = (32, 64, 96, 128), (1, 2, 3), (1, 2, 4, 8)
-# Of a warpgroup's tile, in sums: those that registers hold.
-MAX_SUMS = 128 * 64
 # Of one H200: multiprocessors, those that clusters of so many blocks can use, and their shared memory in bytes.
-MULTIPROCESSORS, CLUSTERED, SHARED_BYTES = 132, {1: 132, 2: 132, 4: 96, 8: 96}, 227 * 1024
+MULTIPROCESSORS, CLUSTERED, MEMORY_BYTES = 132, {1: 132, 2: 132, 4: 96, 8: 96}, 227 * 1024
 # Bytes a microsecond to a multiprocessor, and from memory to all; operations a clock of one, and clocks a microsecond.
 INGRESS, MEMORY, MULTIPLICATIONS, CLOCK = 110e3, 4.3e6, 2048, 1755
 # Fitted to 252 measurements: a launch, a warpgroup more, an exchange of sums, a second wave of blocks; microseconds.
@@ -36,7 +34,7 @@ def _all(outputs: int, inputs: int, rows: int, **flags: int) -> Iterator[tuple[T
 
 def bound_us(form: TileLinear, rows: int) -> float:
     blocks, inputs = form.blocks(rows), form.K // form.SPLIT
-    together = max(1, SHARED_BYTES // (form.shared_bytes + 1024))
+    together = max(1, MEMORY_BYTES // (form.shared_bytes + 1024))
     waves = math.ceil(blocks / (CLUSTERED[form.SPLIT] * together))
     busy = waves * max(1.0, min(blocks / MULTIPROCESSORS, together))
     ingress = (busy * inputs * (form.height + form.ROWS) * 2 - form.STAGES * STEP * form.height * 2) / INGRESS

@@ -73,28 +73,28 @@ def shapes() -> dict[str, Shape]:
 class ChosenProducts(Products):
     """`tiles` by the weight's shape, None for cuBLAS; others as served."""
 
-    def __init__(self, device: torch.device, tiles: Mapping[tuple[int, int], Tile | None]) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__(device, batch_invariant=False)
-        self._tiles = tiles
+        self.tiles: dict[tuple[int, int], Tile | None] = {}
 
     def form(self, rows: int, weight: Tensor, **flags: int) -> Form | None:
         height, inputs = weight.shape
-        if (height, inputs) not in self._tiles:
+        if (height, inputs) not in self.tiles:
             return super().form(rows, weight, **flags)
-        tile = self._tiles[height, inputs]
+        tile = self.tiles[height, inputs]
         return tile and with_stages(height // (1 + flags.get("GATED", 0)), inputs, tile, **flags)
 
 
 class ChosenOps(KernelOps):
-    def __init__(self, device: torch.device, tiles: Mapping[tuple[int, int], Tile | None]) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self._products = ChosenProducts(device, tiles)
+        self.products = self._products = ChosenProducts(device)
 
 
 class Stack:
     def __init__(self, shape: Shape, rows: int, device: torch.device) -> None:
-        self._shape, self._device = shape, device
-        config, self._ops = shape.config, KernelOps(device)
+        self._shape, self._ops = shape, ChosenOps(device)
+        config = shape.config
         torch.manual_seed(0)
         with device:
             tensors = dict(layer for index in range(config.num_hidden_layers) for layer in layer_tensors(config, index))
@@ -107,26 +107,27 @@ class Stack:
 
     def layer_us(self, tiles: Mapping[str, Tile | None], repeats: int) -> float:
         """Microseconds of all passes, for each layer, with these tiles for the products of those names."""
-        x, ops = self._start.clone(), self._chosen(tiles)
-        self._run(x, ops)
+        x = self._start.clone()
+        self._choose(tiles)
+        self._run(x)
         count = self._shape.passes * self._shape.config.num_hidden_layers
-        return graph_us(lambda: self._run(x, ops), repeats) / count
+        return graph_us(lambda: self._run(x), repeats) / count
 
     def result(self, tiles: Mapping[str, Tile | None]) -> Tensor:
         """[rows, H] after all passes."""
         self._cache.data.zero_()
         x = self._start.clone()
-        self._run(x, self._chosen(tiles))
+        self._choose(tiles)
+        self._run(x)
         return x
 
-    def _chosen(self, tiles: Mapping[str, Tile | None]) -> KernelOps:
-        return ChosenOps(self._device, {self._shape.products[name].shape: tile for name, tile in tiles.items()})
+    def _choose(self, tiles: Mapping[str, Tile | None]) -> None:
+        self._ops.products.tiles = {self._shape.products[name].shape: tile for name, tile in tiles.items()}
 
-    def _run(self, x: Tensor, ops: KernelOps) -> None:
-        self._transformer._ops = ops
+    def _run(self, x: Tensor) -> None:
         for position in range(POSITIONS - self._shape.passes, POSITIONS):
-            hidden = self._transformer.forward(x, ops.frame_attention(self._cache, position, 1))
-            ops.norm_logits(hidden, self._head, self._shape.config.rms_norm_eps)
+            hidden = self._transformer.forward(x, self._ops.frame_attention(self._cache, position, 1))
+            self._ops.norm_logits(hidden, self._head, self._shape.config.rms_norm_eps)
 
 
 def layer_tensors(config: TransformerConfig, layer: int) -> list[tuple[str, Tensor]]:

@@ -22,3 +22,10 @@ def compiled(
     options = ["-std=c++17", "-O2", "-shared", "-fPIC", "-w", *includes, *definitions]
     subprocess.run(["g++", *options, str(program), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library)).run
+
+
+def mutated(source: str, mutation: tuple[str, str]) -> str:
+    """The source with the second text in place of the first, which it has once."""
+    before, after = mutation
+    assert source.count(before) == 1
+    return source.replace(before, after)

@@ -36,13 +36,10 @@
 #define gridDim (emulator::grid)
 #define DYNAMIC_SHARED(name) unsigned char* const name = emulator::now->block->shared.data()
 
-struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 struct Index { int x; };
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
 using std::min;

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.cuda.codec.emulated_unit import SOURCE, Case, errors
+from tests.fakes.cuda.compiler import mutated
 
 CASES = {
     "one tile a block": Case(2, 64, 1, blocks=2),
@@ -37,8 +38,6 @@ def test_the_kernel_is_right_in_whatever_order_its_threads_run(tmp_path: Path, n
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_emulator_finds_a_kernel_that_does_not_wait(tmp_path: Path, name: str) -> None:
-    before, after = MUTATIONS[name]
-    source = SOURCE.read_text()
-    assert source.count(before) == 1
-    found = errors(Case(1, 448, 3, blocks=1), source.replace(before, after), tmp_path)
+    source = mutated(SOURCE.read_text(), MUTATIONS[name])
+    found = errors(Case(1, 448, 3, blocks=1), source, tmp_path)
     assert any(error > 0.01 for error in islice(found, 24))

@@ -9,6 +9,7 @@ import pytest
 from code2wav_step.kernels import streamed_product
 from code2wav_step.kernels.streamed_product import StreamedProduct, product_form, unit_form
 from tests.fakes.cuda.codec.emulated_product import SOURCE, Case, errors, of
+from tests.fakes.cuda.compiler import mutated
 
 CASES = {
     "rows behind each other, several tiles a block": Case(2, 128, 128, 192, 7, 3, of(96, 2, 128, 7, 3), blocks=2),
@@ -48,11 +49,9 @@ def test_the_kernel_is_right_in_whatever_order_its_threads_run(tmp_path: Path, n
 @emulated
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_emulator_finds_a_kernel_that_does_not_wait(tmp_path: Path, name: str) -> None:
-    before, after = MUTATIONS[name]
-    source = SOURCE.read_text()
-    assert source.count(before) == 1
+    source = mutated(SOURCE.read_text(), MUTATIONS[name])
     case = Case(1, 128, 128, 96, 7, 1, of(96, 2, 128, 7, 1), blocks=1)
-    found = errors(case, source.replace(before, after), tmp_path)
+    found = errors(case, source, tmp_path)
     assert any(error > 0.01 for error in islice(found, 12))
 
 

@@ -1,30 +1,22 @@
 """The cache of compiled kernels, with a stand-in for the compiler."""
 
-import importlib
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
-MODULE = "qwen3_tts_engine.talker.kernels.cuda_module"
+from tests.fakes.cuda_bindings import KERNELS, imported
 
 
 @pytest.fixture
 def cuda_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    bindings = MagicMock()
-    for name, module in (("cuda", MagicMock(bindings=bindings)), ("cuda.bindings", bindings)):
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    module = importlib.import_module(MODULE)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(module, "_compile", lambda *_: b"cubin")
-    yield module
-    del sys.modules[MODULE]
+    with imported(monkeypatch, f"{KERNELS}.cuda_module") as module:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr(module, "_compile", lambda *_: b"cubin")
+        yield module
 
 
 def test_processes_with_equal_ids_fill_one_cache(

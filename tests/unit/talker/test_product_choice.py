@@ -1,50 +1,41 @@
 """Which kernel multiplies: by rows, shape and GPU. The CUDA bindings are stand-ins; tests/gpu runs the kernels."""
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator
-from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from tests.fakes.cuda_bindings import KERNELS, TALKER, imported
+
 pytest.importorskip("triton", reason="Triton is not installed")
-KERNELS = "qwen3_tts_engine.talker.kernels"
-MODULES = (f"{KERNELS}.cuda_module", f"{KERNELS}.tensor_map", "qwen3_tts_engine.talker.ops.products")
 HOPPER, ADA = (9, 0), (8, 9)
 # Layers of the predictor and of the talker of 1.7B: rows of weights, inputs, and the epilogue.
-PREDICTOR = [(4096, 1024, "NORM"), (1024, 2048, "RESIDUAL"), (6144, 1024, "GATED"), (1024, 3072, "RESIDUAL")]
-TALKER = [(4096, 2048, "NORM"), (2048, 2048, "RESIDUAL"), (12288, 2048, "GATED"), (2048, 6144, "RESIDUAL")]
+PREDICTOR_LAYER = [(4096, 1024, "NORM"), (1024, 2048, "RESIDUAL"), (6144, 1024, "GATED"), (1024, 3072, "RESIDUAL")]
+TALKER_LAYER = [(4096, 2048, "NORM"), (2048, 2048, "RESIDUAL"), (12288, 2048, "GATED"), (2048, 6144, "RESIDUAL")]
 # The names of the kernels of a layer's products for so many rows.
 Chosen = Callable[..., set[str]]
 
 
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chosen]:
-    bindings = MagicMock()
-    for name, module in (("cuda", MagicMock(bindings=bindings)), ("cuda.bindings", bindings)):
-        monkeypatch.setitem(sys.modules, name, module)
-    for name in MODULES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    products: Any = importlib.import_module(MODULES[-1])
+    with imported(monkeypatch, f"{KERNELS}.cuda_module", f"{KERNELS}.tensor_map", f"{TALKER}.ops.products") as products:
 
-    def choose(
-        layer: list[tuple[int, int, str]], rows: int, capability: tuple[int, int], *, batch_invariant: bool = False
-    ) -> set[str]:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-        made = products.Products(torch.device("cuda"), batch_invariant=batch_invariant)
-        weights = ((torch.empty(height, inputs, device="meta"), flag) for height, inputs, flag in layer)
-        forms = [made.form(rows, weight, **{flag: 1}) for weight, flag in weights]
-        return {form.function if form else "cuBLAS" for form in forms}
+        def choose(
+            layer: list[tuple[int, int, str]], rows: int, capability: tuple[int, int], *, batch_invariant: bool = False
+        ) -> set[str]:
+            monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+            made = products.Products(torch.device("cuda"), batch_invariant=batch_invariant)
+            weights = ((torch.empty(height, inputs, device="meta"), flag) for height, inputs, flag in layer)
+            forms = [made.form(rows, weight, **{flag: 1}) for weight, flag in weights]
+            return {form.function if form else "cuBLAS" for form in forms}
 
-    yield choose
-    for name in MODULES:
-        sys.modules.pop(name, None)
+        yield choose
 
 
 @pytest.mark.parametrize(
-    ("layer", "most_skinny", "most_tiles"), [(PREDICTOR, 16, 512), (TALKER, 8, 256)], ids=["predictor", "talker"]
+    ("layer", "most_skinny", "most_tiles"),
+    [(PREDICTOR_LAYER, 16, 512), (TALKER_LAYER, 8, 256)],
+    ids=["predictor", "talker"],
 )
 def test_all_products_of_a_layer_run_one_kernel_so_that_its_norms_find_their_sums_of_squares(
     chosen: Chosen, layer: list[tuple[int, int, str]], most_skinny: int, most_tiles: int
@@ -58,11 +49,11 @@ def test_all_products_of_a_layer_run_one_kernel_so_that_its_norms_find_their_sum
 
 
 def test_other_gpus_have_no_tiles(chosen: Chosen) -> None:
-    assert chosen(TALKER, 16, ADA) == {"skinny_linear"}
-    assert chosen(PREDICTOR, 64, ADA) == {"skinny_linear", "cuBLAS"}
-    assert chosen(TALKER, 65, ADA) == {"cuBLAS"}
+    assert chosen(TALKER_LAYER, 16, ADA) == {"skinny_linear"}
+    assert chosen(PREDICTOR_LAYER, 64, ADA) == {"skinny_linear", "cuBLAS"}
+    assert chosen(TALKER_LAYER, 65, ADA) == {"cuBLAS"}
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64, 1024])
 def test_batch_invariance_means_one_kernel_for_any_number_of_rows(chosen: Chosen, rows: int) -> None:
-    assert chosen(TALKER, rows, HOPPER, batch_invariant=True) == {"skinny_linear"}
+    assert chosen(TALKER_LAYER, rows, HOPPER, batch_invariant=True) == {"skinny_linear"}

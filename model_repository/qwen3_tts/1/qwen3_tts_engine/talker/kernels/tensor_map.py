@@ -1,8 +1,7 @@
 """What the tensor memory accelerator of Hopper knows of a matrix (cuTensorMapEncodeTiled)."""
 
 import ctypes
-from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from cuda.bindings import driver
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from qwen3_tts_engine.talker.kernels.cuda_module import KernelError
 
-ALIGNMENT, BYTES = 128, 128
+ALIGNMENT, BYTES, ELEMENT_BYTES = 128, 128, 2
+MAX_CACHED = 4096
 BFLOAT16 = driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
 LAYOUT = (
     driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -20,6 +20,7 @@ LAYOUT = (
 )
 # Gates and ups that lie beside each other in a tile.
 EIGHT = 8
+Sizes = tuple[int, ...]
 
 
 class TensorMap(ctypes.Structure):
@@ -29,7 +30,7 @@ class TensorMap(ctypes.Structure):
 def tensor_map(matrix: Tensor, columns: int, rows: int) -> TensorMap:
     """Of bfloat16 [height, width] whose tiles have `columns` by `rows`. Raises KernelError."""
     height, width = matrix.shape
-    return _encoded(matrix, (width, height), (matrix.stride(0),), (columns, rows))
+    return _encoded(matrix.data_ptr(), (width, height), (matrix.stride(0),), (columns, rows))
 
 
 def gated_map(weight: Tensor, columns: int, rows: int) -> TensorMap:
@@ -40,22 +41,25 @@ def gated_map(weight: Tensor, columns: int, rows: int) -> TensorMap:
     height, width = weight.shape
     outputs = height // 2
     strides = (width, outputs * width, EIGHT * width)
-    return _encoded(weight, (width, EIGHT, 2, outputs // EIGHT), strides, (columns, EIGHT, 2, rows // (2 * EIGHT)))
+    tile = (columns, EIGHT, 2, rows // (2 * EIGHT))
+    return _encoded(weight.data_ptr(), (width, EIGHT, 2, outputs // EIGHT), strides, tile)
 
 
-def _encoded(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], tile: Sequence[int]) -> TensorMap:
+# Every graph that is captured has the maps of all weights again.
+@lru_cache(MAX_CACHED)
+def _encoded(address: int, sizes: Sizes, strides: Sizes, tile: Sizes) -> TensorMap:
     """`strides` are of all dimensions but the first, in elements."""
     # The binding's own class is not aligned.
     memory = (ctypes.c_ubyte * (BYTES + ALIGNMENT))()
     made = TensorMap.from_buffer(memory, -ctypes.addressof(memory) % ALIGNMENT)
-    count, address = len(sizes), ctypes.c_void_p(tensor.data_ptr())
+    count, pointer = len(sizes), ctypes.c_void_p(address)
     dimensions = (ctypes.c_uint64 * count)(*sizes)
-    pitches = (ctypes.c_uint64 * (count - 1))(*(tensor.element_size() * stride for stride in strides))
+    pitches = (ctypes.c_uint64 * (count - 1))(*(ELEMENT_BYTES * stride for stride in strides))
     box, steps = (ctypes.c_uint32 * count)(*tile), (ctypes.c_uint32 * count)(*[1] * count)
     layout = (kind.value for kind in LAYOUT)
-    status = _encode()(ctypes.byref(made), BFLOAT16.value, count, address, dimensions, pitches, box, steps, *layout)
+    status = _encode()(ctypes.byref(made), BFLOAT16.value, count, pointer, dimensions, pitches, box, steps, *layout)
     if status:
-        raise KernelError(f"CUDA: a tensor map of {tuple(sizes)}, tiles of {tuple(tile)}: error {status}")
+        raise KernelError(f"CUDA: a tensor map of {sizes}, tiles of {tile}: error {status}")
     return made
 
 

@@ -1,5 +1,6 @@
 """The operations of a tick as fused CUDA kernels."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,11 +11,10 @@ from torch import Tensor
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.talker.kernels import prompt_attention, rowwise
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel
-from qwen3_tts_engine.talker.kernels.skinny_linear import LANES, SkinnyLinear
-from qwen3_tts_engine.talker.kernels.tile_linear import TileLinear
+from qwen3_tts_engine.talker.kernels.skinny_linear import LANES
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Attention, Hidden
-from qwen3_tts_engine.talker.ops.products import Products, by_rows, run, without_norm
+from qwen3_tts_engine.talker.ops.products import Products, by_rows, norms_itself, run
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
@@ -145,8 +145,7 @@ class KernelOps:
         """
         rows = hidden.rows
         form = self._products.form(len(rows), product.weight, NORM=1)
-        is_normed = isinstance(form, SkinnyLinear) or (form is not None and hidden.squares is not None)
-        if is_normed or len(rows) > FRAME_NORM_ROWS:
+        if (form is not None and norms_itself(form, hidden)) or len(rows) > FRAME_NORM_ROWS:
             return self.norm_linear(hidden, product, eps), 0
         return self._products.multiply(rows, product.weight), rows.shape[1]
 
@@ -157,8 +156,8 @@ class KernelOps:
         rows, form = x.rows, self._products.form(len(x.rows), weight, NORM=1, **flags)
         if form is None:
             return False
-        if isinstance(form, TileLinear) and x.squares is None:
-            rows, form = self.rms_norm(rows, None, eps), without_norm(form)
+        if not norms_itself(form, x):
+            rows, form = self.rms_norm(rows, None, eps), replace(form, NORM=0)
         run(form, rows, weight, out, squares=x.squares, bias=bias, eps=eps)
         return True
 

@@ -1,6 +1,5 @@
 """Matrix products of a tick by the kernel that is fastest for their rows."""
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -64,8 +63,9 @@ def by_rows(values: dict[int, int], rows: int) -> int:
     return next((value for most, value in values.items() if rows <= most), 0)
 
 
-def without_norm(form: TileLinear) -> TileLinear:
-    return replace(form, NORM=0)
+def norms_itself(form: Form, x: Hidden) -> bool:
+    """Whether the kernel can norm `x`."""
+    return isinstance(form, SkinnyLinear) or x.squares is not None
 
 
 def run(
