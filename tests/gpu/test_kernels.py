@@ -140,10 +140,10 @@ def test_norm_and_embedding_agree_with_pytorch(ops: Any, device: torch.device, w
 def test_paged_attention_agrees_in_prefill_and_decode(
     ops: Any, device: torch.device, talker: Talker, config: TalkerConfig | None, lengths: list[int]
 ) -> None:
-    """One prefill of several slots, two ticks of all slots, then a prompt beside single rows; pages in random order."""
+    """A prefill of all slots, two ticks, a prompt beside frames, and two more prefills; pages in random order."""
     config = config or talker.config
     layers = layers_of(ops, config)
-    count, pages = len(lengths), max(lengths) // 8 + 2
+    count, pages = len(lengths), max(lengths) // 8 + 8
     table = torch.randperm(count * pages, device=device).reshape(count, pages)
     caches = [PagedCache(config, count * pages, 8, table, dtype) for dtype in (BF16, torch.float32)]
     slots = torch.cat([torch.full((n,), i, device=device) for i, n in enumerate(lengths)])
@@ -155,6 +155,12 @@ def test_paged_attention_agrees_in_prefill_and_decode(
     beside = torch.tensor([lengths[0] + 2, lengths[1] + 2], device=device)
     joint = torch.tensor([0, 1], device=device), torch.full_like(prompt, 2)
     ticks.append((torch.cat(joint), torch.cat([beside, prompt]), len(prompt)))
+    # Rows of prompts whose beginnings are cached, beside a frame and alone.
+    for rows in (3, 45):
+        later = torch.cat([torch.arange(n + 4, n + 4 + rows, device=device) for n in lengths])
+        later_slots = torch.arange(count, device=device).repeat_interleave(rows)
+        ticks.append((later_slots[rows - 1 :], later[rows - 1 :], (count - 1) * rows))
+        ticks.append((later_slots, later, count * rows))
     for slots, positions, prompts in ticks:
         hidden = random(len(slots), config.hidden_size, scale=30.0)
         found = ops.paged_attention(caches[0], slots, positions, prompts=prompts)(1, Hidden(hidden), layers[0])

@@ -230,44 +230,54 @@ __device__ __forceinline__ void insert_keys(Block& block, const Vector (&fresh)[
 
 #ifdef PAGE
 
-// With few warps, limits registers so that 12 warps fit a multiprocessor and many rows hide each other's loads.
-extern "C" __global__ void __launch_bounds__(WARPS * LANES, WARPS <= 4 ? 12 / WARPS : 1)
-paged_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __restrict__ k_norm,
-                const bf16* __restrict__ cos, const bf16* __restrict__ sin, bf16* keys, bf16* values,
-                const long long* __restrict__ page_table, const long long* __restrict__ slots,
-                const long long* __restrict__ positions, bf16* out, int stride_page_table, float eps, float scale) {
-    __shared__ float tops[WARPS][QUERIES], totals[WARPS][QUERIES], sums[WARPS][QUERIES][D];
+// Queries of a block: of a row of `frames`, or of rows of a prompt.
+constexpr int MOST_QUERIES = 8, MOST_ROWS = MOST_QUERIES / GROUP;
 
-    const int row = blockIdx.x, head = blockIdx.y;
-    const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, group = lane / 4, quarter = lane % 4;
-    const int position = (int)positions[row];
-    const long long* pages = page_table + slots[row] * stride_page_table;
-    const bf16* own = qkv + (size_t)row * WIDTH;
+// Keys and values of one key head, by position.
+struct Pages {
+    bf16 *keys, *values;
+    const long long* table;
+    int head;
+
+    __device__ __forceinline__ size_t offset(int at) const { return ((table[at / PAGE] * PAGE + at % PAGE) * KV_HEADS + head) * D; }
+    __device__ __forceinline__ bf16* key(int at) const { return keys + offset(at); }
+    __device__ __forceinline__ bf16* value(int at) const { return values + offset(at); }
+};
+
+// Of a head, of the rows that are computed together.
+struct Inputs {
+    const bf16 *qkv, *q_norm, *k_norm, *cos, *sin;
+    const long long *page_table, *slots, *positions;
+    int frames, stride_page_table;
+    float eps, scale;
+};
+
+__device__ __forceinline__ void attend_for_frame(Softmax& softmax, const Inputs& in, Pages pages, int row) {
+    const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, group = lane / 4, quarter = lane % 4, head = pages.head;
+    const int position = (int)in.positions[row];
+    pages.table = in.page_table + in.slots[row] * in.stride_page_table;
+    const bf16* own = in.qkv + (size_t)row * WIDTH;
     const Role role(group);
-    auto offset = [&](int at) { return ((pages[at / PAGE] * PAGE + at % PAGE) * KV_HEADS + head) * D; };
-    auto key_at = [&](int at) { return keys + offset(at); };
-    auto value_at = [&](int at) { return values + offset(at); };
+    auto key_at = [&](int at) { return pages.key(at); };
+    auto value_at = [&](int at) { return pages.value(at); };
 
-    let_next_start();
     // No kernel of this tick writes earlier positions, so these loads need not wait for the previous kernel.
     Block block;
     load_keys(block, warp * KEYS, position, group, quarter, key_at);
     load_values(block, warp * KEYS, position, group, quarter, value_at);
-    const Vector norm = load_vector(role.is_key ? k_norm : q_norm, quarter);
-    const Vector angles = load_angles(cos, sin, position, quarter);
+    const Vector norm = load_vector(role.is_key ? in.k_norm : in.q_norm, quarter);
+    const Vector angles = load_angles(in.cos, in.sin, position, quarter);
     wait_for_previous();
 
-    Vector query = prepare(load_vector(own + role.offset(head), quarter), norm, angles, eps);
+    Vector query = prepare(load_vector(own + role.offset(head), quarter), norm, angles, in.eps);
     const Vector fresh[1] = {from_group(query, QUERIES, quarter)};
     const bf16* own_value = own + ((GROUP + 1) * KV_HEADS + head) * D;
     if (warp == 0 && role.is_key) {
-        store_vector(keys + offset(position), quarter, query);
-        store_vector(values + offset(position), quarter, load_vector(own_value, quarter));
+        store_vector(pages.key(position), quarter, query);
+        store_vector(pages.value(position), quarter, load_vector(own_value, quarter));
     }
     if (group >= QUERIES) query = {};
 
-    Softmax softmax;
-    clear(softmax);
     for (int first = warp * KEYS; first <= position; first += WARPS * KEYS) {
         if (first >= WARPS * KEYS) {
             load_keys(block, first, position, group, quarter, key_at);
@@ -282,35 +292,127 @@ paged_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __
                     for (int half = 0; half < HALVES; half++)
                         block.value[i][half] = *(const uint4*)(own_value + half * 64 + 8 * group);
         }
-        attend(softmax, query, block, first, position, quarter, scale);
+        attend(softmax, query, block, first, position, quarter, in.scale);
     }
+}
 
-    if (group < QUERIES) {
+// The first row of the prompt of row `last`, whose rows have consecutive positions. 32 rows are compared at a time.
+__device__ __forceinline__ int first_of_prompt(const Inputs& in, int last, int lane) {
+    const long long slot = in.slots[last], ahead = in.positions[last] - last;
+    int low = max(in.frames, (int)-ahead) - 1, high = last;
+    while (high - low > 1) {
+        const int stride = (high - low - 2) / LANES + 1, row = high - (lane + 1) * stride;
+        const bool same = row > low && in.slots[row] == slot && in.positions[row] - row == ahead;
+        const int count = __popc(__ballot_sync(ALL, same));
+        low = max(low, high - (count + 1) * stride);
+        high -= count * stride;
+    }
+    return high;
+}
+
+// For rows top to bottom, which may be of several prompts.
+__device__ __forceinline__ void attend_for_prompts(Softmax& softmax, const Inputs& in, Pages pages, int top, int bottom) {
+    const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, group = lane / 4, quarter = lane % 4, head = pages.head;
+    const int row = min(top + group / GROUP, bottom), position = (int)in.positions[row];
+    const Vector norm = load_vector(in.q_norm, quarter), angles = load_angles(in.cos, in.sin, position, quarter);
+    int last_row = bottom, first_row = first_of_prompt(in, last_row, lane);
+    wait_for_previous();
+
+    const bf16* own = in.qkv + (size_t)row * WIDTH + (head * GROUP + group % GROUP) * D;
+    const Vector query = prepare(load_vector(own, quarter), norm, angles, in.eps);
+    while (true) {
+        // Positions from `fresh` on are rows of qkv, and those from `stored` on rows of this block, which stores them.
+        const int end = (int)in.positions[last_row] + 1, fresh = end - 1 - (last_row - first_row);
+        const int stored = fresh + max(top - first_row, 0), last = row >= first_row && row <= last_row ? position : -1;
+        const bf16* const fresh_keys = in.qkv + (size_t)first_row * WIDTH + (GROUP * KV_HEADS + head) * D;
+        pages.table = in.page_table + in.slots[last_row] * in.stride_page_table;
+        auto key_at = [&](int at) -> const bf16* { return at < fresh ? pages.key(at) : fresh_keys + (at - fresh) * WIDTH; };
+        auto value_at = [&](int at) -> const bf16* { return at < fresh ? pages.value(at) : fresh_keys + (at - fresh) * WIDTH + KV_HEADS * D; };
+        for (int first = warp * KEYS; first < end; first += WARPS * KEYS) {
+            Block block;
+            load_keys(block, first, end, group, quarter, key_at);
+            if (first + KEYS > fresh) {
+                const Vector norm = load_vector(in.k_norm, quarter);
+                #pragma unroll
+                for (int tile = 0; tile < 2; tile++) {
+                    const int at = first + tile * 8 + group;
+                    const Vector key = prepare(block.key[tile], norm, load_angles(in.cos, in.sin, min(at, end - 1), quarter), in.eps);
+                    if (at >= fresh) block.key[tile] = key;
+                }
+            }
+            load_values(block, first, end, group, quarter, value_at);
+            if (first + KEYS > stored) {
+                #pragma unroll
+                for (int tile = 0; tile < 2; tile++) {
+                    const int at = first + tile * 8 + group;
+                    if (at >= stored && at < end) store_vector(pages.key(at), quarter, block.key[tile]);
+                }
+                #pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int at = first + 2 * quarter + i % 2 + 8 * (i / 2);
+                    #pragma unroll
+                    for (int half = 0; half < HALVES; half++)
+                        if (at >= stored && at < end) *(uint4*)(pages.value(at) + half * 64 + 8 * group) = block.value[i][half];
+                }
+            }
+            attend(softmax, query, block, first, last, quarter, in.scale);
+        }
+        if (first_row <= top) return;
+        last_row = first_row - 1;
+        first_row = first_of_prompt(in, last_row, lane);
+    }
+}
+
+// A block has a row of a frame, or up to MOST_ROWS of prompts, whose rows follow the frames. Its warps split the keys. With few
+// warps, limits registers so that 12 warps fit a multiprocessor and many rows hide each other's loads.
+extern "C" __global__ void __launch_bounds__(WARPS * LANES, WARPS <= 4 ? 12 / WARPS : 1)
+paged_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __restrict__ k_norm,
+                const bf16* __restrict__ cos, const bf16* __restrict__ sin, bf16* keys, bf16* values,
+                const long long* __restrict__ page_table, const long long* __restrict__ slots,
+                const long long* __restrict__ positions, bf16* out, int frames, int rows, int stride_page_table, float eps,
+                float scale) {
+    __shared__ float tops[WARPS][MOST_QUERIES], totals[WARPS][MOST_QUERIES], sums[WARPS][MOST_QUERIES][D];
+
+    const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, group = lane / 4, quarter = lane % 4, head = blockIdx.x;
+    // Blocks of prompts, which take longest, come first.
+    const int prompts = gridDim.y - frames;
+    const bool is_prompt = blockIdx.y < prompts;
+    const int top = is_prompt ? frames + blockIdx.y * MOST_ROWS : blockIdx.y - prompts;
+    const int bottom = is_prompt ? min(top + MOST_ROWS, rows) - 1 : top, queries = (bottom - top + 1) * GROUP;
+    const Inputs in{qkv, q_norm, k_norm, cos, sin, page_table, slots, positions, frames, stride_page_table, eps, scale};
+    let_next_start();
+    Softmax softmax;
+    clear(softmax);
+    if (is_prompt) attend_for_prompts(softmax, in, Pages{keys, values, nullptr, head}, top, bottom);
+    else attend_for_frame(softmax, in, Pages{keys, values, nullptr, head}, top);
+
+    if (group < queries) {
         tops[warp][group] = softmax.top;
         totals[warp][group] = softmax.total;
     }
     #pragma unroll
     for (int odd = 0; odd < 2; odd++)
-        if (2 * quarter + odd < QUERIES)
+        if (2 * quarter + odd < queries)
             #pragma unroll
             for (int half = 0; half < HALVES; half++) gather(softmax, half, odd, &sums[warp][2 * quarter + odd][half * 64 + 8 * group]);
     __syncthreads();
-    for (int i = threadIdx.x; i < GROUP * D; i += WARPS * LANES) {
-        const int g = i / D, d = i % D;
-        float top = NOTHING, total = 0.0f, sum = 0.0f;
+    for (int i = threadIdx.x; i < queries * D; i += WARPS * LANES) {
+        const int query = i / D, d = i % D;
+        float top_score = NOTHING, total = 0.0f, sum = 0.0f;
         #pragma unroll
-        for (int other = 0; other < WARPS; other++) top = fmaxf(top, tops[other][g]);
+        for (int other = 0; other < WARPS; other++) top_score = fmaxf(top_score, tops[other][query]);
         #pragma unroll
         for (int other = 0; other < WARPS; other++) {
-            const float weight = exp2f(tops[other][g] - top);
-            total += totals[other][g] * weight;
-            sum += sums[other][g][d] * weight;
+            const float weight = exp2f(tops[other][query] - top_score);
+            total += totals[other][query] * weight;
+            sum += sums[other][query][d] * weight;
         }
-        out[(size_t)row * GROUP * KV_HEADS * D + (head * GROUP + g) * D + d] = (bf16)pack(sum / total, 0.0f);
+        const size_t place = (size_t)(top + query / GROUP) * GROUP * KV_HEADS + head * GROUP + query % GROUP;
+        out[place * D + d] = (bf16)pack(sum / total, 0.0f);
     }
 }
 
-// Stores keys and values of one prefill row; four lanes per key head, spare lanes repeat a head.
+// Stores keys and values of a row, for prompt_attention.py; four lanes per key head, spare lanes repeat a head.
 extern "C" __global__ void
 store_keys(const bf16* qkv, const bf16* __restrict__ k_norm, const bf16* __restrict__ cos,
            const bf16* __restrict__ sin, bf16* keys, bf16* values, const long long* __restrict__ page_table,

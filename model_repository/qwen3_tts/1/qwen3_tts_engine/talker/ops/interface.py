@@ -88,8 +88,8 @@ class Ops(Protocol):
     def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prompts: int = 0) -> Attention:
         """Causal attention for rows at `positions` of `slots`, int64 [rows].
 
-        The last `prompts` rows are of prompts: a slot's rows are consecutive, and all their keys are stored before one
-        attends. Each row before them has a slot of its own.
+        The last `prompts` rows are of prompts: a slot's have consecutive positions and attend to each other. Each row
+        before them has a slot of its own. No row attends to what another slot's rows store now.
         """
 
     def frame_attention(self, cache: FrameCache, start: int, count: int) -> Attention:

@@ -18,9 +18,14 @@ from qwen3_tts_engine.talker.ops.products import Products, by_rows, norms_itself
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
-# Warps of a paged attention block, by number of rows: few rows leave multiprocessors idle, so each gets more warps; of
-# many rows all blocks should be resident at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than 4).
+# Warps of a block of paged_attention, by blocks per key head: few leave multiprocessors idle, so each gets more; many
+# should be resident at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than 4).
 ATTENTION_WARPS = {16: 8, 48: 4, 640: 2, 1 << 40: 1}
+# Of rows of prompts, of such a block.
+ATTENTION_QUERIES = 8
+# The most rows of prompts alone for which paged_attention, whose blocks prepare all keys that they read, is as fast as
+# prompt_attention after a store of all keys. Beside frames, which take longer, it hides them.
+UNTILED_PROMPTS = 256
 # The largest number of rows whose norm frame_attention computes.
 FRAME_NORM_ROWS = 640
 # In batch-invariant mode.
@@ -90,31 +95,24 @@ class KernelOps:
         return out
 
     def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prompts: int = 0) -> Attention:
-        config, key_heads, frames = cache.config, cache.config.num_key_value_heads, len(slots) - prompts
-        heads = _heads(config)
-        warps = self._attention_warps(frames)
-        macros = heads | {"PAGE": cache.page_size, "COUNT": 1, "WARPS": warps}
-        frame_kernel = _kernel("attention.cu", "paged_attention", LANES * warps, **macros)
-        store_kernel = _kernel("attention.cu", "store_keys", max(LANES, 4 * key_heads), **macros)
-        where = (cache.page_table, slots[:frames], positions[:frames])
-        prompt_rows = (cache.page_table, slots[frames:], positions[frames:])
-        stride, eps, scale = cache.page_table.stride(0), config.rms_norm_eps, config.head_dim**-0.5
-        tile = {"QUERIES": prompt_attention.QUERIES, "KEYS": prompt_attention.KEYS, "num_warps": prompt_attention.WARPS}
+        config, rows, heads = cache.config, len(slots), _heads(cache.config)
+        macros = heads | {"PAGE": cache.page_size, "COUNT": 1}
+        blocks = rows - prompts + triton.cdiv(prompts, ATTENTION_QUERIES // heads["GROUP"])
+        warps = INVARIANT_WARPS if self._batch_invariant else by_rows(ATTENTION_WARPS, blocks)
+        kernel = _kernel("attention.cu", "paged_attention", LANES * warps, **macros, WARPS=warps)
+        in_tiles = prompts == rows > UNTILED_PROMPTS and not self._batch_invariant
+        where, eps = (cache.page_table, slots, positions), config.rms_norm_eps
+        numbers = (cache.page_table.stride(0), eps, config.head_dim**-0.5)
 
         def attend(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
             qkv = self.norm_linear(hidden, weights.qkv, eps)
-            memory = (cache.cos, cache.sin, *cache.data[layer])
-            out = qkv.new_empty(len(qkv), config.query_size)
-            if frames:
-                norms = (weights.q_norm, weights.k_norm)
-                frame_kernel((frames, key_heads), qkv, *norms, *memory, *where, out, stride, eps, scale)
-            if prompts:
-                own, grid = qkv[frames:], (prompt_attention.programs(prompts, heads["GROUP"]), key_heads)
-                store_kernel((prompts, 1), own, weights.k_norm, *memory, *prompt_rows, stride, eps)
-                prompt_attention.prompt_attention_kernel[grid](
-                    own, weights.q_norm, *memory, *prompt_rows, out[frames:], prompts, stride, eps, scale,
-                    **heads, PAGE=cache.page_size, **tile, **self._launch,
-                )  # fmt: skip
+            out = qkv.new_empty(rows, config.query_size)
+            memory = (cache.cos, cache.sin, *cache.data[layer], *where)
+            if in_tiles:
+                self._attend_in_tiles(macros, weights, qkv, memory, out, numbers)
+            else:
+                norms, grid = (weights.q_norm, weights.k_norm), (config.num_key_value_heads, blocks)
+                kernel(grid, qkv, *norms, *memory, out, rows - prompts, rows, *numbers)
             return out
 
         return attend
@@ -138,6 +136,21 @@ class KernelOps:
     def rows(self, state: SlotState, slots: Tensor) -> "KernelRows":
         return KernelRows(state, slots, self._launch)
 
+    def _attend_in_tiles(
+        self, macros: dict[str, int], weights: LayerWeights, qkv: Tensor, memory: Any, out: Tensor, numbers: Any
+    ) -> None:
+        """Attention of rows of prompts alone; `macros` are those of paged_attention."""
+        rows, heads = len(qkv), macros["KV_HEADS"]
+        store = _kernel("attention.cu", "store_keys", max(LANES, 4 * heads), **macros, WARPS=1)
+        store((rows, 1), qkv, weights.k_norm, *memory, *numbers[:2])
+        grid = (prompt_attention.programs(rows, macros["GROUP"]), heads)
+        sizes = {name: size for name, size in macros.items() if name != "COUNT"}
+        sizes |= {"QUERIES": prompt_attention.QUERIES, "KEYS": prompt_attention.KEYS}
+        launch = self._launch | {"num_warps": prompt_attention.WARPS}
+        prompt_attention.prompt_attention_kernel[grid](
+            qkv, weights.q_norm, *memory, out, rows, *numbers, **sizes, **launch
+        )
+
     def _frame_qkv(self, hidden: Hidden, product: NormLinear, eps: float) -> tuple[Tensor, int]:
         """Queries, keys and values, and INPUTS of frame_attention, which norms them where no product can.
 
@@ -160,11 +173,6 @@ class KernelOps:
             rows, form = self.rms_norm(rows, None, eps), replace(form, NORM=0)
         run(form, rows, weight, out, squares=x.squares, bias=bias, eps=eps)
         return True
-
-    def _attention_warps(self, rows: int) -> int:
-        if self._batch_invariant:
-            return INVARIANT_WARPS
-        return by_rows(ATTENTION_WARPS, rows)
 
 
 class KernelRows:
