@@ -33,19 +33,17 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chosen]:
 
 
 @pytest.mark.parametrize(
-    ("layer", "most_skinny", "most_tiles"),
-    [(PREDICTOR_LAYER, 16, 512), (TALKER_LAYER, 8, 256)],
+    ("layer", "without_tiles"),
+    [(PREDICTOR_LAYER, {*range(1025, 1100)}), (TALKER_LAYER, {*range(385, 513), *range(641, 1100)})],
     ids=["predictor", "talker"],
 )
 def test_all_products_of_a_layer_run_one_kernel_so_that_its_norms_find_their_sums_of_squares(
-    chosen: Chosen, layer: list[tuple[int, int, str]], most_skinny: int, most_tiles: int
+    chosen: Chosen, layer: list[tuple[int, int, str]], without_tiles: set[int]
 ) -> None:
-    found = {rows: chosen(layer, rows, HOPPER) for rows in range(1, 1025)}
-    assert {rows for rows, names in found.items() if names == {"skinny_linear"}} == {*range(1, most_skinny + 1)}
-    assert {rows for rows, names in found.items() if names == {"tile_linear"}} == {
-        *range(most_skinny + 1, most_tiles + 1)
-    }
-    assert {rows for rows, names in found.items() if names == {"cuBLAS"}} == {*range(most_tiles + 1, 1025)}
+    found = {rows: chosen(layer, rows, HOPPER) for rows in range(1, 1100)}
+    assert {rows for rows, names in found.items() if names == {"skinny_linear"}} == {*range(1, 9)}
+    assert {rows for rows, names in found.items() if names == {"tile_linear"}} == {*range(9, 1100)} - without_tiles
+    assert {rows for rows, names in found.items() if names == {"cuBLAS"}} == without_tiles
 
 
 def test_other_gpus_have_no_tiles(chosen: Chosen) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qwen3_tts_engine.talker.kernels.tile_linear import (
-    MOST_ROWS,
+    OTHERS,
     PAIRED_BYTES,
     SHARED_BYTES,
     STEP,
@@ -31,6 +31,7 @@ CASES = {
     "residual of two groups": (100, TileLinear(128, 256, 64, 2, 2, 2, RESIDUAL=1)),
     "logits": (32, TileLinear(128, 512, 32, 1, 2, 3, NORM=1, FLOAT_OUT=1)),
     "bias": (17, TileLinear(64, 512, 32, 1, 2, 4, NORM=1, BIAS=1)),
+    "norm of more rows than threads": (180, TileLinear(64, 192, 192, 1, 1, 3, NORM=1)),
 }
 MUTATIONS = {
     "copies are not waited for": ("        await(full + 8 * stage, phase);\n", ""),
@@ -47,7 +48,7 @@ MUTATIONS = {
 # (outputs, inputs, flags) of the products of both released sizes.
 PRODUCTS = [
     (outputs // (1 + flags.get("GATED", 0)), inputs, flags)
-    for outputs, inputs in [*TILES, (2048, 1024), (3072, 1024), (3072, 2048)]
+    for outputs, inputs in [*TILES, (3072, 1024), (3072, 2048)]
     for flags in ({"NORM": 1}, {"NORM": 1, "GATED": 1}, {"NORM": 1, "FLOAT_OUT": 1}, {"RESIDUAL": 1})
 ]
 HOPPER_BYTES = 227 * 1024
@@ -73,24 +74,31 @@ def test_the_emulator_finds_a_kernel_that_does_not_wait(tmp_path: Path, name: st
     assert found is None or found > 0.05
 
 
-@pytest.mark.parametrize("rows", [17, 32, 40, 64, 96, 200, 256, 512])
-def test_a_tile_divides_its_product_and_fits_a_multiprocessor(rows: int) -> None:
+def test_a_tile_divides_its_product_and_fits_a_multiprocessor() -> None:
     for outputs, inputs, flags in PRODUCTS:
-        form = tile_linear(outputs, inputs, rows, **flags)
-        if form is None:
-            assert rows > 256
-            continue
-        steps = form.K // form.SPLIT // STEP
-        assert form.N % form.outputs == form.K % (form.SPLIT * STEP) == form.ROWS % (8 * form.SPLIT) == 0, form
-        assert form.resident * (form.shared_bytes + 1024) <= HOPPER_BYTES, form
-        assert min(2, steps) <= form.STAGES <= steps, form
-        assert form.ROWS // form.SPLIT <= 128 * form.GROUPS, form
+        rows = TILES.get((outputs * (1 + flags.get("GATED", 0)), inputs), OTHERS)
+        forms = [form for most in rows if (form := tile_linear(outputs, inputs, most, **flags))]
+        assert len(forms) == sum(tile is not None for tile in rows.values())
+        for form in forms:
+            steps = form.K // form.SPLIT // STEP
+            assert form.N % form.outputs == form.K % (form.SPLIT * STEP) == form.ROWS % (8 * form.SPLIT) == 0, form
+            assert form.resident * (form.shared_bytes + 1024) <= HOPPER_BYTES, form
+            assert min(2, steps) <= form.STAGES <= steps, form
 
 
-def test_small_products_have_tiles_for_more_rows_than_large_ones() -> None:
-    assert tile_linear(4096, 1024, MOST_ROWS[-1])
-    assert not tile_linear(6144, 2048, 257, GATED=1)
-    assert not tile_linear(4096, 1024, MOST_ROWS[-1] + 1)
+def test_where_a_product_has_no_tile_is_a_gap_or_beyond_the_last() -> None:
+    assert tile_linear(4096, 1024, 1024)
+    assert not tile_linear(4096, 1024, 1025)
+    assert tile_linear(6144, 2048, 384, GATED=1)
+    assert not tile_linear(6144, 2048, 385, GATED=1)
+    assert tile_linear(6144, 2048, 640, GATED=1)
+
+
+@pytest.mark.parametrize(("rows", "groups"), [(256, 3), (192, 3), (160, 2)])
+def test_sums_that_do_not_fit_the_registers_have_no_form(rows: int, groups: int) -> None:
+    form = with_stages(6144, 2048, Tile(rows, groups), GATED=1)
+    assert (form is None) == (rows == 256)
+    assert form is None or form.resident == 1
 
 
 def test_a_shape_that_no_tile_divides_is_left_to_other_kernels() -> None:
@@ -120,6 +128,9 @@ def test_macros_are_those_of_the_source() -> None:
         (4096, 1024, 40, {"NORM": 1}),
         (2048, 6144, 128, {"RESIDUAL": 1}),
         (6144, 2048, 256, {"NORM": 1, "GATED": 1}),
+        (6144, 2048, 384, {"NORM": 1, "GATED": 1}),
+        (2048, 6144, 384, {"RESIDUAL": 1}),
+        (4096, 1024, 1024, {"NORM": 1}),
         (3072, 2048, 128, {"NORM": 1, "FLOAT_OUT": 1}),
     ],
 )

@@ -3,6 +3,9 @@
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar
 
+# Threads of a warp.
+LANES = 32
+
 
 @dataclass(frozen=True)
 class Linear:

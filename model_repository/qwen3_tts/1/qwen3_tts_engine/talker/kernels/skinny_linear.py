@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from qwen3_tts_engine.talker.kernels.linear import Linear
+from qwen3_tts_engine.talker.kernels.linear import LANES, Linear
 
-LANES = 32
 # Registers per thread for weights, by warps per block: half of those available at full occupancy.
 WEIGHT_REGISTERS = {4: 128, 8: 128, 16: 64}
 # Fewer blocks leave too many multiprocessors idle.

@@ -7,6 +7,10 @@
 #define TEXT_32 TEXT_16 ", " TEXT_4(16, 17, 18, 19) ", " TEXT_4(20, 21, 22, 23) ", " TEXT_4(24, 25, 26, 27) ", " TEXT_4(28, 29, 30, 31)
 #define TEXT_48 TEXT_32 ", " TEXT_4(32, 33, 34, 35) ", " TEXT_4(36, 37, 38, 39) ", " TEXT_4(40, 41, 42, 43) ", " TEXT_4(44, 45, 46, 47)
 #define TEXT_64 TEXT_48 ", " TEXT_4(48, 49, 50, 51) ", " TEXT_4(52, 53, 54, 55) ", " TEXT_4(56, 57, 58, 59) ", " TEXT_4(60, 61, 62, 63)
+#define TEXT_80 TEXT_64 ", " TEXT_4(64, 65, 66, 67) ", " TEXT_4(68, 69, 70, 71) ", " TEXT_4(72, 73, 74, 75) ", " TEXT_4(76, 77, 78, 79)
+#define TEXT_96 TEXT_80 ", " TEXT_4(80, 81, 82, 83) ", " TEXT_4(84, 85, 86, 87) ", " TEXT_4(88, 89, 90, 91) ", " TEXT_4(92, 93, 94, 95)
+#define TEXT_112 TEXT_96 ", " TEXT_4(96, 97, 98, 99) ", " TEXT_4(100, 101, 102, 103) ", " TEXT_4(104, 105, 106, 107) ", " TEXT_4(108, 109, 110, 111)
+#define TEXT_128 TEXT_112 ", " TEXT_4(112, 113, 114, 115) ", " TEXT_4(116, 117, 118, 119) ", " TEXT_4(120, 121, 122, 123) ", " TEXT_4(124, 125, 126, 127)
 #define SUMS_4(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
 #define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
 #if ROWS == 32
@@ -21,6 +25,15 @@
 #elif ROWS == 128
 #define SHAPE "m64n128k16", TEXT_64, "%64, %65"
 #define SUMS SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48)
+#elif ROWS == 160
+#define SHAPE "m64n160k16", TEXT_80, "%80, %81"
+#define SUMS SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64)
+#elif ROWS == 192
+#define SHAPE "m64n192k16", TEXT_96, "%96, %97"
+#define SUMS SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64), SUMS_16(80)
+#elif ROWS == 256
+#define SHAPE "m64n256k16", TEXT_128, "%128, %129"
+#define SUMS SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64), SUMS_16(80), SUMS_16(96), SUMS_16(112)
 #endif
 #define INSTRUCTION(shape, sums, operands) "wgmma.mma_async.sync.aligned." shape ".f32.bf16.bf16 {" sums "}, " operands ", 1, 1, 1, 0, 0;"
 #define EXPANDED(...) INSTRUCTION(__VA_ARGS__)

@@ -4,7 +4,7 @@
 //
 // Compiled once for each shape, with these macros:
 //   N, K            outputs, inputs (a gated layer has 2 N rows of weights: N gates, then N ups)
-//   ROWS            rows of x that a block multiplies: 32, 64, 96 or 128
+//   ROWS            rows of x that a block multiplies: 32, 64, 96, 128, 160, 192 or 256
 //   GROUPS          warpgroups per block that multiply, each with 64 rows of weights
 //   SPLIT           blocks per cluster, each with K / SPLIT inputs, a multiple of 64
 //   STAGES          steps of 64 inputs that shared memory holds
@@ -42,12 +42,13 @@ constexpr int SUM_OUTPUTS = 64;                     // of a sum of squares
 constexpr int PIECES = OWN / 8;                     // of 16 bytes
 constexpr int AT_ONCE = GROUP / PIECES;             // rows that a warpgroup writes at once
 constexpr int ITEMS = (SHARE + AT_ONCE - 1) / AT_ONCE;
+constexpr int NORMED = NORM ? (SHARE + MULTIPLIERS - 1) / MULTIPLIERS : 0;  // rows whose norms a thread computes
 
 static_assert(N % OUTPUTS == 0 && K % (SPLIT * STEP) == 0, "the shape must divide");
 static_assert(SHARE % 8 == 0, "a block completes whole columns of the instruction's tiles");
 static_assert(STAGES <= STEPS && (STAGES > 1 || STEPS == 1), "a stage is refilled one step after its use");
 static_assert(GROUPS * SHARE * PITCH <= STAGES * STAGE, "results replace the staged operands");
-static_assert(SHARE <= MULTIPLIERS && (!NORM || K % SUM_OUTPUTS == 0), "a thread computes the norm of a row, of parts");
+static_assert(!NORM || K % SUM_OUTPUTS == 0, "a norm has parts");
 static_assert(STAGES <= LANES, "a lane fills a stage");
 static_assert(!(RESIDUAL && (GATED || BIAS || FLOAT_OUT)) && !(GATED && (BIAS || FLOAT_OUT)), "no layer has both");
 
@@ -106,14 +107,15 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
     const int group = __shfl_sync(ALL, warp / 4, 0);
     const int own_row = first_row + rank * SHARE;
     wait_for_previous();
-    // Loaded before the products, used after them: what this thread norms, and what it adds to. It writes a piece of the rows
-    // top, top + AT_ONCE, ...
-    float square[NORM ? K / SUM_OUTPUTS : 1] = {};
-    if (NORM && thread < SHARE) {
-        const float* const squares = squares_in + min(own_row + thread, rows - 1) * stride_square;
+    // Loaded before the products, used after them: squares of the rows that this thread norms, and what it adds to. It writes
+    // a piece of the rows top, top + AT_ONCE, ...
+    float total[NORMED + 1] = {};
+    #pragma unroll
+    for (int i = 0; i < NORMED; i++) {
+        const float* const squares = squares_in + min(own_row + thread + i * MULTIPLIERS, rows - 1) * stride_square;
         #pragma unroll
         for (int part = 0; part < K / SUM_OUTPUTS; part++)
-            if (part < parts) square[part] = squares[part * stride_part];
+            if (part < parts) total[i] += squares[part * stride_part];
     }
     const int piece = thread % PIECES, top = thread % GROUP / PIECES;
     bf16* const target = (bf16*)out + (size_t)(own_row + top) * stride_out + first_output + group * OWN + piece * 8;
@@ -139,12 +141,9 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
     wait_for_products(0);
     #pragma unroll
     for (int i = 0; i < ROWS / 2; i++) settle(sums[i]);
-    if (NORM && thread < SHARE) {
-        float total = 0.0f;
-        #pragma unroll
-        for (int part = 0; part < K / SUM_OUTPUTS; part++) total += square[part];
-        scales[thread] = rsqrtf(total / K + eps);
-    }
+    #pragma unroll
+    for (int i = 0; i < NORMED; i++)
+        if (thread + i * MULTIPLIERS < SHARE) scales[thread + i * MULTIPLIERS] = rsqrtf(total[i] / K + eps);
     // Nobody reads the stages any more.
     meet_at(1, MULTIPLIERS);
 

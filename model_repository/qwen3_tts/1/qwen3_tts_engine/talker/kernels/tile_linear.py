@@ -4,13 +4,15 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from qwen3_tts_engine.talker.kernels.linear import Linear
+from qwen3_tts_engine.talker.kernels.linear import LANES, Linear
 
 # Inputs of a step of the products.
 STEP = 64
 # Of shared memory: what a block may have, and what two blocks on a multiprocessor may have each.
 SHARED_BYTES, PAIRED_BYTES = 200 * 1024, 113 * 1024
 SWIZZLED_ROW, SEND_BYTES = 128, 16
+# A multiprocessor's schedulers, the registers of one, and those that a thread needs beside its sums.
+SCHEDULERS, REGISTERS, OTHER_REGISTERS = 4, 1 << 14, 26
 # Of a sum of squares.
 SUM_OUTPUTS = 64
 
@@ -24,21 +26,46 @@ class Tile(NamedTuple):
     paired: bool = False
 
 
-# For up to so many rows, by (rows of weights, inputs): the tile with which a layer was fastest, all its products in
-# tile_linear (one H200, scripts/benchmarks/products). Where the last are missing, cuBLAS is faster.
-MOST_ROWS = (32, 64, 128, 256, 512)
-TILES = {
-    (4096, 1024): (Tile(32, 1, 2, True), Tile(64), Tile(128, 1, 2), Tile(128), Tile(128, 2)),
-    (6144, 1024): (Tile(32, 1, 4), Tile(64), Tile(128), Tile(128, 2), Tile(128, 3)),
-    (1024, 2048): (Tile(32, 1, 4), Tile(64, 1, 4), Tile(128, 1, 4), Tile(64, 1, 2), Tile(128, 1, 2)),
-    (1024, 3072): (Tile(32, 1, 4), Tile(64, 1, 4), Tile(128, 1, 4), Tile(64, 1, 2), Tile(128, 1, 2)),
-    (4096, 2048): (Tile(32, 1, 2, True), Tile(64), Tile(128, 1, 2), Tile(128)),
-    (2048, 2048): (Tile(32, 1, 2, True), Tile(64, 1, 4, True), Tile(64, 1, 2), Tile(128, 1, 2)),
-    (12288, 2048): (Tile(32, paired=True), Tile(64, paired=True), Tile(128, 2), Tile(128, 3)),
-    (2048, 6144): (Tile(32, 1, 4, True), Tile(64, 1, 2), Tile(64, 1, 2), Tile(128, 1, 2)),
-}
+# By (rows of weights, inputs) and the most rows of x: the tile with which a layer was fastest, all its products in
+# tile_linear (one H200 or H100, scripts/benchmarks/products). None where cuBLAS is faster, as it is beyond the last.
+TILES: dict[tuple[int, int], dict[int, Tile | None]] = {
+    (4096, 1024): {
+        32: Tile(32, 1, 2, True), 64: Tile(64), 96: Tile(96, 1, 2), 128: Tile(128, 1, 2), 192: Tile(96), 256: Tile(128),
+        384: Tile(192), 512: Tile(128, 2), 768: Tile(192, 2), 1024: Tile(256, 2),
+    },
+    (6144, 1024): {
+        32: Tile(32, 1, 2, True), 64: Tile(64), 96: Tile(96), 128: Tile(128), 192: Tile(96, paired=True),
+        256: Tile(128, 2), 384: Tile(96, 3), 512: Tile(128, 3), 768: Tile(192, 3), 1024: Tile(128, 3),
+    },
+    (1024, 2048): {
+        32: Tile(32, 1, 4), 64: Tile(64, 1, 4), 96: Tile(96, 1, 4), 128: Tile(128, 1, 4), 256: Tile(64, 1, 2),
+        384: Tile(96, 1, 2), 512: Tile(128, 1, 2), 768: Tile(96), 1024: Tile(128, 2, 2),
+    },
+    (1024, 3072): {
+        32: Tile(32, 1, 4), 64: Tile(64, 1, 4), 96: Tile(96, 1, 4), 128: Tile(128, 1, 4), 256: Tile(64, 1, 2),
+        384: Tile(96, 1, 2), 512: Tile(128, 1, 2), 768: Tile(96), 1024: Tile(128, 2, 2),
+    },
+    (2048, 1024): {32: Tile(32), 128: Tile(64), 512: Tile(128), 768: Tile(192), 1024: Tile(128, 2)},
+    (4096, 2048): {
+        32: Tile(32, 1, 2, True), 64: Tile(64, 1, 2), 96: Tile(96, 1, 2), 128: Tile(128, 1, 2),
+        192: Tile(96, 1, 2, True), 256: Tile(128), 320: Tile(160, 2, 2), 384: Tile(96, 2), 512: None, 640: Tile(160, 2),
+    },
+    (2048, 2048): {
+        32: Tile(32, 1, 2, True), 64: Tile(64, 1, 2), 96: Tile(96, 1, 4, True), 128: Tile(64, 1, 2),
+        192: Tile(96, 1, 2), 256: Tile(128, 1, 2), 320: Tile(160, 1, 2), 384: Tile(192, 1, 2),
+        512: None, 640: Tile(160),
+    },
+    (12288, 2048): {
+        32: Tile(32, paired=True), 64: Tile(64, paired=True), 96: Tile(96, 2), 128: Tile(128, 2), 192: Tile(192, 2),
+        256: Tile(128, 3), 320: Tile(160, 3), 384: Tile(192, 3), 512: None, 640: Tile(160, 3),
+    },
+    (2048, 6144): {
+        32: Tile(32, 1, 4, True), 64: Tile(64, 1, 2), 96: Tile(96, 2, 4), 128: Tile(64, 1, 2), 192: Tile(96, 1, 2),
+        256: Tile(128, 1, 2), 320: Tile(160, 1, 2), 384: Tile(192, 1, 2), 512: None, 640: Tile(160, 2, 2),
+    },
+}  # fmt: skip
 # Of products without measurements.
-OTHERS = (Tile(32), Tile(64), Tile(64), Tile(128), Tile(128))
+OTHERS: dict[int, Tile | None] = {32: Tile(32), 128: Tile(64), 512: Tile(128)}
 
 
 @dataclass(frozen=True)
@@ -82,7 +109,12 @@ class TileLinear(Linear):
     @property
     def resident(self) -> int:
         """Blocks per multiprocessor for which the compiler limits registers."""
-        return 2 if self.shared_bytes <= PAIRED_BYTES and self.GROUPS < 3 else 1
+        return 2 if self.shared_bytes <= PAIRED_BYTES and self.compiles(2) else 1
+
+    def compiles(self, resident: int) -> bool:
+        """Whether so many blocks on a multiprocessor leave a thread registers for its sums."""
+        warps = math.ceil(resident * self.threads / LANES / SCHEDULERS)
+        return REGISTERS // (warps * LANES) // 8 * 8 >= self.ROWS // 2 + OTHER_REGISTERS
 
     def blocks(self, rows: int) -> int:
         return self.N // self.outputs * math.ceil(rows / self.ROWS) * self.SPLIT
@@ -97,15 +129,15 @@ def tile_linear(outputs: int, inputs: int, rows: int, **flags: int) -> TileLinea
 def tile_of(height: int, inputs: int, rows: int) -> Tile | None:
     """The tile for `rows` of x and a weight [height, inputs]."""
     tiles = TILES.get((height, inputs), OTHERS)
-    tile = next((tile for most, tile in zip(MOST_ROWS, tiles, strict=False) if rows <= most), None)
+    tile = next((tile for most, tile in tiles.items() if rows <= most), None)
     return tile if tile and height % (64 * tile.groups) == 0 and inputs % (tile.split * STEP) == 0 else None
 
 
 def with_stages(outputs: int, inputs: int, tile: Tile, **flags: int) -> TileLinear | None:
-    """As many stages as fit; None if not even two do."""
+    """As many stages as fit; None if not even two do, or not the sums."""
     rows, groups, split, paired = tile
     steps, memory = inputs // split // STEP, PAIRED_BYTES if paired else SHARED_BYTES
     made = [
         TileLinear(outputs, inputs, rows, groups, split, stages, **flags) for stages in range(min(2, steps), steps + 1)
     ]
-    return next((form for form in reversed(made) if form.shared_bytes <= memory), None)
+    return next((form for form in reversed(made) if form.shared_bytes <= memory and form.compiles(1)), None)

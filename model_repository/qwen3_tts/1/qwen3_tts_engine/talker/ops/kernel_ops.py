@@ -11,7 +11,7 @@ from torch import Tensor
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.talker.kernels import prompt_attention, rowwise
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel
-from qwen3_tts_engine.talker.kernels.skinny_linear import LANES
+from qwen3_tts_engine.talker.kernels.linear import LANES
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Attention, Hidden
 from qwen3_tts_engine.talker.ops.products import Products, by_rows, norms_itself, run
