@@ -33,16 +33,17 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chosen]:
 
 
 @pytest.mark.parametrize(
-    ("layer", "without_tiles"),
-    [(PREDICTOR_LAYER, {*range(1025, 1100)}), (TALKER_LAYER, {*range(385, 513), *range(641, 1100)})],
+    ("layer", "most_skinny", "without_tiles"),
+    [(PREDICTOR_LAYER, 16, {*range(1025, 1100)}), (TALKER_LAYER, 8, {*range(385, 513), *range(641, 1100)})],
     ids=["predictor", "talker"],
 )
 def test_all_products_of_a_layer_run_one_kernel_so_that_its_norms_find_their_sums_of_squares(
-    chosen: Chosen, layer: list[tuple[int, int, str]], without_tiles: set[int]
+    chosen: Chosen, layer: list[tuple[int, int, str]], most_skinny: int, without_tiles: set[int]
 ) -> None:
     found = {rows: chosen(layer, rows, HOPPER) for rows in range(1, 1100)}
-    assert {rows for rows, names in found.items() if names == {"skinny_linear"}} == {*range(1, 9)}
-    assert {rows for rows, names in found.items() if names == {"tile_linear"}} == {*range(9, 1100)} - without_tiles
+    assert {rows for rows, names in found.items() if names == {"skinny_linear"}} == {*range(1, most_skinny + 1)}
+    tiled = {*range(most_skinny + 1, 1100)} - without_tiles
+    assert {rows for rows, names in found.items() if names == {"tile_linear"}} == tiled
     assert {rows for rows, names in found.items() if names == {"cuBLAS"}} == without_tiles
 
 

@@ -43,6 +43,7 @@ constexpr int PIECES = OWN / 8;                     // of 16 bytes
 constexpr int AT_ONCE = GROUP / PIECES;             // rows that a warpgroup writes at once
 constexpr int ITEMS = (SHARE + AT_ONCE - 1) / AT_ONCE;
 constexpr int NORMED = NORM ? (SHARE + MULTIPLIERS - 1) / MULTIPLIERS : 0;  // rows whose norms a thread computes
+constexpr int HELD = GROUPS == 3 && ROWS > 128 ? 1 : K / SUM_OUTPUTS + !NORM;  // of a row's squares
 
 static_assert(N % OUTPUTS == 0 && K % (SPLIT * STEP) == 0, "the shape must divide");
 static_assert(SHARE % 8 == 0, "a block completes whole columns of the instruction's tiles");
@@ -107,15 +108,15 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
     const int group = __shfl_sync(ALL, warp / 4, 0);
     const int own_row = first_row + rank * SHARE;
     wait_for_previous();
-    // Loaded before the products, used after them: squares of the rows that this thread norms, and what it adds to. It writes
-    // a piece of the rows top, top + AT_ONCE, ...
-    float total[NORMED + 1] = {};
+    // Loaded before the products, used after them: squares of the rows that this thread norms, which are also added then where
+    // registers suffice, since adding waits for them; and what it adds to. It writes a piece of the rows top, top + AT_ONCE, ...
+    float square[NORMED + 1][HELD] = {};
     #pragma unroll
     for (int i = 0; i < NORMED; i++) {
         const float* const squares = squares_in + min(own_row + thread + i * MULTIPLIERS, rows - 1) * stride_square;
         #pragma unroll
         for (int part = 0; part < K / SUM_OUTPUTS; part++)
-            if (part < parts) total[i] += squares[part * stride_part];
+            if (part < parts) square[i][part % HELD] += squares[part * stride_part];
     }
     const int piece = thread % PIECES, top = thread % GROUP / PIECES;
     bf16* const target = (bf16*)out + (size_t)(own_row + top) * stride_out + first_output + group * OWN + piece * 8;
@@ -142,8 +143,12 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
     #pragma unroll
     for (int i = 0; i < ROWS / 2; i++) settle(sums[i]);
     #pragma unroll
-    for (int i = 0; i < NORMED; i++)
-        if (thread + i * MULTIPLIERS < SHARE) scales[thread + i * MULTIPLIERS] = rsqrtf(total[i] / K + eps);
+    for (int i = 0; i < NORMED; i++) {
+        float total = 0.0f;
+        #pragma unroll
+        for (int part = 0; part < HELD; part++) total += square[i][part];
+        if (thread + i * MULTIPLIERS < SHARE) scales[thread + i * MULTIPLIERS] = rsqrtf(total / K + eps);
+    }
     // Nobody reads the stages any more.
     meet_at(1, MULTIPLIERS);
 

@@ -13,9 +13,11 @@ from qwen3_tts_engine.talker.kernels.tensor_map import gated_map, tensor_map
 from qwen3_tts_engine.talker.kernels.tile_linear import STEP, SUM_OUTPUTS, TileLinear, tile_linear
 from qwen3_tts_engine.talker.ops.interface import Hidden
 
-# The most rows for which skinny_linear beats tile_linear on Hopper; and by rows, the largest weight (elements) for which
-# it beats cuBLAS (measured on an H200).
-SKINNY_BEFORE_TILES = 8
+# By rows: the largest hidden size, the shorter side of a stack's weights, for which skinny_linear serves although there are
+# tiles, which are slower up to 8 rows. For 9 to 16 of the predictor they are 8 % faster, but 8 streams, whose frames begin
+# with 16 rows, would differ from fewer.
+SKINNY_BEFORE_TILES = {8: 1 << 40, 16: 1024}
+# By rows: the largest weight, in elements, for which skinny_linear beats cuBLAS (measured on an H200).
 SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 5_000_000}
 # Fixed launch shape in batch-invariant mode. 8 rows per block would read the weights twice as often for many rows.
 INVARIANT_HALVES = 2
@@ -35,7 +37,7 @@ class Products:
         if self._batch_invariant:
             return SkinnyLinear(outputs, inputs, INVARIANT_HALVES, **flags)
         skinny = SkinnyLinear(outputs, inputs, 1 if rows <= 8 else 2 if rows <= 16 else 4, **flags)
-        if self._has_tiles and rows <= SKINNY_BEFORE_TILES:
+        if self._has_tiles and min(height, inputs) <= by_rows(SKINNY_BEFORE_TILES, rows):
             return skinny
         if self._has_tiles and (tile := tile_linear(outputs, inputs, rows, **flags)):
             return tile
