@@ -113,6 +113,7 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
     float square[NORMED + 1][HELD] = {};
     #pragma unroll
     for (int i = 0; i < NORMED; i++) {
+        if (thread + i * MULTIPLIERS >= SHARE) continue;
         const float* const squares = squares_in + min(own_row + thread + i * MULTIPLIERS, rows - 1) * stride_square;
         #pragma unroll
         for (int part = 0; part < K / SUM_OUTPUTS; part++)
