@@ -6,7 +6,7 @@ from itertools import product
 
 from qwen3_tts_engine.talker.kernels.tile_linear import STEP, Tile, TileLinear, with_stages
 
-ROWS, GROUPS, SPLITS = (32, 64, 96, 128, 160, 192, 256), (1, 2, 3), (1, 2, 4, 8)
+ROWS, GROUPS, SPLITS = (16, 32, 64, 96, 128, 160, 192, 256), (1, 2, 3), (1, 2, 4, 8)
 # Of one H200: multiprocessors, those that clusters of so many blocks can use, and their shared memory in bytes.
 MULTIPROCESSORS, CLUSTERED, MEMORY_BYTES = 132, {1: 132, 2: 132, 4: 96, 8: 96}, 227 * 1024
 # Bytes a microsecond to a multiprocessor, and from memory to all; operations a clock of one, and clocks a microsecond.
@@ -24,7 +24,7 @@ def candidates(outputs: int, inputs: int, rows: int, most: int, **flags: int) ->
 def _all(outputs: int, inputs: int, rows: int, **flags: int) -> Iterator[tuple[Tile, TileLinear]]:
     height = outputs * (1 + flags.get("GATED", 0))
     for width, groups, split, paired in product(ROWS, GROUPS, SPLITS, (False, True)):
-        wide = width >= 2 * rows and width > min(ROWS)
+        wide = width >= 2 * rows and width > 32
         if wide or height % (64 * groups) or inputs % (split * STEP) or width % (8 * split):
             continue
         form = with_stages(outputs, inputs, Tile(width, groups, split, paired), **flags)

@@ -3,7 +3,8 @@
 #pragma once
 
 #define TEXT_4(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
-#define TEXT_16 TEXT_4(0, 1, 2, 3) ", " TEXT_4(4, 5, 6, 7) ", " TEXT_4(8, 9, 10, 11) ", " TEXT_4(12, 13, 14, 15)
+#define TEXT_8 TEXT_4(0, 1, 2, 3) ", " TEXT_4(4, 5, 6, 7)
+#define TEXT_16 TEXT_8 ", " TEXT_4(8, 9, 10, 11) ", " TEXT_4(12, 13, 14, 15)
 #define TEXT_32 TEXT_16 ", " TEXT_4(16, 17, 18, 19) ", " TEXT_4(20, 21, 22, 23) ", " TEXT_4(24, 25, 26, 27) ", " TEXT_4(28, 29, 30, 31)
 #define TEXT_48 TEXT_32 ", " TEXT_4(32, 33, 34, 35) ", " TEXT_4(36, 37, 38, 39) ", " TEXT_4(40, 41, 42, 43) ", " TEXT_4(44, 45, 46, 47)
 #define TEXT_64 TEXT_48 ", " TEXT_4(48, 49, 50, 51) ", " TEXT_4(52, 53, 54, 55) ", " TEXT_4(56, 57, 58, 59) ", " TEXT_4(60, 61, 62, 63)
@@ -13,7 +14,10 @@
 #define TEXT_128 TEXT_112 ", " TEXT_4(112, 113, 114, 115) ", " TEXT_4(116, 117, 118, 119) ", " TEXT_4(120, 121, 122, 123) ", " TEXT_4(124, 125, 126, 127)
 #define SUMS_4(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
 #define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
-#if ROWS == 32
+#if ROWS == 16
+#define SHAPE "m64n16k16", TEXT_8, "%8, %9"
+#define SUMS SUMS_4(0), SUMS_4(4)
+#elif ROWS == 32
 #define SHAPE "m64n32k16", TEXT_16, "%16, %17"
 #define SUMS SUMS_16(0)
 #elif ROWS == 64

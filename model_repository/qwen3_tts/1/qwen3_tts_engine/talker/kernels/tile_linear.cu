@@ -4,7 +4,7 @@
 //
 // Compiled once for each shape, with these macros:
 //   N, K            outputs, inputs (a gated layer has 2 N rows of weights: N gates, then N ups)
-//   ROWS            rows of x that a block multiplies: 32, 64, 96, 128, 160, 192 or 256
+//   ROWS            rows of x that a block multiplies: 16, 32, 64, 96, 128, 160, 192 or 256
 //   GROUPS          warpgroups per block that multiply, each with 64 rows of weights
 //   SPLIT           blocks per cluster, each with K / SPLIT inputs, a multiple of 64
 //   STAGES          steps of 64 inputs that shared memory holds

@@ -13,9 +13,9 @@ from qwen3_tts_engine.talker.kernels.tensor_map import gated_map, tensor_map
 from qwen3_tts_engine.talker.kernels.tile_linear import STEP, SUM_OUTPUTS, TileLinear, tile_linear
 from qwen3_tts_engine.talker.ops.interface import Hidden
 
-# By rows: the largest hidden size, the shorter side of a stack's weights, for which skinny_linear serves although there
-# are tiles, which are slower up to 8 rows. For 9 to 16 of the predictor they are 8 % faster, but 8 streams, whose frames
-# begin with 16 rows, would differ from fewer.
+# By rows: the largest hidden size, the shorter side of a stack's weights, for which skinny_linear serves although
+# there are tiles. These are slower up to 8 rows; for 9 to 16 of the predictor they are 8 % faster, but 8 streams,
+# whose frames begin with 16 rows, would differ from fewer.
 SKINNY_BEFORE_TILES = {8: 1 << 40, 16: 1024}
 # By rows: the largest weight, in elements, for which skinny_linear beats cuBLAS (measured on an H200).
 SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 5_000_000}
