@@ -5,6 +5,7 @@
 //   COUNT                new positions per row; COUNT * (GROUP + 1) is at most 8
 //   WARPS                warps per block
 //   PAGE                 positions per page (paged_attention, store_keys)
+//   PROMPTS              1: rows of prompts follow the frames' (paged_attention)
 //   POSITIONS            positions per row in the cache, 16 (frame_attention)
 //   INPUTS               0, or the width of x: qkv are then products of the rows of x before their RMSNorm (frame_attention)
 //
@@ -230,8 +231,8 @@ __device__ __forceinline__ void insert_keys(Block& block, const Vector (&fresh)[
 
 #ifdef PAGE
 
-// Queries of a block: of a row of `frames`, or of rows of a prompt.
-constexpr int MOST_QUERIES = 8, MOST_ROWS = MOST_QUERIES / GROUP;
+// Of prompts in a block: a warp has eight queries.
+constexpr int MOST_ROWS = 8 / GROUP;
 
 // Keys and values of one key head, by position.
 struct Pages {
@@ -371,14 +372,14 @@ paged_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __
                 const long long* __restrict__ page_table, const long long* __restrict__ slots,
                 const long long* __restrict__ positions, bf16* out, int frames, int rows, int stride_page_table, float eps,
                 float scale) {
-    __shared__ float tops[WARPS][MOST_QUERIES], totals[WARPS][MOST_QUERIES], sums[WARPS][MOST_QUERIES][D];
+    __shared__ float tops[WARPS][GROUP], totals[WARPS][GROUP], sums[WARPS][GROUP][D];
 
     const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, group = lane / 4, quarter = lane % 4, head = blockIdx.x;
     // Blocks of prompts, which take longest, come first.
     const int prompts = gridDim.y - frames;
-    const bool is_prompt = blockIdx.y < prompts;
+    const bool is_prompt = PROMPTS && blockIdx.y < prompts;
     const int top = is_prompt ? frames + blockIdx.y * MOST_ROWS : blockIdx.y - prompts;
-    const int bottom = is_prompt ? min(top + MOST_ROWS, rows) - 1 : top, queries = (bottom - top + 1) * GROUP;
+    const int bottom = is_prompt ? min(top + MOST_ROWS, rows) - 1 : top;
     const Inputs in{qkv, q_norm, k_norm, cos, sin, page_table, slots, positions, frames, stride_page_table, eps, scale};
     let_next_start();
     Softmax softmax;
@@ -386,29 +387,34 @@ paged_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __
     if (is_prompt) attend_for_prompts(softmax, in, Pages{keys, values, nullptr, head}, top, bottom);
     else attend_for_frame(softmax, in, Pages{keys, values, nullptr, head}, top);
 
-    if (group < queries) {
-        tops[warp][group] = softmax.top;
-        totals[warp][group] = softmax.total;
-    }
-    #pragma unroll
-    for (int odd = 0; odd < 2; odd++)
-        if (2 * quarter + odd < queries)
-            #pragma unroll
-            for (int half = 0; half < HALVES; half++) gather(softmax, half, odd, &sums[warp][2 * quarter + odd][half * 64 + 8 * group]);
-    __syncthreads();
-    for (int i = threadIdx.x; i < queries * D; i += WARPS * LANES) {
-        const int query = i / D, d = i % D;
-        float top_score = NOTHING, total = 0.0f, sum = 0.0f;
-        #pragma unroll
-        for (int other = 0; other < WARPS; other++) top_score = fmaxf(top_score, tops[other][query]);
-        #pragma unroll
-        for (int other = 0; other < WARPS; other++) {
-            const float weight = exp2f(tops[other][query] - top_score);
-            total += totals[other][query] * weight;
-            sum += sums[other][query][d] * weight;
+    // Row by row: what these blocks have of shared memory, the product after them lacks for its weights.
+    for (int row = top; row <= bottom; row++) {
+        if (row > top) __syncthreads();
+        if (group / GROUP == row - top) {
+            tops[warp][group % GROUP] = softmax.top;
+            totals[warp][group % GROUP] = softmax.total;
         }
-        const size_t place = (size_t)(top + query / GROUP) * GROUP * KV_HEADS + head * GROUP + query % GROUP;
-        out[place * D + d] = (bf16)pack(sum / total, 0.0f);
+        #pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+            const int query = 2 * quarter + odd;
+            if (query / GROUP == row - top)
+                #pragma unroll
+                for (int half = 0; half < HALVES; half++) gather(softmax, half, odd, &sums[warp][query % GROUP][half * 64 + 8 * group]);
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < GROUP * D; i += WARPS * LANES) {
+            const int g = i / D, d = i % D;
+            float top_score = NOTHING, total = 0.0f, sum = 0.0f;
+            #pragma unroll
+            for (int other = 0; other < WARPS; other++) top_score = fmaxf(top_score, tops[other][g]);
+            #pragma unroll
+            for (int other = 0; other < WARPS; other++) {
+                const float weight = exp2f(tops[other][g] - top_score);
+                total += totals[other][g] * weight;
+                sum += sums[other][g][d] * weight;
+            }
+            out[((size_t)row * GROUP * KV_HEADS + head * GROUP + g) * D + d] = (bf16)pack(sum / total, 0.0f);
+        }
     }
 }
 

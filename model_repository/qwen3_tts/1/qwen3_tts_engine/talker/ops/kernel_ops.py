@@ -21,6 +21,8 @@ from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 # Warps of a block of paged_attention, by blocks per key head: few leave multiprocessors idle, so each gets more; many
 # should be resident at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than 4).
 ATTENTION_WARPS = {16: 8, 48: 4, 640: 2, 1 << 40: 1}
+# Beside prompts eight would leave no registers to the next kernel.
+PROMPT_WARPS = 4
 # Of rows of prompts, of such a block.
 ATTENTION_QUERIES = 8
 # The most rows of prompts alone for which paged_attention, whose blocks prepare all keys that they read, is as fast as
@@ -96,9 +98,10 @@ class KernelOps:
 
     def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prompts: int = 0) -> Attention:
         config, rows, heads = cache.config, len(slots), _heads(cache.config)
-        macros = heads | {"PAGE": cache.page_size, "COUNT": 1}
+        macros = heads | {"PAGE": cache.page_size, "COUNT": 1, "PROMPTS": int(prompts > 0)}
         blocks = rows - prompts + triton.cdiv(prompts, ATTENTION_QUERIES // heads["GROUP"])
         warps = INVARIANT_WARPS if self._batch_invariant else by_rows(ATTENTION_WARPS, blocks)
+        warps = min(warps, PROMPT_WARPS) if prompts else warps
         kernel = _kernel("attention.cu", "paged_attention", LANES * warps, **macros, WARPS=warps)
         in_tiles = prompts == rows > UNTILED_PROMPTS and not self._batch_invariant
         where, eps = (cache.page_table, slots, positions), config.rms_norm_eps
@@ -144,7 +147,7 @@ class KernelOps:
         store = _kernel("attention.cu", "store_keys", max(LANES, 4 * heads), **macros, WARPS=1)
         store((rows, 1), qkv, weights.k_norm, *memory, *numbers[:2])
         grid = (prompt_attention.programs(rows, macros["GROUP"]), heads)
-        sizes = {name: size for name, size in macros.items() if name != "COUNT"}
+        sizes = {name: macros[name] for name in ("GROUP", "KV_HEADS", "D", "PAGE")}
         sizes |= {"QUERIES": prompt_attention.QUERIES, "KEYS": prompt_attention.KEYS}
         launch = self._launch | {"num_warps": prompt_attention.WARPS}
         prompt_attention.prompt_attention_kernel[grid](
