@@ -31,6 +31,7 @@ CASES = {
     "residual of two groups": (100, TileLinear(128, 256, 64, 2, 2, 2, RESIDUAL=1)),
     "logits": (32, TileLinear(128, 512, 32, 1, 2, 3, NORM=1, FLOAT_OUT=1)),
     "bias": (17, TileLinear(64, 512, 32, 1, 2, 4, NORM=1, BIAS=1)),
+    "few rows": (9, TileLinear(64, 512, 16, 1, 2, 4, NORM=1)),
     "norm of more rows than threads": (180, TileLinear(64, 192, 192, 1, 1, 3, NORM=1)),
 }
 MUTATIONS = {

@@ -116,8 +116,11 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         if (thread + i * MULTIPLIERS >= SHARE) continue;
         const float* const squares = squares_in + min(own_row + thread + i * MULTIPLIERS, rows - 1) * stride_square;
         #pragma unroll
-        for (int part = 0; part < K / SUM_OUTPUTS; part++)
-            if (part < parts) square[i][part % HELD] += squares[part * stride_part];
+        for (int part = 0; part < K / SUM_OUTPUTS; part++) {
+            const float loaded = part < parts ? squares[part * stride_part] : 0.0f;
+            if (HELD == 1) square[i][0] += loaded;
+            else square[i][part % HELD] = loaded;
+        }
     }
     const int piece = thread % PIECES, top = thread % GROUP / PIECES;
     bf16* const target = (bf16*)out + (size_t)(own_row + top) * stride_out + first_output + group * OWN + piece * 8;
