@@ -58,11 +58,13 @@ TILES: dict[tuple[int, int], dict[int, Tile | None]] = {
     },
     (12288, 2048): {
         16: Tile(16, paired=True), 32: Tile(32, paired=True), 64: Tile(64, paired=True), 96: Tile(96, 2),
-        128: Tile(128, 2), 192: Tile(192, 2), 256: Tile(128, 3), 320: Tile(160, 3), 384: Tile(192, 3), 512: None, 640: Tile(160, 3),
+        128: Tile(128, 2), 192: Tile(192, 2), 256: Tile(128, 3), 320: Tile(160, 3), 384: Tile(192, 3),
+        512: None, 640: Tile(160, 3),
     },
     (2048, 6144): {
         16: Tile(16, 1, 2, True), 32: Tile(32, 1, 4, True), 64: Tile(64, 1, 2), 96: Tile(96, 2, 4),
-        128: Tile(64, 1, 2), 192: Tile(96, 1, 2), 256: Tile(128, 1, 2), 320: Tile(160, 1, 2), 384: Tile(192, 1, 2), 512: None, 640: Tile(160, 2, 2),
+        128: Tile(64, 1, 2), 192: Tile(96, 1, 2), 256: Tile(128, 1, 2), 320: Tile(160, 1, 2), 384: Tile(192, 1, 2),
+        512: None, 640: Tile(160, 2, 2),
     },
 }  # fmt: skip
 # Of products without measurements.
