@@ -27,22 +27,34 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __restrict__
+#define __shared__ static
 #define __syncwarp() emulator::meet_warp()
 #define __syncthreads() emulator::meet("block", 0, emulator::threads_per_block)
 #define __shfl_xor_sync(mask, value, distance) emulator::exchange(value, distance)
 #define __shfl_sync(mask, value, lane) emulator::from_lane(value, lane)
+#define __ballot_sync(mask, value) emulator::ballot(value)
+#define __popc __builtin_popcount
 #define threadIdx (emulator::now->index)
 #define blockIdx (emulator::now->block->index)
 #define gridDim (emulator::grid)
 #define DYNAMIC_SHARED(name) unsigned char* const name = emulator::now->block->shared.data()
 
 struct uint4 { unsigned x, y, z, w; };
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
-struct Index { int x; };
+struct Index { int x, y; };
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
+using std::max;
 using std::min;
+
+inline unsigned __byte_perm(unsigned first, unsigned second, unsigned selectors) {
+    const uint64_t bytes = (uint64_t)second << 32 | first;
+    unsigned picked = 0;
+    for (int i = 0; i < 4; i++) picked |= (unsigned)(bytes >> 8 * (selectors >> 4 * i & 7) & 0xff) << 8 * i;
+    return picked;
+}
 
 namespace emulator {
 
@@ -78,7 +90,8 @@ struct Block {
     std::map<std::pair<std::string, int>, Meeting> meetings;
     std::map<int, std::deque<Product>> products;    // by warpgroup, not yet computed
     std::map<int, float> exchanged;
-    std::map<int, int> sent;
+    std::map<int, unsigned> sent;
+    std::map<int, std::vector<unsigned>> operands;
 };
 
 struct Thread {
@@ -145,11 +158,20 @@ template <class T> T exchange(T value, int distance) {
     return other;
 }
 
-inline int from_lane(int value, int lane) {
-    now->block->sent[now->index.x] = value;
+inline int first_of_warp() { return now->index.x / LANES * LANES; }
+
+template <class T> T from_lane(T value, int lane) {
+    static_assert(sizeof(T) == 4, "a register");
+    std::memcpy(&now->block->sent[now->index.x], &value, 4);
     meet_warp();
-    const int found = now->block->sent[now->index.x / LANES * LANES + lane];
+    std::memcpy(&value, &now->block->sent[first_of_warp() + lane], 4);
     meet_warp();
+    return value;
+}
+
+inline unsigned ballot(bool value) {
+    unsigned found = 0;
+    for (int lane = 0; lane < LANES; lane++) found |= from_lane((unsigned)value, lane) << lane;
     return found;
 }
 
@@ -226,7 +248,7 @@ inline bool run_cluster(int first_block, int size, int num_threads_of_block, int
     copies.clear();
     cluster_meeting = {}, num_exited = 0, num_threads = int(threads.size());
     for (int rank = 0; rank < size; rank++) {
-        blocks[rank].index.x = first_block + rank, blocks[rank].rank = rank;
+        blocks[rank].index = {(first_block + rank) % grid.x, (first_block + rank) / grid.x}, blocks[rank].rank = rank;
         // What nobody has written is not a number.
         blocks[rank].shared.assign(shared_bytes, 0xff);
         for (int i = 0; i < num_threads_of_block; i++) {
@@ -263,18 +285,21 @@ inline bool run_cluster(int first_block, int size, int num_threads_of_block, int
     return error.empty() && copies.empty();
 }
 
-// Runs all clusters of a grid; 0, or 1 and a line that says what is wrong.
-inline int run_grid(int blocks, int cluster, int threads, int shared_bytes, int seed, std::function<void()> code) {
+// Runs all clusters of a grid, of blocks in so many lines; 0, or 1 and a line that says what is wrong.
+inline int run_grid(int blocks, int cluster, int threads, int shared_bytes, int seed, std::function<void()> code, int lines = 1) {
     random.seed(seed);
     may_rest = seed % 2 == 0;
-    grid.x = blocks;
+    grid = {blocks / lines, lines};
     error.clear();
     kernel = std::move(code);
-    for (int first = 0; first < blocks; first += cluster)
+    for (int i = 0; i < blocks; i += cluster) {
+        // Also the last one first.
+        const int first = seed % 4 < 2 ? i : blocks - cluster - i;
         if (!run_cluster(first, cluster, threads, shared_bytes)) {
             std::fprintf(stderr, "cluster %d: %s\n", first / cluster, error.c_str());
             return 1;
         }
+    }
     return 0;
 }
 
