@@ -1,10 +1,12 @@
 """Which kernel multiplies: by rows, shape and GPU. The CUDA bindings are stand-ins; tests/gpu runs the kernels."""
 
+import queue
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+from qwen3_tts_engine.talker.kernels.tile_linear import tile_linears
 from tests.fakes.cuda_bindings import KERNELS, TALKER, imported
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -24,6 +26,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chosen]:
             layer: list[tuple[int, int, str]], rows: int, capability: tuple[int, int], *, batch_invariant: bool = False
         ) -> set[str]:
             monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+            monkeypatch.setattr(products, "build_tiles", lambda *_, **__: None)
             made = products.Products(torch.device("cuda"), batch_invariant=batch_invariant)
             weights = ((torch.empty(height, inputs, device="meta"), flag) for height, inputs, flag in layer)
             forms = [made.form(rows, weight, **{flag: 1}) for weight, flag in weights]
@@ -45,6 +48,19 @@ def test_all_products_of_a_layer_run_one_kernel_so_that_its_norms_find_their_sum
     tiled = {*range(most_skinny + 1, 1100)} - without_tiles
     assert {rows for rows, names in found.items() if names == {"tile_linear"}} == tiled
     assert {rows for rows, names in found.items() if names == {"cuBLAS"}} == without_tiles
+
+
+def test_the_tiles_of_a_product_are_compiled_once_ahead_of_their_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: queue.Queue[tuple[str, int]] = queue.Queue()
+    with imported(monkeypatch, f"{KERNELS}.cuda_module", f"{KERNELS}.tensor_map", f"{TALKER}.ops.products") as products:
+        monkeypatch.setattr(products, "architecture", lambda: "sm_90a")
+        monkeypatch.setattr(products, "compiled", lambda source, macros, _: built.put((source, macros["ROWS"])))
+        for _ in range(2):
+            products.build_tiles(1024, 3072, RESIDUAL=1)
+        found = [built.get(timeout=60) for _ in tile_linears(1024, 3072, RESIDUAL=1)]
+    assert {source for source, _ in found} == {"tile_linear.cu"}
+    assert {rows for _, rows in found} == {32, 64, 96, 128}
+    assert built.empty()
 
 
 def test_other_gpus_have_no_tiles(chosen: Chosen) -> None:

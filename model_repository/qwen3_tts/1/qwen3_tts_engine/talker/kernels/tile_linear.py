@@ -129,6 +129,12 @@ def tile_linear(outputs: int, inputs: int, rows: int, **flags: int) -> TileLinea
     return tile and with_stages(outputs, inputs, tile, **flags)
 
 
+def tile_linears(outputs: int, inputs: int, **flags: int) -> set[TileLinear]:
+    """The forms for all numbers of rows."""
+    most = TILES.get((outputs * (1 + flags.get("GATED", 0)), inputs), OTHERS)
+    return {form for rows in most if (form := tile_linear(outputs, inputs, rows, **flags))}
+
+
 def tile_of(height: int, inputs: int, rows: int) -> Tile | None:
     """The tile for `rows` of x and a weight [height, inputs]."""
     tiles = TILES.get((height, inputs), OTHERS)

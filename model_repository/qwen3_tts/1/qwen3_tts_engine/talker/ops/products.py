@@ -1,5 +1,6 @@
 """Matrix products of a tick by the kernel that is fastest for their rows."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -7,10 +8,10 @@ import torch
 import triton
 from torch import Tensor
 
-from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel
+from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel, architecture, compiled
 from qwen3_tts_engine.talker.kernels.skinny_linear import SkinnyLinear
 from qwen3_tts_engine.talker.kernels.tensor_map import gated_map, tensor_map
-from qwen3_tts_engine.talker.kernels.tile_linear import STEP, SUM_OUTPUTS, TileLinear, tile_linear
+from qwen3_tts_engine.talker.kernels.tile_linear import STEP, SUM_OUTPUTS, TileLinear, tile_linear, tile_linears
 from qwen3_tts_engine.talker.ops.interface import Hidden
 
 # By rows: the largest hidden size, the shorter side of a stack's weights, for which skinny_linear serves although
@@ -21,6 +22,8 @@ SKINNY_BEFORE_TILES = {8: 1 << 40, 16: 1024}
 SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 5_000_000}
 # Fixed launch shape in batch-invariant mode. 8 rows per block would read the weights twice as often for many rows.
 INVARIANT_HALVES = 2
+# Threads that compile the tiles of a product while the first graphs are captured.
+BUILDERS = 2
 Form = SkinnyLinear | TileLinear
 
 
@@ -40,6 +43,7 @@ class Products:
         if self._has_tiles and min(height, inputs) <= by_rows(SKINNY_BEFORE_TILES, rows):
             return skinny
         if self._has_tiles and (tile := tile_linear(outputs, inputs, rows, **flags)):
+            build_tiles(outputs, inputs, **flags)
             return tile
         return skinny if height * inputs <= by_rows(SKINNY, rows) else None
 
@@ -58,6 +62,15 @@ class Products:
         if form is None:
             torch.addmm(residual.rows, x, weight.T, out=residual.rows)
         residual.squares = run(form, x, weight, residual.rows) if form else None
+
+
+@cache
+def build_tiles(outputs: int, inputs: int, **flags: int) -> None:
+    """Compiles a product's tiles to the cache on disk, in the background; an error is reported at the first use."""
+    builders = ThreadPoolExecutor(BUILDERS, thread_name_prefix="kernels")
+    for form in tile_linears(outputs, inputs, **flags):
+        builders.submit(compiled, form.source, form.macros, architecture())
+    builders.shutdown(wait=False)
 
 
 def by_rows(values: dict[int, int], rows: int) -> int:
