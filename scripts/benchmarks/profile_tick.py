@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import TalkerConfig, TransformerConfig
+from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.startup import choose_device
 from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
@@ -38,10 +39,12 @@ class Kernel:
 def main(
     checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
     batches: Annotated[str, typer.Option(help="batch sizes")] = "1,8,64",
+    newcomers: Annotated[str, typer.Option(help="numbers of prompts that are prefilled in a tick")] = "0",
     rows: Annotated[int, typer.Option(help="kernels to list")] = 14,
 ) -> None:
     sizes = [int(size) for size in batches.split(",")]
-    config = settings(checkpoint, max(sizes))
+    counts = [int(count) for count in newcomers.split(",")]
+    config = settings(checkpoint, max(sizes) + max(counts))
     opened = Checkpoint.open(checkpoint)
     runner = load_runner(opened, config, choose_device(config, "cuda:0"))
     assert isinstance(runner, GraphTalkerRunner)
@@ -52,7 +55,10 @@ def main(
         for _ in range(30):
             runner.collect(runner.launch(slots))
         host_us = host_microseconds(runner, slots)
-        show(size, traced(runner, slots), host_us, floor_ms(opened.config.talker_config, size), rows)
+        for count in counts:
+            arriving = [newcomer(runner, prompts, size + i) for i in range(count)]
+            title = f"batch {size}" + f" with {count} prompts" * (count > 0)
+            show(title, traced(runner, slots, arriving), host_us, floor_ms(opened.config.talker_config, size), rows)
 
 
 def host_microseconds(runner: GraphTalkerRunner, slots: np.ndarray) -> float:
@@ -68,16 +74,19 @@ def host_microseconds(runner: GraphTalkerRunner, slots: np.ndarray) -> float:
     return spent / TICKS * 1e6
 
 
-def traced(runner: GraphTalkerRunner, slots: np.ndarray) -> list[Kernel]:
+def traced(runner: GraphTalkerRunner, slots: np.ndarray, newcomers: list[Newcomer]) -> list[Kernel]:
+    """Kernels of TICKS ticks of `slots`, each with the prefill of `newcomers`, which have other slots."""
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         for _ in range(TICKS):
+            if newcomers:
+                runner.prefill(newcomers)
             runner.collect(runner.launch(slots))
         torch.cuda.synchronize()
     events = (e for e in trace.events() if e.device_type == DeviceType.CUDA)
     return [Kernel(e.name, e.time_range.start, e.time_range.end) for e in events if "Mem" not in e.name]
 
 
-def show(batch: int, kernels: list[Kernel], host_us: float, floor: float, rows: int) -> None:
+def show(title: str, kernels: list[Kernel], host_us: float, floor: float, rows: int) -> None:
     """Kernels by their share; a kernel that overlaps its predecessor counts from the predecessor's end."""
     spent: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
@@ -90,13 +99,13 @@ def show(batch: int, kernels: list[Kernel], host_us: float, floor: float, rows: 
         spent[shorten(kernel.name)] += own
         counts[shorten(kernel.name)] += 1
         busy_until = max(busy_until, kernel.end_us)
-    table = Table("kernel", "per tick", "µs each", "ms/tick", "share", title=f"batch {batch}")
+    table = Table("kernel", "per tick", "µs each", "ms/tick", "share", title=title)
     for name, us in sorted(spent.items(), key=lambda item: -item[1])[:rows]:
         count = counts[name]
         table.add_row(name, f"{count / TICKS:.0f}", f"{us / count:.2f}", f"{us / TICKS / 1e3:.3f}", f"{us / busy:.0%}")
     console.print(table)
     console.print(
-        f"batch {batch}: kernels {busy / TICKS / 1e3:.3f} ms, gaps {gaps / TICKS / 1e3:.3f} ms, "
+        f"{title}: kernels {busy / TICKS / 1e3:.3f} ms, gaps {gaps / TICKS / 1e3:.3f} ms, "
         f"host {host_us:.0f} µs, floor {floor:.3f} ms"
     )
 

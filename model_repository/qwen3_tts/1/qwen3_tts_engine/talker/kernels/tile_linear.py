@@ -8,8 +8,9 @@ from qwen3_tts_engine.talker.kernels.linear import LANES, Linear
 
 # Inputs of a step of the products.
 STEP = 64
-# Of shared memory: what a block may have, and what two blocks on a multiprocessor may have each.
-SHARED_BYTES, PAIRED_BYTES = 200 * 1024, 113 * 1024
+# Of shared memory: what a block may have, and what two blocks on a multiprocessor may have each, of 227 KB without the
+# kilobyte that the system takes of each.
+SHARED_BYTES, PAIRED_BYTES = 200 * 1024, 227 * 1024 // 2 - 1024
 SWIZZLED_ROW, SEND_BYTES = 128, 16
 # A multiprocessor's schedulers, the registers of one, and those that a thread needs beside its sums.
 SCHEDULERS, REGISTERS, OTHER_REGISTERS = 4, 1 << 14, 26
