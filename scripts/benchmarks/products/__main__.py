@@ -9,8 +9,6 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,8 +18,9 @@ import typer
 from rich.console import Console
 
 from qwen3_tts_client.records.environment import commit
-from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, KernelError, architecture, compiled
+from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER
 from qwen3_tts_engine.talker.kernels.tile_linear import Tile, TileLinear, tile_of
+from qwen3_tts_engine.talker.ops.products import build
 from scripts.benchmarks.common import show
 from scripts.benchmarks.products.candidates import candidates
 from scripts.benchmarks.products.search import REPEATS, Found, descend, line, text
@@ -44,8 +43,7 @@ def main(
     todo = [(name, made[name], count) for name in stacks.split(",") for count in counts]
     products = ((product, count) for _, shape, count in todo for product in shape.products.values())
     forms = {form for product, count in products for form in of(product, count, most).values()}
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(build, forms))
+    build(forms)
     found = [search(*one, most) for one in todo]
     show(list(map(line, found)), console)
     if output:
@@ -54,12 +52,6 @@ def main(
 
 def of(product: Product, rows: int, most: int) -> dict[Tile, TileLinear]:
     return candidates(product.outputs, product.inputs, rows, most, **product.flags)
-
-
-def build(form: TileLinear) -> None:
-    """Compiles to the cache on disk; an error is reported where the kernel is used."""
-    with suppress(KernelError):
-        compiled(form.source, form.macros, architecture())
 
 
 def search(name: str, shape: Shape, rows: int, most: int) -> Found:

@@ -4,11 +4,18 @@ import math
 from collections.abc import Iterator
 from itertools import product
 
-from qwen3_tts_engine.talker.kernels.tile_linear import STEP, Tile, TileLinear, with_stages
+from qwen3_tts_engine.talker.kernels.tile_linear import (
+    MULTIPROCESSOR_BYTES,
+    STEP,
+    SYSTEM_BYTES,
+    Tile,
+    TileLinear,
+    with_stages,
+)
 
 ROWS, GROUPS, SPLITS = (16, 32, 64, 96, 128, 160, 192, 256), (1, 2, 3), (1, 2, 4, 8)
-# Of one H200: multiprocessors, those that clusters of so many blocks can use, and their shared memory in bytes.
-MULTIPROCESSORS, CLUSTERED, MEMORY_BYTES = 132, {1: 132, 2: 132, 4: 96, 8: 96}, 227 * 1024
+# Of one H200: multiprocessors, and those that clusters of so many blocks can use.
+MULTIPROCESSORS, CLUSTERED = 132, {1: 132, 2: 132, 4: 96, 8: 96}
 # Bytes a microsecond to a multiprocessor, and from memory to all; operations a clock of one, and clocks a microsecond.
 INGRESS, MEMORY, MULTIPLICATIONS, CLOCK = 110e3, 4.3e6, 2048, 1755
 # Fitted to 252 measurements: a launch, a warpgroup more, an exchange of sums, a second wave of blocks; microseconds.
@@ -34,7 +41,7 @@ def _all(outputs: int, inputs: int, rows: int, **flags: int) -> Iterator[tuple[T
 
 def bound_us(form: TileLinear, rows: int) -> float:
     blocks, inputs = form.blocks(rows), form.K // form.SPLIT
-    together = max(1, MEMORY_BYTES // (form.shared_bytes + 1024))
+    together = max(1, MULTIPROCESSOR_BYTES // (form.shared_bytes + SYSTEM_BYTES))
     waves = math.ceil(blocks / (CLUSTERED[form.SPLIT] * together))
     busy = waves * max(1.0, min(blocks / MULTIPROCESSORS, together))
     ingress = (busy * inputs * (form.height + form.ROWS) * 2 - form.STAGES * STEP * form.height * 2) / INGRESS

@@ -1,10 +1,17 @@
 """What the kernels for matrix products compute."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 # Threads of a warp.
 LANES = 32
+Value = TypeVar("Value")
+
+
+def by_rows(values: Mapping[int, Value], rows: int, beyond: Value) -> Value:
+    """The value of the smallest number of rows that is not exceeded, `beyond` after the largest."""
+    return next((value for most, value in values.items() if rows <= most), beyond)
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from qwen3_tts_engine.talker.kernels.linear import LANES, Linear
+from qwen3_tts_engine.talker.kernels.linear import LANES, Linear, by_rows
 
 # Inputs of a step of the products.
 STEP = 64
-# Of shared memory: what a block may have, and what two blocks on a multiprocessor may have each, of 227 KB without the
-# kilobyte that the system takes of each.
-SHARED_BYTES, PAIRED_BYTES = 200 * 1024, 227 * 1024 // 2 - 1024
+# Shared memory of a multiprocessor, and what the system takes of it for each block.
+MULTIPROCESSOR_BYTES, SYSTEM_BYTES = 227 * 1024, 1024
+# What a block may have, and what two blocks on a multiprocessor may have each.
+SHARED_BYTES, PAIRED_BYTES = 200 * 1024, MULTIPROCESSOR_BYTES // 2 - SYSTEM_BYTES
 SWIZZLED_ROW, SEND_BYTES = 128, 16
 # A multiprocessor's schedulers, the registers of one, and those that a thread needs beside its sums.
 SCHEDULERS, REGISTERS, OTHER_REGISTERS = 4, 1 << 14, 26
@@ -132,14 +133,18 @@ def tile_linear(outputs: int, inputs: int, rows: int, **flags: int) -> TileLinea
 
 def tile_linears(outputs: int, inputs: int, **flags: int) -> set[TileLinear]:
     """The forms for all numbers of rows."""
-    most = TILES.get((outputs * (1 + flags.get("GATED", 0)), inputs), OTHERS)
-    return {form for rows in most if (form := tile_linear(outputs, inputs, rows, **flags))}
+    tiles = tiles_of(outputs * (1 + flags.get("GATED", 0)), inputs)
+    return {form for rows in tiles if (form := tile_linear(outputs, inputs, rows, **flags))}
+
+
+def tiles_of(height: int, inputs: int) -> dict[int, Tile | None]:
+    """As TILES, for a weight [height, inputs]."""
+    return TILES.get((height, inputs), OTHERS)
 
 
 def tile_of(height: int, inputs: int, rows: int) -> Tile | None:
     """The tile for `rows` of x and a weight [height, inputs]."""
-    tiles = TILES.get((height, inputs), OTHERS)
-    tile = next((tile for most, tile in tiles.items() if rows <= most), None)
+    tile = by_rows(tiles_of(height, inputs), rows, None)
     return tile if tile and height % (64 * tile.groups) == 0 and inputs % (tile.split * STEP) == 0 else None
 
 

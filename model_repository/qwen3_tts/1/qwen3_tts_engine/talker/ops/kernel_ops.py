@@ -1,5 +1,6 @@
 """The operations of a tick as fused CUDA kernels."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,16 +12,16 @@ from torch import Tensor
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.talker.kernels import prompt_attention, rowwise
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel
-from qwen3_tts_engine.talker.kernels.linear import LANES
+from qwen3_tts_engine.talker.kernels.linear import LANES, by_rows
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Attention, Hidden
-from qwen3_tts_engine.talker.ops.products import Products, by_rows, norms_itself, run
+from qwen3_tts_engine.talker.ops.products import Products, norms_itself, run
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
 # Warps of a block of paged_attention, by blocks per key head: few leave multiprocessors idle, so each gets more; many
-# should be resident at once (measured on an H200: 64 rows 2 % of a tick faster with 2 than 4).
-ATTENTION_WARPS = {16: 8, 48: 4, 640: 2, 1 << 40: 1}
+# should be resident at once, beyond these with one (measured on an H200: 64 rows 2 % of a tick faster with 2 than 4).
+ATTENTION_WARPS = {16: 8, 48: 4, 640: 2}
 # Beside prompts eight would leave no registers to the next kernel.
 PROMPT_WARPS = 4
 # Of rows of prompts, of such a block.
@@ -34,6 +35,8 @@ FRAME_NORM_ROWS = 640
 INVARIANT_WARPS = 4
 FRAME_WARPS, MAX_DRAW_THREADS = 4, 256
 GATE_BLOCK = 1024
+# Attends for products of queries, keys and values, with what the kernels take of the cache and their last arguments.
+PagedLaunch = Callable[[Tensor, LayerWeights, Any, Tensor, Any], None]
 
 
 class KernelOps:
@@ -97,25 +100,17 @@ class KernelOps:
         return out
 
     def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prompts: int = 0) -> Attention:
-        config, rows, heads = cache.config, len(slots), _heads(cache.config)
-        macros = heads | {"PAGE": cache.page_size, "COUNT": 1, "PROMPTS": int(prompts > 0)}
-        blocks = rows - prompts + triton.cdiv(prompts, ATTENTION_QUERIES // heads["GROUP"])
-        warps = INVARIANT_WARPS if self._batch_invariant else by_rows(ATTENTION_WARPS, blocks)
-        warps = min(warps, PROMPT_WARPS) if prompts else warps
-        kernel = _kernel("attention.cu", "paged_attention", LANES * warps, **macros, WARPS=warps)
+        config, rows = cache.config, len(slots)
+        sizes = _heads(config) | {"PAGE": cache.page_size}
         in_tiles = prompts == rows > UNTILED_PROMPTS and not self._batch_invariant
+        launch = self._prompts_in_tiles(sizes) if in_tiles else self._paged_blocks(sizes, rows - prompts, prompts)
         where, eps = (cache.page_table, slots, positions), config.rms_norm_eps
         numbers = (cache.page_table.stride(0), eps, config.head_dim**-0.5)
 
         def attend(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
             qkv = self.norm_linear(hidden, weights.qkv, eps)
             out = qkv.new_empty(rows, config.query_size)
-            memory = (cache.cos, cache.sin, *cache.data[layer], *where)
-            if in_tiles:
-                self._attend_in_tiles(macros, weights, qkv, memory, out, numbers)
-            else:
-                norms, grid = (weights.q_norm, weights.k_norm), (config.num_key_value_heads, blocks)
-                kernel(grid, qkv, *norms, *memory, out, rows - prompts, rows, *numbers)
+            launch(qkv, weights, (cache.cos, cache.sin, *cache.data[layer], *where), out, numbers)
             return out
 
         return attend
@@ -139,20 +134,33 @@ class KernelOps:
     def rows(self, state: SlotState, slots: Tensor) -> "KernelRows":
         return KernelRows(state, slots, self._launch)
 
-    def _attend_in_tiles(
-        self, macros: dict[str, int], weights: LayerWeights, qkv: Tensor, memory: Any, out: Tensor, numbers: Any
-    ) -> None:
-        """Attention of rows of prompts alone; `macros` are those of paged_attention."""
-        rows, heads = len(qkv), macros["KV_HEADS"]
-        store = _kernel("attention.cu", "store_keys", max(LANES, 4 * heads), **macros, WARPS=1)
-        store((rows, 1), qkv, weights.k_norm, *memory, *numbers[:2])
-        grid = (prompt_attention.programs(rows, macros["GROUP"]), heads)
-        sizes = {name: macros[name] for name in ("GROUP", "KV_HEADS", "D", "PAGE")}
-        sizes |= {"QUERIES": prompt_attention.QUERIES, "KEYS": prompt_attention.KEYS}
-        launch = self._launch | {"num_warps": prompt_attention.WARPS}
-        prompt_attention.prompt_attention_kernel[grid](
-            qkv, weights.q_norm, *memory, out, rows, *numbers, **sizes, **launch
-        )
+    def _paged_blocks(self, sizes: dict[str, int], frames: int, prompts: int) -> PagedLaunch:
+        blocks = frames + triton.cdiv(prompts, ATTENTION_QUERIES // sizes["GROUP"])
+        warps = INVARIANT_WARPS if self._batch_invariant else by_rows(ATTENTION_WARPS, blocks, 1)
+        warps = min(warps, PROMPT_WARPS) if prompts else warps
+        macros = {"COUNT": 1, "PROMPTS": int(prompts > 0), "WARPS": warps}
+        kernel = _kernel("attention.cu", "paged_attention", LANES * warps, **sizes, **macros)
+
+        def launch(qkv: Tensor, weights: LayerWeights, memory: Any, out: Tensor, numbers: Any) -> None:
+            norms = (weights.q_norm, weights.k_norm)
+            kernel((sizes["KV_HEADS"], blocks), qkv, *norms, *memory, out, frames, frames + prompts, *numbers)
+
+        return launch
+
+    def _prompts_in_tiles(self, sizes: dict[str, int]) -> PagedLaunch:
+        """Of rows of prompts alone."""
+        heads = sizes["KV_HEADS"]
+        store = _kernel("attention.cu", "store_keys", max(LANES, 4 * heads), **sizes, COUNT=1, PROMPTS=1, WARPS=1)
+        tile = {"QUERIES": prompt_attention.QUERIES, "KEYS": prompt_attention.KEYS, "num_warps": prompt_attention.WARPS}
+
+        def launch(qkv: Tensor, weights: LayerWeights, memory: Any, out: Tensor, numbers: Any) -> None:
+            store((len(qkv), 1), qkv, weights.k_norm, *memory, *numbers[:2])
+            grid = (prompt_attention.programs(len(qkv), sizes["GROUP"]), heads)
+            prompt_attention.prompt_attention_kernel[grid](
+                qkv, weights.q_norm, *memory, out, len(qkv), *numbers, **sizes, **tile, **self._launch
+            )
+
+        return launch
 
     def _frame_qkv(self, hidden: Hidden, product: NormLinear, eps: float) -> tuple[Tensor, int]:
         """Queries, keys and values, and INPUTS of frame_attention, which norms them where no product can.

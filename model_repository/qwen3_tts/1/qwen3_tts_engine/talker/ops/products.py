@@ -1,5 +1,6 @@
 """Matrix products of a tick by the kernel that is fastest for their rows."""
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -9,6 +10,7 @@ import triton
 from torch import Tensor
 
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel, architecture, compiled
+from qwen3_tts_engine.talker.kernels.linear import by_rows
 from qwen3_tts_engine.talker.kernels.skinny_linear import SkinnyLinear
 from qwen3_tts_engine.talker.kernels.tensor_map import gated_map, tensor_map
 from qwen3_tts_engine.talker.kernels.tile_linear import STEP, SUM_OUTPUTS, TileLinear, tile_linear, tile_linears
@@ -40,12 +42,12 @@ class Products:
         if self._batch_invariant:
             return SkinnyLinear(outputs, inputs, INVARIANT_HALVES, **flags)
         skinny = SkinnyLinear(outputs, inputs, 1 if rows <= 8 else 2 if rows <= 16 else 4, **flags)
-        if self._has_tiles and min(height, inputs) <= by_rows(SKINNY_BEFORE_TILES, rows):
+        if self._has_tiles and min(height, inputs) <= by_rows(SKINNY_BEFORE_TILES, rows, 0):
             return skinny
         if self._has_tiles and (tile := tile_linear(outputs, inputs, rows, **flags)):
             build_tiles(outputs, inputs, **flags)
             return tile
-        return skinny if height * inputs <= by_rows(SKINNY, rows) else None
+        return skinny if height * inputs <= by_rows(SKINNY, rows, 0) else None
 
     def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
         """x @ weight.T."""
@@ -66,16 +68,16 @@ class Products:
 
 @cache
 def build_tiles(outputs: int, inputs: int, **flags: int) -> None:
-    """Compiles a product's tiles to the cache on disk, in the background; an error is reported at the first use."""
-    builders = ThreadPoolExecutor(BUILDERS, thread_name_prefix="kernels")
-    for form in tile_linears(outputs, inputs, **flags):
+    """Builds a product's tiles in the background, once."""
+    build(tile_linears(outputs, inputs, **flags), BUILDERS, wait=False)
+
+
+def build(forms: Iterable[Form], threads: int | None = None, *, wait: bool = True) -> None:
+    """Compiles to the cache on disk; an error is reported at the kernel's first use."""
+    builders = ThreadPoolExecutor(threads, thread_name_prefix="kernels")
+    for form in forms:
         builders.submit(compiled, form.source, form.macros, architecture())
-    builders.shutdown(wait=False)
-
-
-def by_rows(values: dict[int, int], rows: int) -> int:
-    """The value of the smallest number of rows that is not exceeded, 0 beyond the largest."""
-    return next((value for most, value in values.items() if rows <= most), 0)
+    builders.shutdown(wait=wait)
 
 
 def norms_itself(form: Form, x: Hidden) -> bool:
