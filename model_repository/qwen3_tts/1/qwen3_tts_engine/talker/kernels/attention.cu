@@ -208,6 +208,15 @@ __device__ __forceinline__ void gather(const Softmax& softmax, int half, int odd
     for (int i = 0; i < 8; i++) out[i] = softmax.sum[i][2 * half + odd];
 }
 
+// The compiler puts a load where its value is first used, behind what waits for another load. What uses `first` needs `others`
+// too after this; `zero` is 0, which the compiler does not know.
+__device__ __forceinline__ void load_together(uint4& first, const uint4* others, int count, int zero) {
+    unsigned bits = 0;
+    #pragma unroll
+    for (int i = 0; i < count; i++) bits |= others[i].x;
+    first.x |= bits & zero;
+}
+
 // Broadcasts a new key from the group that prepared it.
 __device__ __forceinline__ Vector from_group(const Vector& v, int group, int quarter) {
     Vector out;
@@ -227,6 +236,41 @@ __device__ __forceinline__ void insert_keys(Block& block, const Vector (&fresh)[
         #pragma unroll
         for (int i = 0; i < COUNT; i++)
             if (first + tile * 8 + group == start + i) block.key[tile] = fresh[i];
+}
+
+// A lane's pieces of the values of new positions.
+struct Values {
+    uint4 piece[COUNT][HALVES];
+};
+
+template <typename Source>
+__device__ __forceinline__ Values load_new_values(int group, Source source) {
+    Values values;
+    #pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        #pragma unroll
+        for (int half = 0; half < HALVES; half++) values.piece[i][half] = *(const uint4*)(source(i) + half * 64 + 8 * group);
+    return values;
+}
+
+__device__ __forceinline__ void insert_values(Block& block, const Values& fresh, int first, int start, int quarter) {
+    #pragma unroll
+    for (int i = 0; i < 4; i++)
+        #pragma unroll
+        for (int new_one = 0; new_one < COUNT; new_one++)
+            if (first + 2 * quarter + i % 2 + 8 * (i / 2) == start + new_one)
+                #pragma unroll
+                for (int half = 0; half < HALVES; half++) block.value[i][half] = fresh.piece[new_one][half];
+}
+
+// Each new position's by the lanes of one quarter.
+template <typename Target>
+__device__ __forceinline__ void store_values(const Values& fresh, int group, int quarter, Target target) {
+    #pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        #pragma unroll
+        for (int half = 0; half < HALVES; half++)
+            if (quarter == i) *(uint4*)(target(i) + half * 64 + 8 * group) = fresh.piece[i][half];
 }
 
 #ifdef PAGE
@@ -268,14 +312,19 @@ __device__ __forceinline__ void attend_for_frame(Softmax& softmax, const Inputs&
     load_values(block, warp * KEYS, position, group, quarter, value_at);
     const Vector norm = load_vector(role.is_key ? in.k_norm : in.q_norm, quarter);
     const Vector angles = load_angles(in.cos, in.sin, position, quarter);
+    const size_t place = pages.offset(position);
     wait_for_previous();
 
-    Vector query = prepare(load_vector(own + role.offset(head), quarter), norm, angles, in.eps);
+    Vector raw = load_vector(own + role.offset(head), quarter);
+    const Values fresh_values = load_new_values(group, [&](int) { return own + ((GROUP + 1) * KV_HEADS + head) * D; });
+    load_together(raw.piece[0], fresh_values.piece[0], HALVES, in.frames >> 31);
+    load_together(raw.piece[0], norm.piece, PIECES, in.frames >> 31);
+    load_together(raw.piece[0], angles.piece, PIECES, in.frames >> 31);
+    Vector query = prepare(raw, norm, angles, in.eps);
     const Vector fresh[1] = {from_group(query, QUERIES, quarter)};
-    const bf16* own_value = own + ((GROUP + 1) * KV_HEADS + head) * D;
-    if (warp == 0 && role.is_key) {
-        store_vector(pages.key(position), quarter, query);
-        store_vector(pages.value(position), quarter, load_vector(own_value, quarter));
+    if (warp == 0) {
+        if (role.is_key) store_vector(pages.keys + place, quarter, query);
+        store_values(fresh_values, group, quarter, [&](int) { return pages.values + place; });
     }
     if (group >= QUERIES) query = {};
 
@@ -286,12 +335,7 @@ __device__ __forceinline__ void attend_for_frame(Softmax& softmax, const Inputs&
         }
         if (position - first < KEYS) {
             insert_keys(block, fresh, first, position, group);
-            #pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (first + 2 * quarter + i % 2 + 8 * (i / 2) == position)
-                    #pragma unroll
-                    for (int half = 0; half < HALVES; half++)
-                        block.value[i][half] = *(const uint4*)(own_value + half * 64 + 8 * group);
+            insert_values(block, fresh_values, first, position, quarter);
         }
         attend(softmax, query, block, first, position, quarter, in.scale);
     }
@@ -462,19 +506,6 @@ __device__ __forceinline__ Vector scaled(Vector v, float factor) {
     return v;
 }
 
-// Those of new positions, which, unlike cached ones, are not scaled yet.
-template <typename Source>
-__device__ __forceinline__ void add_values(Block& block, int start, const float (&factors)[COUNT], int quarter, Source source) {
-    #pragma unroll
-    for (int i = 0; i < 4; i++)
-        #pragma unroll
-        for (int fresh = 0; fresh < COUNT; fresh++)
-            if (2 * quarter + i % 2 + 8 * (i / 2) == start + fresh)
-                #pragma unroll
-                for (int half = 0; half < HALVES; half++)
-                    block.value[i][half] = scaled(*(const uint4*)(source(fresh) + half * 64), factors[fresh]);
-}
-
 // One warp per row and key head: a frame's positions are one block of keys.
 extern "C" __global__ void __launch_bounds__(WARPS * LANES)
 frame_attention(const bf16* x, const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __restrict__ k_norm,
@@ -497,22 +528,24 @@ frame_attention(const bf16* x, const bf16* qkv, const bf16* __restrict__ q_norm,
     wait_for_previous();
 
     const bf16* own = qkv + (size_t)row * COUNT * WIDTH;
-    auto own_value = [&](int i) { return own + i * WIDTH + ((GROUP + 1) * KV_HEADS + head) * D; };
+    Vector raw = load_vector(own + role.fresh * WIDTH + role.offset(head), quarter);
+    Values fresh_values = load_new_values(group, [&](int i) { return own + i * WIDTH + ((GROUP + 1) * KV_HEADS + head) * D; });
+    load_together(raw.piece[0], fresh_values.piece[0], COUNT * HALVES, rows >> 31);
     float factors[COUNT];
     #pragma unroll
-    for (int i = 0; i < COUNT; i++) factors[i] = row_scale(x + (size_t)(row * COUNT + i) * stride_x, lane, eps);
-    const float factor = factors[role.fresh ? COUNT - 1 : 0];
-    const Vector raw = scaled(load_vector(own + role.fresh * WIDTH + role.offset(head), quarter), factor);
-    add_values(block, start, factors, quarter, [&](int fresh) { return own_value(fresh) + 8 * group; });
-    Vector query = prepare(raw, norm, angles, eps);
-    if (role.is_key) {
-        store_vector(keys + offset(start + role.fresh), quarter, query);
-        store_vector(values + offset(start + role.fresh), quarter, scaled(load_vector(own_value(role.fresh), quarter), factor));
+    for (int i = 0; i < COUNT; i++) {
+        factors[i] = row_scale(x + (size_t)(row * COUNT + i) * stride_x, lane, eps);
+        #pragma unroll
+        for (int half = 0; half < HALVES; half++) fresh_values.piece[i][half] = scaled(fresh_values.piece[i][half], factors[i]);
     }
+    Vector query = prepare(scaled(raw, factors[role.fresh ? COUNT - 1 : 0]), norm, angles, eps);
+    if (role.is_key) store_vector(keys + offset(start + role.fresh), quarter, query);
+    store_values(fresh_values, group, quarter, [&](int i) { return values + offset(start + i); });
     Vector fresh[COUNT];
     #pragma unroll
     for (int i = 0; i < COUNT; i++) fresh[i] = from_group(query, QUERIES + i, quarter);
     insert_keys(block, fresh, 0, start, group);
+    insert_values(block, fresh_values, 0, start, quarter);
     if (group >= QUERIES) query = {};
 
     Softmax softmax;

@@ -18,10 +18,13 @@
 #include "bfloat16.cuh"
 
 constexpr int STEPS = K / WARPS / 32;
-constexpr int PARTS = GATED ? 2 : 1;
-constexpr int PAIRS = (HALVES + 1) / 2;
+constexpr int UNITS = (GATED ? 2 : 1) * TILES;      // tiles of gates, then of ups
+constexpr int PAIRS = (UNITS + 1) / 2;              // an instruction multiplies two tiles by 8 rows of x
 constexpr int ROWS = 8 * HALVES;
 constexpr int OUTPUTS = 8 * TILES;
+constexpr int PITCH = 8 * UNITS + 4;                // of a row's sums: keeps rows off the same banks
+constexpr int THREADS = WARPS * LANES;
+constexpr int STORES = (ROWS * OUTPUTS + THREADS - 1) / THREADS;  // of a thread
 
 // 8 weights of a lane for one step.
 __device__ __forceinline__ uint4 load_weights(const bf16* address) {
@@ -31,59 +34,61 @@ __device__ __forceinline__ uint4 load_weights(const bf16* address) {
     return weights;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * LANES)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict__ bias, void* out, int rows, int stride_x,
               int stride_out, float eps) {
     // Dynamic, since it may exceed the default limit of 48 KB; SkinnyLinear.shared_bytes is its size.
     extern __shared__ float shared[];
-    auto sums = (float (*)[PARTS][ROWS][OUTPUTS])shared;
-    auto row_squares = (float (*)[ROWS])(shared + WARPS * PARTS * ROWS * OUTPUTS);
+    auto sums = (float (*)[ROWS][PITCH])shared;
+    auto row_squares = (float (*)[ROWS])(shared + WARPS * ROWS * PITCH);
 
     x += (size_t)blockIdx.y * ROWS * stride_x;
     rows = min(ROWS, rows - (int)blockIdx.y * ROWS);
     const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     // A lane's 16 bytes are contiguous in K. Any order of K will do, since both operands use the same.
-    const int row = lane / 4, k = warp * (K / WARPS) + (lane % 4) * 8;
+    const int group = lane / 4, quarter = lane % 4, k = warp * (K / WARPS) + quarter * 8;
     const int first_output = blockIdx.x * OUTPUTS;
 
-    uint4 weights[PARTS][TILES][STEPS];
+    uint4 weights[UNITS][STEPS];
     #pragma unroll
-    for (int part = 0; part < PARTS; part++)
+    for (int unit = 0; unit < UNITS; unit++)
         #pragma unroll
-        for (int tile = 0; tile < TILES; tile++)
-            #pragma unroll
-            for (int step = 0; step < STEPS; step++)
-                weights[part][tile][step] =
-                    load_weights(w + (size_t)(part * N + first_output + tile * 8 + row) * K + k + step * 32);
+        for (int step = 0; step < STEPS; step++)
+            weights[unit][step] = load_weights(
+                w + (size_t)(unit / TILES * N + first_output + unit % TILES * 8 + group) * K + k + step * 32);
 
     let_next_start();
     wait_for_previous();
 
-    float tiles[PARTS][TILES][PAIRS][4] = {};
-    float partial[2 * PAIRS] = {};
+    // All loads before the products, which wait for them. Columns of products beyond the last row are unused.
+    uint4 inputs[HALVES][STEPS];
     #pragma unroll
-    for (int step = 0; step < STEPS; step++) {
-        const int offset = k + step * 32;
+    for (int half = 0; half < HALVES; half++)
         #pragma unroll
-        for (int pair = 0; pair < PAIRS; pair++) {
-            uint4 a = make_uint4(0, 0, 0, 0), b = a;
-            const int upper = pair * 16 + row, lower = upper + 8;
-            if (upper < rows) a = *(const uint4*)(x + (size_t)upper * stride_x + offset);
-            if (HALVES > 1 && lower < rows) b = *(const uint4*)(x + (size_t)lower * stride_x + offset);
-            if (NORM) {
-                partial[2 * pair] += squares(a);
-                if (HALVES > 1) partial[2 * pair + 1] += squares(b);
-            }
+        for (int step = 0; step < STEPS; step++)
+            inputs[half][step] = *(const uint4*)(x + (size_t)min(half * 8 + group, rows - 1) * stride_x + k + step * 32);
+    auto place = [&](int i) { return (size_t)(blockIdx.y * ROWS + i / OUTPUTS) * stride_out + first_output + i % OUTPUTS; };
+    bf16 residual[STORES];
+    #pragma unroll
+    for (int j = 0; RESIDUAL && j < STORES; j++)
+        residual[j] = ((const bf16*)out)[place(min((int)threadIdx.x + j * THREADS, rows * OUTPUTS - 1))];
+
+    float products[HALVES][PAIRS][4] = {};
+    float partial[HALVES] = {};
+    #pragma unroll
+    for (int step = 0; step < STEPS; step++)
+        #pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            const uint4 v = inputs[half][step];
+            if (NORM) partial[half] += squares(v);
             #pragma unroll
-            for (int part = 0; part < PARTS; part++)
-                #pragma unroll
-                for (int tile = 0; tile < TILES; tile++) {
-                    const uint4 c = weights[part][tile][step];
-                    multiply(tiles[part][tile][pair], a.x, b.x, a.y, b.y, c.x, c.y);
-                    multiply(tiles[part][tile][pair], a.z, b.z, a.w, b.w, c.z, c.w);
-                }
+            for (int pair = 0; pair < PAIRS; pair++) {
+                const uint4 first = weights[2 * pair][step];
+                const uint4 second = 2 * pair + 1 < UNITS ? weights[2 * pair + 1][step] : make_uint4(0, 0, 0, 0);
+                multiply(products[half][pair], first.x, second.x, first.y, second.y, v.x, v.y);
+                multiply(products[half][pair], first.z, second.z, first.w, second.w, v.z, v.w);
+            }
         }
-    }
 
     #pragma unroll
     for (int half = 0; half < HALVES; half++) {
@@ -91,27 +96,26 @@ skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict_
             float total = partial[half];
             total += __shfl_xor_sync(ALL, total, 1);
             total += __shfl_xor_sync(ALL, total, 2);
-            if (lane % 4 == 0) row_squares[warp][half * 8 + row] = total;
+            if (quarter == 0) row_squares[warp][half * 8 + group] = total;
         }
         #pragma unroll
-        for (int part = 0; part < PARTS; part++)
+        for (int unit = 0; unit < UNITS; unit++)
             #pragma unroll
-            for (int tile = 0; tile < TILES; tile++) {
-                const float* tail = tiles[part][tile][half / 2] + 2 * (half % 2);
-                float* target = &sums[warp][part][half * 8 + row][tile * 8 + (lane % 4) * 2];
-                target[0] = tail[0];
-                target[1] = tail[1];
-            }
+            for (int odd = 0; odd < 2; odd++)
+                if (const int row = half * 8 + quarter * 2 + odd; row < rows)
+                    sums[warp][row][unit * 8 + group] = products[half][unit / 2][unit % 2 * 2 + odd];
     }
     __syncthreads();
 
-    for (int i = threadIdx.x; i < rows * OUTPUTS; i += WARPS * LANES) {
-        const int m = i / OUTPUTS, n = i % OUTPUTS;
+    #pragma unroll
+    for (int j = 0; j < STORES; j++) {
+        const int i = threadIdx.x + j * THREADS, m = i / OUTPUTS, n = i % OUTPUTS;
+        if (i >= rows * OUTPUTS) return;
         float value = 0.0f, up = 0.0f, square = 0.0f;
         #pragma unroll
         for (int other = 0; other < WARPS; other++) {
-            value += sums[other][0][m][n];
-            if (GATED) up += sums[other][PARTS - 1][m][n];
+            value += sums[other][m][n];
+            if (GATED) up += sums[other][m][(UNITS - TILES) * 8 + n];
             if (NORM) square += row_squares[other][m];
         }
         if (NORM) {
@@ -124,13 +128,8 @@ skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict_
             const float gate = rounded(value);
             value = rounded(gate / (1.0f + __expf(-gate))) * rounded(up);
         }
-        const size_t at = (size_t)(blockIdx.y * ROWS + m) * stride_out + first_output + n;
-        if (FLOAT_OUT) {
-            ((float*)out)[at] = value;
-        } else {
-            bf16* target = (bf16*)out + at;
-            if (RESIDUAL) value = rounded(value) + widen(*target);
-            *target = (bf16)pack(value, 0.0f);
-        }
+        if (RESIDUAL) value = rounded(value) + widen(residual[j]);
+        if (FLOAT_OUT) ((float*)out)[place(i)] = value;
+        else ((bf16*)out)[place(i)] = (bf16)pack(value, 0.0f);
     }
 }

@@ -8,6 +8,8 @@ from qwen3_tts_engine.talker.kernels.linear import LANES, Linear
 
 # Registers per thread for weights, by warps per block: half of those available at full occupancy.
 WEIGHT_REGISTERS = {4: 128, 8: 128, 16: 64}
+# Between the sums of two rows.
+PADDING = 4
 # Fewer blocks leave too many multiprocessors idle.
 MIN_BLOCKS = 64
 
@@ -39,7 +41,7 @@ class SkinnyLinear(Linear):
     @property
     def shared_bytes(self) -> int:
         """Partial sums, and sums of squares, of every warp in float32."""
-        return 4 * self.warps * self.rows * (8 * self.tiles * (1 + self.GATED) + 1)
+        return 4 * self.warps * self.rows * (8 * self.tiles * (1 + self.GATED) + PADDING + 1)
 
     @cached_property
     def warps(self) -> int:
