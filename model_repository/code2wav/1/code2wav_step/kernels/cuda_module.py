@@ -33,8 +33,12 @@ class CudaKernel:
         threads: int,
         shared_bytes: int = 0,
         cluster: int = 1,
+        carveout: int | None = None,
     ) -> None:
-        """`cluster` consecutive blocks in x form a cluster, from Hopper on."""
+        """`cluster` consecutive blocks in x form a cluster, from Hopper on.
+
+        `carveout` is the percentage of a multiprocessor's cache that is shared memory, else what its blocks need.
+        """
         major, _ = torch.cuda.get_device_capability()
         self._module = _check(driver.cuModuleLoadData(compiled(source, macros, architecture())))
         self._function = _check(driver.cuModuleGetFunction(self._module, function.encode()))
@@ -44,6 +48,9 @@ class CudaKernel:
         if shared_bytes:
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(driver.cuFuncSetAttribute(self._function, limit, shared_bytes))
+        if carveout is not None:
+            preferred = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            _check(driver.cuFuncSetAttribute(self._function, preferred, carveout))
         self._launch.attrs = list(_attributes(major, cluster))
         self._launch.numAttrs = len(self._launch.attrs)
 

@@ -318,8 +318,6 @@ __device__ __forceinline__ void attend_for_frame(Softmax& softmax, const Inputs&
     Vector raw = load_vector(own + role.offset(head), quarter);
     const Values fresh_values = load_new_values(group, [&](int) { return own + ((GROUP + 1) * KV_HEADS + head) * D; });
     load_together(raw.piece[0], fresh_values.piece[0], HALVES, in.frames >> 31);
-    load_together(raw.piece[0], norm.piece, PIECES, in.frames >> 31);
-    load_together(raw.piece[0], angles.piece, PIECES, in.frames >> 31);
     Vector query = prepare(raw, norm, angles, in.eps);
     const Vector fresh[1] = {from_group(query, QUERIES, quarter)};
     if (warp == 0) {
@@ -411,10 +409,8 @@ __device__ __forceinline__ void attend_for_prompts(Softmax& softmax, const Input
 // A block has a row of a frame, or up to MOST_ROWS of prompts, whose rows follow the frames. Its warps split the keys. With few
 // warps, limits registers so that 12 warps fit a multiprocessor and many rows hide each other's loads.
 extern "C" __global__ void __launch_bounds__(WARPS * LANES, WARPS <= 4 ? 12 / WARPS : 1)
-paged_attention(const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __restrict__ k_norm,
-                const bf16* __restrict__ cos, const bf16* __restrict__ sin, bf16* keys, bf16* values,
-                const long long* __restrict__ page_table, const long long* __restrict__ slots,
-                const long long* __restrict__ positions, bf16* out, int frames, int rows, int stride_page_table, float eps,
+paged_attention(const bf16* qkv, const bf16* q_norm, const bf16* k_norm, const bf16* cos, const bf16* sin, bf16* keys,
+                bf16* values, const long long* page_table, const long long* slots, const long long* positions, bf16* out, int frames, int rows, int stride_page_table, float eps,
                 float scale) {
     __shared__ float tops[WARPS][GROUP], totals[WARPS][GROUP], sums[WARPS][GROUP][D];
 
@@ -508,9 +504,8 @@ __device__ __forceinline__ Vector scaled(Vector v, float factor) {
 
 // One warp per row and key head: a frame's positions are one block of keys.
 extern "C" __global__ void __launch_bounds__(WARPS * LANES)
-frame_attention(const bf16* x, const bf16* qkv, const bf16* __restrict__ q_norm, const bf16* __restrict__ k_norm,
-                const bf16* __restrict__ cos, const bf16* __restrict__ sin, bf16* keys, bf16* values,
-                bf16* out, int stride_x, int rows, int start, float eps, float scale) {
+frame_attention(const bf16* x, const bf16* qkv, const bf16* q_norm, const bf16* k_norm, const bf16* cos, const bf16* sin,
+                bf16* keys, bf16* values, bf16* out, int stride_x, int rows, int start, float eps, float scale) {
     static_assert(POSITIONS == KEYS, "a frame is one block");
     const int index = blockIdx.x * WARPS + threadIdx.x / LANES;
     const int row = index / KV_HEADS, head = index % KV_HEADS;

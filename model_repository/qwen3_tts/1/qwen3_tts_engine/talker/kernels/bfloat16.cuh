@@ -45,7 +45,8 @@ __device__ __forceinline__ void multiply(float* sums, unsigned a0, unsigned a1, 
 }
 
 // Programmatic dependent launch: the next kernel may start now; writes of the previous kernel are visible after the wait.
-// Pointers to them must not be const __restrict__: the compiler assumes constant memory and may load it before the wait.
+// Pointers to them must not be const __restrict__: the compiler assumes constant memory and may load it before the wait. Nor
+// should those to what is loaded before the wait: it moves such loads behind it, to where their values are used.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

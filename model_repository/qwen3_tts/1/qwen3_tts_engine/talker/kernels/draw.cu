@@ -15,31 +15,35 @@ constexpr int EACH = VOCABULARY / THREADS;
 constexpr int WARPS = THREADS / LANES;
 constexpr float NEVER = -1e30f;
 
-__shared__ float shared_floats[WARPS];
-__shared__ int shared_ints[WARPS];
+// Of the values of all warps; two buffers in turn, so that one barrier separates the reads of one from the writes of the next.
+template <typename Value>
+struct Scratch {
+    Value values[2][WARPS];
+};
+
+__shared__ Scratch<float> shared_floats;
+__shared__ Scratch<int> shared_ints;
 
 template <typename Value, typename Combine>
-__device__ __forceinline__ Value over_block(Value value, Value* scratch, Combine combine) {
-    #pragma unroll
-    for (int other = 1; other < LANES; other *= 2) value = combine(value, __shfl_xor_sync(ALL, value, other));
-    if (threadIdx.x % LANES == 0) scratch[threadIdx.x / LANES] = value;
+__device__ __forceinline__ Value over_warps(Value value, Scratch<Value>& scratch, int& turn, Combine combine) {
+    Value* const values = scratch.values[turn ^= 1];
+    if (threadIdx.x % LANES == 0) values[threadIdx.x / LANES] = value;
     __syncthreads();
-    value = scratch[0];
+    value = values[0];
     #pragma unroll
-    for (int warp = 1; warp < WARPS; warp++) value = combine(value, scratch[warp]);
-    __syncthreads();
+    for (int warp = 1; warp < WARPS; warp++) value = combine(value, values[warp]);
     return value;
 }
 
-__device__ __forceinline__ int count(int value) {
-    value = __reduce_add_sync(ALL, value);
-    if (threadIdx.x % LANES == 0) shared_ints[threadIdx.x / LANES] = value;
-    __syncthreads();
-    value = 0;
+template <typename Combine>
+__device__ __forceinline__ float over_block(float value, int& turn, Combine combine) {
     #pragma unroll
-    for (int warp = 0; warp < WARPS; warp++) value += shared_ints[warp];
-    __syncthreads();
-    return value;
+    for (int other = 1; other < LANES; other *= 2) value = combine(value, __shfl_xor_sync(ALL, value, other));
+    return over_warps(value, shared_floats, turn, combine);
+}
+
+__device__ __forceinline__ int count(int value, int& turn) {
+    return over_warps(__reduce_add_sync(ALL, value), shared_ints, turn, [](int a, int b) { return a + b; });
 }
 
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
@@ -70,13 +74,13 @@ __device__ __forceinline__ float largest(float low, float high, Enough enough) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-draw(const float* logits, const long long* __restrict__ slots, const long long* __restrict__ seeds,
-     const long long* __restrict__ frames, const double* __restrict__ options, unsigned char* seen,
-     long long* codes, const bf16* __restrict__ inputs, bf16* out,
+draw(const float* logits, const long long* slots, const long long* seeds, const long long* frames, const double* options,
+     unsigned char* seen, long long* codes, const bf16* __restrict__ inputs, bf16* out,
      int codebook, int stride_fields, int stride_out, int eos) {
     __shared__ float warp_sums[WARPS];
     __shared__ int drawn;
 
+    int turn = 0;
     const int row = blockIdx.x, thread = threadIdx.x, warp = thread / LANES, lane = thread % LANES, base = thread * EACH;
     const long long slot = slots[row], frame = frames[slot * stride_fields];
     const double* own = options + slot * stride_fields + (FIRST ? 0 : 4);
@@ -106,19 +110,18 @@ draw(const float* logits, const long long* __restrict__ slots, const long long* 
         mine = fmaxf(mine, x[i]);
         if (x[i] > NEVER) least = fminf(least, x[i]);
     }
-    const float top = over_block(mine, shared_floats, larger);
     if (thread == 0) drawn = VOCABULARY;
-    __syncthreads();
+    const float top = over_block(mine, turn, larger);
 
     if (temperature > 0) {
         float threshold = NEVER;
         if (top_k > 0 && top_k < VOCABULARY) {
-            const float bottom = over_block(least, shared_floats, smaller);
+            const float bottom = over_block(least, turn, smaller);
             threshold = largest(bottom, top, [&](float middle) {
                 int reached = 0;
                 #pragma unroll
                 for (int i = 0; i < EACH; i++) reached += x[i] >= middle;
-                return count(reached) - top_k;
+                return count(reached, turn) - top_k;
             });
         }
         float mass[EACH], before[EACH], total = 0.0f;
@@ -128,12 +131,12 @@ draw(const float* logits, const long long* __restrict__ slots, const long long* 
             float part = 0.0f;
             #pragma unroll
             for (int i = 0; i < EACH; i++) part += mass[i];
-            const float needed = top_p * over_block(part, shared_floats, sum);
+            const float needed = top_p * over_block(part, turn, sum);
             const float heavy = largest(0.0f, 1.0f, [&](float middle) {
                 float reached = 0.0f;
                 #pragma unroll
                 for (int i = 0; i < EACH; i++) reached += mass[i] >= middle ? mass[i] : 0.0f;
-                return over_block(reached, shared_floats, sum) >= needed ? 1 : -1;
+                return over_block(reached, turn, sum) >= needed ? 1 : -1;
             });
             #pragma unroll
             for (int i = 0; i < EACH; i++) mass[i] = mass[i] >= heavy ? mass[i] : 0.0f;
@@ -168,12 +171,13 @@ draw(const float* logits, const long long* __restrict__ slots, const long long* 
         __syncthreads();
     }
     // Greedy, or a target beyond the last code due to rounding.
-    if (drawn == VOCABULARY && mine == top) {
+    if (drawn == VOCABULARY) {
+        __syncthreads();
         #pragma unroll
-        for (int i = EACH - 1; i >= 0; i--)
+        for (int i = 0; i < EACH; i++)
             if (x[i] == top) atomicMin(&drawn, base + i);
+        __syncthreads();
     }
-    __syncthreads();
 
     if (thread == 0) {
         codes[row * CODEBOOKS + codebook] = drawn;

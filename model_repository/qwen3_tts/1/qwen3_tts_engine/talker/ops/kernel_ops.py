@@ -12,7 +12,7 @@ from torch import Tensor
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.talker.kernels import prompt_attention, rowwise
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel
-from qwen3_tts_engine.talker.kernels.linear import LANES, by_rows
+from qwen3_tts_engine.talker.kernels.linear import FEW_ROWS, FEW_ROWS_CARVEOUT, LANES, by_rows
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Attention, Hidden
 from qwen3_tts_engine.talker.ops.products import Products, norms_itself, run
@@ -122,7 +122,9 @@ class KernelOps:
 
         def attend(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
             qkv, inputs = self._frame_qkv(hidden, weights.qkv, eps)
-            kernel = _kernel("attention.cu", "frame_attention", LANES * FRAME_WARPS, **macros, INPUTS=inputs)
+            kernel = self._kernel(
+                "attention.cu", "frame_attention", LANES * FRAME_WARPS, len(qkv), **macros, INPUTS=inputs
+            )
             out, rows = qkv.new_empty(len(qkv), config.query_size), len(qkv) // count
             memory = (weights.q_norm, weights.k_norm, cache.cos, cache.sin, *cache.data[layer], out)
             grid = (triton.cdiv(rows * key_heads, FRAME_WARPS), 1)
@@ -132,14 +134,20 @@ class KernelOps:
         return attend
 
     def rows(self, state: SlotState, slots: Tensor) -> "KernelRows":
-        return KernelRows(state, slots, self._launch)
+        return KernelRows(state, slots, self._launch, self._carveout(len(slots)))
+
+    def _kernel(self, source: str, function: str, threads: int, rows: int, **macros: int) -> CudaKernel:
+        return _kernel(source, function, threads, self._carveout(rows), **macros)
+
+    def _carveout(self, rows: int) -> int | None:
+        return FEW_ROWS_CARVEOUT if rows <= FEW_ROWS and not self._batch_invariant else None
 
     def _paged_blocks(self, sizes: dict[str, int], frames: int, prompts: int) -> PagedLaunch:
         blocks = frames + triton.cdiv(prompts, ATTENTION_QUERIES // sizes["GROUP"])
         warps = INVARIANT_WARPS if self._batch_invariant else by_rows(ATTENTION_WARPS, blocks, 1)
         warps = min(warps, PROMPT_WARPS) if prompts else warps
         macros = {"COUNT": 1, "PROMPTS": int(prompts > 0), "WARPS": warps}
-        kernel = _kernel("attention.cu", "paged_attention", LANES * warps, **sizes, **macros)
+        kernel = self._kernel("attention.cu", "paged_attention", LANES * warps, frames + prompts, **sizes, **macros)
 
         def launch(qkv: Tensor, weights: LayerWeights, memory: Any, out: Tensor, numbers: Any) -> None:
             norms = (weights.q_norm, weights.k_norm)
@@ -150,7 +158,7 @@ class KernelOps:
     def _prompts_in_tiles(self, sizes: dict[str, int]) -> PagedLaunch:
         """Of rows of prompts alone."""
         heads = sizes["KV_HEADS"]
-        store = _kernel("attention.cu", "store_keys", max(LANES, 4 * heads), **sizes, COUNT=1, PROMPTS=1, WARPS=1)
+        store = _kernel("attention.cu", "store_keys", max(LANES, 4 * heads), None, **sizes, COUNT=1, PROMPTS=1, WARPS=1)
         tile = {"QUERIES": prompt_attention.QUERIES, "KEYS": prompt_attention.KEYS, "num_warps": prompt_attention.WARPS}
 
         def launch(qkv: Tensor, weights: LayerWeights, memory: Any, out: Tensor, numbers: Any) -> None:
@@ -189,13 +197,14 @@ class KernelOps:
 class KernelRows:
     """interface.Rows; the kernels look up the slots."""
 
-    def __init__(self, state: SlotState, slots: Tensor, launch: dict[str, bool]) -> None:
+    def __init__(self, state: SlotState, slots: Tensor, launch: dict[str, bool], carveout: int | None) -> None:
         self.slots = slots
         self.hidden = state.input.index_select(0, slots)
         self.positions = state.position.index_select(0, slots)
         self.codes = slots.new_empty(len(slots), state.num_codebooks)
         self._state = state
         self._launch = launch
+        self._carveout = carveout
 
     def draw_first(self, logits: Tensor, inputs: Tensor, out: Tensor) -> None:
         self.draw(0, logits, inputs, out)
@@ -207,7 +216,7 @@ class KernelRows:
         macros = sizes | {"WIDTH": inputs.shape[1], "FIRST": int(codebook == 0), "THREADS": threads}
         fields = (state.seed, state.frame, state.options, state.seen)
         numbers = (codebook, state.frame.stride(0), out.stride(0), state.eos)
-        kernel = _kernel("draw.cu", "draw", threads, **macros)
+        kernel = _kernel("draw.cu", "draw", threads, self._carveout, **macros)
         kernel((len(self.slots), 1), logits, self.slots, *fields, self.codes, inputs, out, *numbers)
 
     def advance(self, text_table: Tensor, code_table: Tensor, pad_text_id: int) -> None:
@@ -230,8 +239,8 @@ def _draw_threads(vocabulary: int) -> int:
 
 
 @cache
-def _kernel(source: str, function: str, threads: int, **macros: int) -> CudaKernel:
-    return CudaKernel(source, function, macros, threads)
+def _kernel(source: str, function: str, threads: int, carveout: int | None, **macros: int) -> CudaKernel:
+    return CudaKernel(source, function, macros, threads, carveout=carveout)
 
 
 def _heads(config: TransformerConfig) -> dict[str, Any]:
