@@ -6,7 +6,7 @@ from typing import ClassVar, TypeVar
 
 # Threads of a warp.
 LANES = 32
-# For a tick of at most so many rows: the percentage of a multiprocessor's cache that is shared memory, with which blocks
+# For a tick of at most so many rows: the percentage of a multiprocessor's cache that is shared memory, so that blocks
 # of the next kernels have room beside those of one. A multiprocessor changes it only when it is empty, so all kernels
 # of the tick have the same; for more rows tiles need another.
 FEW_ROWS, FEW_ROWS_CARVEOUT = 8, 60
