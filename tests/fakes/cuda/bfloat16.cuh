@@ -40,6 +40,8 @@ inline void unpack(uint4 packed, float* out) {
 
 inline uint4 pack(const float* in) { return {pack(in[0], in[1]), pack(in[2], in[3]), pack(in[4], in[5]), pack(in[6], in[7])}; }
 
+inline uint4 load_weights(const bf16* address) { return *(const uint4*)address; }
+
 // The instruction for a warp: of 16 rows by 16 and 16 by 8 columns a lane has pairs, of its group's row and column.
 inline void multiply(float* sums, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     auto& operands = emulator::now->block->operands;

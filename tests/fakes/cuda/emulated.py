@@ -1,4 +1,4 @@
-"""Compiles tile_linear.cu for the emulator in this folder, runs it, and compares it with float64."""
+"""Compiles a kernel of products for the emulator in this folder, runs it, and compares it with float64."""
 
 import ctypes
 from pathlib import Path
@@ -6,27 +6,28 @@ from typing import Any
 
 import numpy as np
 
-from qwen3_tts_engine.talker.kernels import tile_linear
+from qwen3_tts_engine.talker.kernels import linear
+from qwen3_tts_engine.talker.kernels.skinny_linear import SkinnyLinear
 from qwen3_tts_engine.talker.kernels.tile_linear import SUM_OUTPUTS, TileLinear
 from tests.fakes.cuda.compiler import compiled
 
-SOURCE = Path(tile_linear.__file__).with_suffix(".cu")
+KERNELS = Path(linear.__file__).parent
 EPS = 1e-6
 SEEDS = range(3)
 
 
-def error(form: TileLinear, rows: int, source: str, folder: Path) -> float | None:
+def error(form: SkinnyLinear | TileLinear, rows: int, source: str, folder: Path) -> float | None:
     """The error of the worst row relative to its norm, over SEEDS; None if a run did not end.
 
-    `source` is compiled in place of SOURCE, in `folder`.
+    `source` is compiled in place of the form's, in `folder`.
     """
-    program = Path(__file__).with_name("tile_linear.cpp")
-    kernel = compiled(program, SOURCE.name, source, form.macros, folder, [SOURCE.parent])
+    program = Path(__file__).with_name(f"{form.function}.cpp")
+    kernel = compiled(program, form.source, source, form.macros, folder, [KERNELS])
     errors = [measured(kernel, form, rows, seed) for seed in SEEDS]
     return None if None in errors else max(filter(None, errors))
 
 
-def measured(kernel: Any, form: TileLinear, rows: int, seed: int) -> float | None:
+def measured(kernel: Any, form: SkinnyLinear | TileLinear, rows: int, seed: int) -> float | None:
     random = np.random.default_rng(seed)
     x, weight = random.normal(size=(rows, form.K)), 0.05 * random.normal(size=(form.N * (1 + form.GATED), form.K))
     bias, start = random.normal(size=form.N), random.normal(size=(rows, form.N))
@@ -35,17 +36,20 @@ def measured(kernel: Any, form: TileLinear, rows: int, seed: int) -> float | Non
     squares = np.stack([np.square(part).sum(1) for part in np.split(to_float(arrays[0]), 2, axis=1)]).astype(np.float32)
     sums = np.full((form.N // SUM_OUTPUTS, rows), np.nan, np.float32)
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*arrays[:-1], squares, sums, out)]
-    if kernel(*pointers, rows, ctypes.c_float(EPS), form.blocks(rows), form.shared_bytes, seed):
+    blocks = form.blocks(rows) if isinstance(form, TileLinear) else form.blocks
+    if kernel(*pointers, rows, ctypes.c_float(EPS), blocks, form.shared_bytes, seed):
         return None
     expected = reference(form, *map(to_float, arrays))
     found = out if form.FLOAT_OUT else to_float(out)
     errors = np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)
-    if form.RESIDUAL:
+    if form.RESIDUAL and isinstance(form, TileLinear):
         errors = np.append(errors, np.abs(sums.sum(0) / np.square(found).sum(1) - 1))
     return float(np.nan_to_num(errors, nan=9).max())
 
 
-def reference(form: TileLinear, x: np.ndarray, weight: np.ndarray, bias: np.ndarray, start: np.ndarray) -> np.ndarray:
+def reference(
+    form: SkinnyLinear | TileLinear, x: np.ndarray, weight: np.ndarray, bias: np.ndarray, start: np.ndarray
+) -> np.ndarray:
     scale = 1 / np.sqrt(np.square(x).mean(1, keepdims=True) + EPS) if form.NORM else 1.0
     y: np.ndarray = (x * scale) @ weight.T
     if form.BIAS:

@@ -20,7 +20,7 @@ from qwen3_tts_engine.talker.kernels.tile_linear import (
     with_stages,
 )
 from tests.fakes.cuda.compiler import mutated
-from tests.fakes.cuda.emulated import SOURCE, error
+from tests.fakes.cuda.emulated import KERNELS, error
 
 # Rows of x; outputs, inputs, ROWS, GROUPS, SPLIT, STAGES and the epilogue.
 CASES = {
@@ -52,6 +52,7 @@ PRODUCTS = [
     for outputs, inputs in [*TILES, (3072, 1024), (3072, 2048)]
     for flags in ({"NORM": 1}, {"NORM": 1, "GATED": 1}, {"NORM": 1, "FLOAT_OUT": 1}, {"RESIDUAL": 1})
 ]
+SOURCE = KERNELS / "tile_linear.cu"
 HOPPER_BYTES = 227 * 1024
 requires_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")
 

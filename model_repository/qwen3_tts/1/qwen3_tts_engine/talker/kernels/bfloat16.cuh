@@ -37,6 +37,14 @@ __device__ __forceinline__ uint4 pack(const float* in) {
     return make_uint4(pack(in[0], in[1]), pack(in[2], in[3]), pack(in[4], in[5]), pack(in[6], in[7]));
 }
 
+// 8 weights, which nobody reads again soon.
+__device__ __forceinline__ uint4 load_weights(const bf16* address) {
+    uint4 weights;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(weights.x), "=r"(weights.y), "=r"(weights.z), "=r"(weights.w) : "l"(address));
+    return weights;
+}
+
 // sums[16 rows, 8 columns] += a[16, 16] b[16, 8] of one warp, in the layout of the instruction.
 __device__ __forceinline__ void multiply(float* sums, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -15,6 +15,7 @@
 // them. Weights do not depend on the previous kernel, so they are loaded before waiting for its end (programmatic
 // dependent launch).
 
+#include "barriers.cuh"
 #include "bfloat16.cuh"
 
 constexpr int STEPS = K / WARPS / 32;
@@ -26,21 +27,12 @@ constexpr int PITCH = 8 * UNITS + 4;                // of a row's sums: keeps ro
 constexpr int THREADS = WARPS * LANES;
 constexpr int STORES = (ROWS * OUTPUTS + THREADS - 1) / THREADS;  // of a thread
 
-// 8 weights of a lane for one step.
-__device__ __forceinline__ uint4 load_weights(const bf16* address) {
-    uint4 weights;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(weights.x), "=r"(weights.y), "=r"(weights.z), "=r"(weights.w) : "l"(address));
-    return weights;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict__ bias, void* out, int rows, int stride_x,
               int stride_out, float eps) {
-    // Dynamic, since it may exceed the default limit of 48 KB; SkinnyLinear.shared_bytes is its size.
-    extern __shared__ float shared[];
+    DYNAMIC_SHARED(shared);
     auto sums = (float (*)[ROWS][PITCH])shared;
-    auto row_squares = (float (*)[ROWS])(shared + WARPS * ROWS * PITCH);
+    auto row_squares = (float (*)[ROWS])(sums + WARPS);
 
     x += (size_t)blockIdx.y * ROWS * stride_x;
     rows = min(ROWS, rows - (int)blockIdx.y * ROWS);
