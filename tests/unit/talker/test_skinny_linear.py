@@ -18,11 +18,13 @@ CASES = {
     "one tile": (3, 1, SkinnyLinear(24, 256, 1, RESIDUAL=1)),
     "residual of two halves": (13, 2, SkinnyLinear(32, 512, 2, RESIDUAL=1)),
     "logits of two blocks of rows": (40, 2, SkinnyLinear(32, 256, 4, NORM=1, FLOAT_OUT=1)),
+    "two rounds": (6, 1, SkinnyLinear(32, 6144, 1, RESIDUAL=1)),
     "bias": (1, 2, SkinnyLinear(32, 256, 1, NORM=1, BIAS=1)),
 }
 MUTATIONS = {
-    "sums are added before they are there": ("    __syncthreads();\n", ""),
-    "a tile takes the other's weights": ("weights[2 * pair + 1][step] :", "weights[2 * pair][step] :"),
+    "sums are added before they are there": ("        __syncthreads();\n\n", ""),
+    "sums of a round replace those of the last": ("        if (round) __syncthreads();\n", ""),
+    "a tile takes the other's weights": ("weights[round][2 * pair + 1][step] :", "weights[round][2 * pair][step] :"),
     "rows share their sums": ("sums[warp][row][unit", "sums[warp][row / 2][unit"),
 }
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")
@@ -43,7 +45,10 @@ def test_the_kernel_is_right_in_whatever_order_its_threads_run(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_the_emulator_finds_a_wrong_kernel(tmp_path: Path, name: str) -> None:
-    form = SkinnyLinear(32, 512, 1, RESIDUAL=1)
+def test_the_emulator_finds_a_wrong_kernel(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = SkinnyLinear(32, 256, 1, RESIDUAL=1)
+    if "round" in name:
+        monkeypatch.setattr(skinny_linear, "WEIGHT_REGISTERS", {8: 4})
+        assert form.rounds == 2
     found = error(form, 7, mutated(SOURCE.read_text(), MUTATIONS[name]), tmp_path)
     assert found is None or found > 0.05

@@ -23,7 +23,7 @@ class SkinnyLinear(Linear):
 
     @property
     def macros(self) -> dict[str, int]:
-        return super().macros | {"WARPS": self.warps, "TILES": self.tiles}
+        return super().macros | {"WARPS": self.warps, "TILES": self.tiles, "ROUNDS": self.rounds}
 
     @property
     def threads(self) -> int:
@@ -36,7 +36,7 @@ class SkinnyLinear(Linear):
 
     @property
     def blocks(self) -> int:
-        return self.N // (8 * self.tiles)
+        return self.N // (8 * self.tiles * self.rounds)
 
     @property
     def shared_bytes(self) -> int:
@@ -61,6 +61,11 @@ class SkinnyLinear(Linear):
         while tiles < 4 and registers * tiles * 2 <= WEIGHT_REGISTERS.get(self.warps, 128) and self._divides(tiles * 2):
             tiles *= 2
         return tiles
+
+    @cached_property
+    def rounds(self) -> int:
+        """Two where registers do not suffice for a second tile, so that fewer blocks read the rows of x."""
+        return 2 if self.HALVES == 1 and self.tiles == 1 and self._divides(2) else 1
 
     def _divides(self, tiles: int) -> bool:
         return self.N % (8 * tiles) == 0 and self.N // (8 * tiles) >= MIN_BLOCKS
