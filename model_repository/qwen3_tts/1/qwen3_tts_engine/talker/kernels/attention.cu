@@ -410,8 +410,8 @@ __device__ __forceinline__ void attend_for_prompts(Softmax& softmax, const Input
 // warps, limits registers so that 12 warps fit a multiprocessor and many rows hide each other's loads.
 extern "C" __global__ void __launch_bounds__(WARPS * LANES, WARPS <= 4 ? 12 / WARPS : 1)
 paged_attention(const bf16* qkv, const bf16* q_norm, const bf16* k_norm, const bf16* cos, const bf16* sin, bf16* keys,
-                bf16* values, const long long* page_table, const long long* slots, const long long* positions, bf16* out, int frames, int rows, int stride_page_table, float eps,
-                float scale) {
+                bf16* values, const long long* page_table, const long long* slots, const long long* positions, bf16* out,
+                int frames, int rows, int stride_page_table, float eps, float scale) {
     __shared__ float tops[WARPS][GROUP], totals[WARPS][GROUP], sums[WARPS][GROUP][D];
 
     const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, group = lane / 4, quarter = lane % 4, head = blockIdx.x;
