@@ -208,15 +208,6 @@ __device__ __forceinline__ void gather(const Softmax& softmax, int half, int odd
     for (int i = 0; i < 8; i++) out[i] = softmax.sum[i][2 * half + odd];
 }
 
-// The compiler puts a load where its value is first used, behind what waits for another load. What uses `first` needs `others`
-// too after this; `zero` is 0, which the compiler does not know.
-__device__ __forceinline__ void load_together(uint4& first, const uint4* others, int count, int zero) {
-    unsigned bits = 0;
-    #pragma unroll
-    for (int i = 0; i < count; i++) bits |= others[i].x;
-    first.x |= bits & zero;
-}
-
 // Broadcasts a new key from the group that prepared it.
 __device__ __forceinline__ Vector from_group(const Vector& v, int group, int quarter) {
     Vector out;
@@ -243,14 +234,27 @@ struct Values {
     uint4 piece[COUNT][HALVES];
 };
 
-template <typename Source>
-__device__ __forceinline__ Values load_new_values(int group, Source source) {
+// `own` are a row's products of queries, keys and values.
+__device__ __forceinline__ Values load_new_values(const bf16* own, int head, int group) {
     Values values;
+    #pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const bf16* const source = own + i * WIDTH + ((GROUP + 1) * KV_HEADS + head) * D;
+        #pragma unroll
+        for (int half = 0; half < HALVES; half++) values.piece[i][half] = *(const uint4*)(source + half * 64 + 8 * group);
+    }
+    return values;
+}
+
+// The compiler puts a load where its value is first used, behind what waits for another load. What uses `first` needs `others`
+// too after this; `zero` is 0, which the compiler does not know.
+__device__ __forceinline__ void load_together(uint4& first, const Values& others, int zero) {
+    unsigned bits = 0;
     #pragma unroll
     for (int i = 0; i < COUNT; i++)
         #pragma unroll
-        for (int half = 0; half < HALVES; half++) values.piece[i][half] = *(const uint4*)(source(i) + half * 64 + 8 * group);
-    return values;
+        for (int half = 0; half < HALVES; half++) bits |= others.piece[i][half].x;
+    first.x |= bits & zero;
 }
 
 __device__ __forceinline__ void insert_values(Block& block, const Values& fresh, int first, int start, int quarter) {
@@ -316,8 +320,8 @@ __device__ __forceinline__ void attend_for_frame(Softmax& softmax, const Inputs&
     wait_for_previous();
 
     Vector raw = load_vector(own + role.offset(head), quarter);
-    const Values fresh_values = load_new_values(group, [&](int) { return own + ((GROUP + 1) * KV_HEADS + head) * D; });
-    load_together(raw.piece[0], fresh_values.piece[0], HALVES, in.frames >> 31);
+    const Values fresh_values = load_new_values(own, head, group);
+    load_together(raw.piece[0], fresh_values, in.frames >> 31);
     Vector query = prepare(raw, norm, angles, in.eps);
     const Vector fresh[1] = {from_group(query, QUERIES, quarter)};
     if (warp == 0) {
@@ -524,8 +528,8 @@ frame_attention(const bf16* x, const bf16* qkv, const bf16* q_norm, const bf16* 
 
     const bf16* own = qkv + (size_t)row * COUNT * WIDTH;
     Vector raw = load_vector(own + role.fresh * WIDTH + role.offset(head), quarter);
-    Values fresh_values = load_new_values(group, [&](int i) { return own + i * WIDTH + ((GROUP + 1) * KV_HEADS + head) * D; });
-    load_together(raw.piece[0], fresh_values.piece[0], COUNT * HALVES, rows >> 31);
+    Values fresh_values = load_new_values(own, head, group);
+    load_together(raw.piece[0], fresh_values, rows >> 31);
     float factors[COUNT];
     #pragma unroll
     for (int i = 0; i < COUNT; i++) {

@@ -16,17 +16,12 @@ constexpr int WARPS = THREADS / LANES;
 constexpr float NEVER = -1e30f;
 
 // Of the values of all warps; two buffers in turn, so that one barrier separates the reads of one from the writes of the next.
-template <typename Value>
-struct Scratch {
-    Value values[2][WARPS];
-};
-
-__shared__ Scratch<float> shared_floats;
-__shared__ Scratch<int> shared_ints;
+__shared__ float shared_floats[2][WARPS];
+__shared__ int shared_ints[2][WARPS];
 
 template <typename Value, typename Combine>
-__device__ __forceinline__ Value over_warps(Value value, Scratch<Value>& scratch, int& turn, Combine combine) {
-    Value* const values = scratch.values[turn ^= 1];
+__device__ __forceinline__ Value over_warps(Value value, Value (&scratch)[2][WARPS], int& turn, Combine combine) {
+    Value* const values = scratch[turn ^= 1];
     if (threadIdx.x % LANES == 0) values[threadIdx.x / LANES] = value;
     __syncthreads();
     value = values[0];

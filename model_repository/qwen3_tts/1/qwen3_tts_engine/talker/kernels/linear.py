@@ -6,9 +6,6 @@ from typing import ClassVar, TypeVar
 
 # Threads of a warp.
 LANES = 32
-# For a tick of at most so many rows: the percentage of a multiprocessor's cache that is shared memory, so that blocks
-# of the next kernels have room beside those of one. A multiprocessor changes it only when it is empty, so all kernels
-# of the tick have the same; for more rows tiles need another.
 FEW_ROWS, FEW_ROWS_CARVEOUT = 8, 60
 Value = TypeVar("Value")
 
@@ -16,6 +13,13 @@ Value = TypeVar("Value")
 def by_rows(values: Mapping[int, Value], rows: int, beyond: Value) -> Value:
     """The value of the smallest number of rows that is not exceeded, `beyond` after the largest."""
     return next((value for most, value in values.items() if rows <= most), beyond)
+
+
+def carveout(rows: int) -> int | None:
+    """Of CudaKernel, for the kernels of a tick of so many rows."""
+    # Blocks of the next kernels then have room beside those of one. A multiprocessor changes its share of shared memory
+    # only when it is empty, so all kernels of a tick have the same; for more rows tiles need another.
+    return FEW_ROWS_CARVEOUT if rows <= FEW_ROWS else None
 
 
 @dataclass(frozen=True)

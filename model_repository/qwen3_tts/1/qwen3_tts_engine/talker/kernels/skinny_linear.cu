@@ -29,7 +29,7 @@ constexpr int THREADS = WARPS * LANES;
 constexpr int STORES = (ROWS * OUTPUTS + THREADS - 1) / THREADS;  // of a thread
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-skinny_linear(const bf16* x, const bf16* __restrict__ w, const bf16* __restrict__ bias, void* out, int rows, int stride_x,
+skinny_linear(const bf16* x, const bf16* w, const bf16* __restrict__ bias, void* out, int rows, int stride_x,
               int stride_out, float eps) {
     DYNAMIC_SHARED(shared);
     auto sums = (float (*)[ROWS][PITCH])shared;

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from qwen3_tts_engine.talker.kernels.linear import LANES, Linear
+from qwen3_tts_engine.talker.kernels.linear import LANES, Linear, carveout
 
 # Registers per thread for weights, by warps per block: half of those available at full occupancy.
 WEIGHT_REGISTERS = {4: 128, 8: 128, 16: 64}
@@ -24,6 +24,10 @@ class SkinnyLinear(Linear):
     @property
     def macros(self) -> dict[str, int]:
         return super().macros | {"WARPS": self.warps, "TILES": self.tiles, "ROUNDS": self.rounds}
+
+    @property
+    def carveout(self) -> int | None:
+        return carveout(self.rows)
 
     @property
     def threads(self) -> int:

@@ -76,6 +76,7 @@ OTHERS: dict[int, Tile | None] = {32: Tile(32), 128: Tile(64), 512: Tile(128)}
 @dataclass(frozen=True)
 class TileLinear(Linear):
     function: ClassVar[str] = "tile_linear"
+    carveout: ClassVar[int | None] = None
 
     ROWS: int
     GROUPS: int

@@ -12,7 +12,7 @@ from torch import Tensor
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.talker.kernels import prompt_attention, rowwise
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel
-from qwen3_tts_engine.talker.kernels.linear import FEW_ROWS, FEW_ROWS_CARVEOUT, LANES, by_rows
+from qwen3_tts_engine.talker.kernels.linear import LANES, by_rows, carveout
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Attention, Hidden
 from qwen3_tts_engine.talker.ops.products import Products, norms_itself, run
@@ -122,9 +122,8 @@ class KernelOps:
 
         def attend(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
             qkv, inputs = self._frame_qkv(hidden, weights.qkv, eps)
-            kernel = self._kernel(
-                "attention.cu", "frame_attention", LANES * FRAME_WARPS, len(qkv), **macros, INPUTS=inputs
-            )
+            share = self._carveout(len(qkv))
+            kernel = _kernel("attention.cu", "frame_attention", LANES * FRAME_WARPS, share, **macros, INPUTS=inputs)
             out, rows = qkv.new_empty(len(qkv), config.query_size), len(qkv) // count
             memory = (weights.q_norm, weights.k_norm, cache.cos, cache.sin, *cache.data[layer], out)
             grid = (triton.cdiv(rows * key_heads, FRAME_WARPS), 1)
@@ -136,18 +135,16 @@ class KernelOps:
     def rows(self, state: SlotState, slots: Tensor) -> "KernelRows":
         return KernelRows(state, slots, self._launch, self._carveout(len(slots)))
 
-    def _kernel(self, source: str, function: str, threads: int, rows: int, **macros: int) -> CudaKernel:
-        return _kernel(source, function, threads, self._carveout(rows), **macros)
-
     def _carveout(self, rows: int) -> int | None:
-        return FEW_ROWS_CARVEOUT if rows <= FEW_ROWS and not self._batch_invariant else None
+        return None if self._batch_invariant else carveout(rows)
 
     def _paged_blocks(self, sizes: dict[str, int], frames: int, prompts: int) -> PagedLaunch:
         blocks = frames + triton.cdiv(prompts, ATTENTION_QUERIES // sizes["GROUP"])
         warps = INVARIANT_WARPS if self._batch_invariant else by_rows(ATTENTION_WARPS, blocks, 1)
         warps = min(warps, PROMPT_WARPS) if prompts else warps
         macros = {"COUNT": 1, "PROMPTS": int(prompts > 0), "WARPS": warps}
-        kernel = self._kernel("attention.cu", "paged_attention", LANES * warps, frames + prompts, **sizes, **macros)
+        share = self._carveout(frames + prompts)
+        kernel = _kernel("attention.cu", "paged_attention", LANES * warps, share, **sizes, **macros)
 
         def launch(qkv: Tensor, weights: LayerWeights, memory: Any, out: Tensor, numbers: Any) -> None:
             norms = (weights.q_norm, weights.k_norm)
@@ -158,7 +155,7 @@ class KernelOps:
     def _prompts_in_tiles(self, sizes: dict[str, int]) -> PagedLaunch:
         """Of rows of prompts alone."""
         heads = sizes["KV_HEADS"]
-        store = _kernel("attention.cu", "store_keys", max(LANES, 4 * heads), None, **sizes, COUNT=1, PROMPTS=1, WARPS=1)
+        store = _kernel("attention.cu", "store_keys", max(LANES, 4 * heads), **sizes, COUNT=1, PROMPTS=1, WARPS=1)
         tile = {"QUERIES": prompt_attention.QUERIES, "KEYS": prompt_attention.KEYS, "num_warps": prompt_attention.WARPS}
 
         def launch(qkv: Tensor, weights: LayerWeights, memory: Any, out: Tensor, numbers: Any) -> None:
@@ -239,8 +236,9 @@ def _draw_threads(vocabulary: int) -> int:
 
 
 @cache
-def _kernel(source: str, function: str, threads: int, carveout: int | None, **macros: int) -> CudaKernel:
-    return CudaKernel(source, function, macros, threads, carveout=carveout)
+def _kernel(source: str, function: str, threads: int, share: int | None = None, **macros: int) -> CudaKernel:
+    """`share` is the carveout."""
+    return CudaKernel(source, function, macros, threads, carveout=share)
 
 
 def _heads(config: TransformerConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel, architecture, compiled
-from qwen3_tts_engine.talker.kernels.linear import FEW_ROWS, FEW_ROWS_CARVEOUT, by_rows
+from qwen3_tts_engine.talker.kernels.linear import by_rows
 from qwen3_tts_engine.talker.kernels.skinny_linear import SkinnyLinear
 from qwen3_tts_engine.talker.kernels.tensor_map import gated_map, tensor_map
 from qwen3_tts_engine.talker.kernels.tile_linear import STEP, SUM_OUTPUTS, TileLinear, tile_linear, tile_linears
@@ -110,6 +110,5 @@ def run(
 
 @cache
 def _kernel(form: Form) -> Any:
-    is_few = isinstance(form, SkinnyLinear) and form.rows <= FEW_ROWS
-    carveout = FEW_ROWS_CARVEOUT if is_few else None
-    return CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes, form.cluster, carveout)
+    sizes = form.threads, form.shared_bytes, form.cluster, form.carveout
+    return CudaKernel(form.source, form.function, form.macros, *sizes)
