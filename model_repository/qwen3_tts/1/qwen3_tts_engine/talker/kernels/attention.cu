@@ -234,15 +234,14 @@ struct Values {
     uint4 piece[COUNT][HALVES];
 };
 
-// `own` are a row's products of queries, keys and values.
-__device__ __forceinline__ Values load_new_values(const bf16* own, int head, int group) {
+// `source`: of the first new position, as it comes from the products.
+__device__ __forceinline__ Values load_new_values(const bf16* source, int group) {
     Values values;
     #pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        const bf16* const source = own + i * WIDTH + ((GROUP + 1) * KV_HEADS + head) * D;
+    for (int i = 0; i < COUNT; i++)
         #pragma unroll
-        for (int half = 0; half < HALVES; half++) values.piece[i][half] = *(const uint4*)(source + half * 64 + 8 * group);
-    }
+        for (int half = 0; half < HALVES; half++)
+            values.piece[i][half] = *(const uint4*)(source + i * WIDTH + half * 64 + 8 * group);
     return values;
 }
 
@@ -320,7 +319,7 @@ __device__ __forceinline__ void attend_for_frame(Softmax& softmax, const Inputs&
     wait_for_previous();
 
     Vector raw = load_vector(own + role.offset(head), quarter);
-    const Values fresh_values = load_new_values(own, head, group);
+    const Values fresh_values = load_new_values(own + ((GROUP + 1) * KV_HEADS + head) * D, group);
     load_together(raw.piece[0], fresh_values, in.frames >> 31);
     Vector query = prepare(raw, norm, angles, in.eps);
     const Vector fresh[1] = {from_group(query, QUERIES, quarter)};
@@ -528,7 +527,7 @@ frame_attention(const bf16* x, const bf16* qkv, const bf16* q_norm, const bf16* 
 
     const bf16* own = qkv + (size_t)row * COUNT * WIDTH;
     Vector raw = load_vector(own + role.fresh * WIDTH + role.offset(head), quarter);
-    Values fresh_values = load_new_values(own, head, group);
+    Values fresh_values = load_new_values(own + ((GROUP + 1) * KV_HEADS + head) * D, group);
     load_together(raw.piece[0], fresh_values, rows >> 31);
     float factors[COUNT];
     #pragma unroll
