@@ -14,6 +14,7 @@ from code2wav_step import weights as step_weights
 from code2wav_step.kernel_ops import KernelOps
 from code2wav_step.kernels import resident_unit
 from code2wav_step.kernels.resident_unit import ResidentUnit
+from code2wav_step.kernels.skinny_product import SkinnyProduct
 from code2wav_step.kernels.streamed_product import StreamedProduct
 from code2wav_step.step import Step
 from code2wav_step.weights import StepWeights
@@ -107,6 +108,7 @@ def test_a_recording_for_hopper_has_its_kernels(monkeypatch: pytest.MonkeyPatch)
     recording = record(weights, constants, 64, 4)
     forms = {type(launch.kernel) for launch in recording.launches}
     assert {ResidentUnit, StreamedProduct} < forms
+    assert SkinnyProduct in {type(launch.kernel) for launch in record(weights, constants, 1, 1).launches}
     first = constants.size
     record(weights, constants, 64, 4)
     assert constants.size - first < first / 100

@@ -24,6 +24,10 @@ inline void wait_for_copies(int pending) {
 inline void publish_copies() {}
 
 inline uint4 load_now(const half* from) { return *(const uint4*)from; }
+inline uint4 load_once(const half* from) { return *(const uint4*)from; }
+inline float load_now(const float* from) { return *from; }
+inline float load_value(const half* from) { return low(*from); }
+inline void store_value(half* to, float value) { *to = half(pack(value, 0.0f)); }
 inline void store(half* to, const unsigned (&v)[4]) { std::memcpy(to, v, 16); }
 inline void let_next_start() {}
 inline void wait_for_previous() {}

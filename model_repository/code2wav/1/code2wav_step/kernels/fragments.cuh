@@ -12,11 +12,6 @@ constexpr int GROUP = WARPS * LANES;
 constexpr int PARTS = COLUMNS / 32;                 // of 8 channels in each of four threads
 constexpr int SUMS = COLUMNS / 2;                   // of a thread
 
-__device__ __forceinline__ float snake(float x, float alpha, float inverse_beta) {
-    const float sine = hardware_sine(x * alpha);
-    return fmaf(sine * sine, inverse_beta, x);
-}
-
 __device__ __forceinline__ void read(float (&v)[8], const float* vector) {
     const float4 a = *(const float4*)vector, b = *(const float4*)(vector + 4);
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;

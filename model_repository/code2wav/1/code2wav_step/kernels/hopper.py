@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from code2wav_step.kernels import resident_unit, streamed_product
+from code2wav_step.kernels import resident_unit, skinny_product, streamed_product
 from code2wav_step.kernels.cuda_form import CudaForm
 from code2wav_step.kernels.resident_unit import ResidentUnit
 from code2wav_step.kernels.streamed_product import StreamedProduct
 from code2wav_step.weights import Product, Unit
 
-Argument = Tensor | int | None
+Argument = Tensor | int | float | None
 
 
 class CudaLaunch(NamedTuple):
@@ -23,13 +23,19 @@ def product_launch(
     x: Tensor, layer: Product, residual: Tensor | None, out: Tensor | None, active: Tensor | None, processors: int
 ) -> CudaLaunch | None:
     """Of ops.Ops.product, on a GPU of so many multiprocessors; None where the Triton kernel is to run."""
-    if layer.bias is None or layer.norm_eps is not None or layer.activation != "none":
-        return None
     batch, length, channels = x.shape
     positions = length - (layer.taps - 1) * layer.dilation
     rows = batch * positions
-    sizes = (rows, positions, layer.outputs, channels, layer.taps, layer.dilation)
-    form = streamed_product.product_form(*sizes, processors)
+    norm, kind = layer.norm_eps is not None, layer.activation
+    skinny = skinny_product.skinny_form(rows, layer.outputs, channels, layer.taps, norm=norm, activation=kind)
+    if skinny is not None:
+        memory = (x, layer.weight, layer.bias, layer.alpha, layer.inverse_beta, residual, out, active)
+        numbers = (rows, positions, layer.dilation, *_strides(x, residual, out, active), layer.norm_eps or 0.0)
+        return CudaLaunch(skinny, skinny.blocks(rows), (*memory, *numbers))
+    if layer.bias is None or norm or kind != "none":
+        return None
+    shape = (rows, positions, layer.outputs, channels, layer.taps, layer.dilation)
+    form = streamed_product.product_form(*shape, processors)
     if form is None:
         return None
     vectors = (layer.bias, layer.alpha, layer.inverse_beta, None, None, None, None)
@@ -62,7 +68,11 @@ def _streamed(
 ) -> CudaLaunch:
     rows, *_, outputs = sizes
     x, *_, residual, out, active = tensors
-    strides = (0 if tensor is None else tensor.stride(0) for tensor in (x, residual, out, active))
     rings = (layer.taps, layer.dilation, form.taps_per_copy, form.x_stages, form.w_stages)
     blocks = min(streamed_product.tiles(rows, outputs, form.columns, form.groups), processors)
-    return CudaLaunch(form, blocks, (*tensors, *sizes, *rings, *strides))
+    return CudaLaunch(form, blocks, (*tensors, *sizes, *rings, *_strides(x, residual, out, active)))
+
+
+def _strides(*tensors: Tensor | None) -> tuple[int, ...]:
+    """Of batch entries."""
+    return tuple(0 if tensor is None else tensor.stride(0) for tensor in tensors)

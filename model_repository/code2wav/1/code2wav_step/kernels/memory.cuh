@@ -26,12 +26,34 @@ __device__ __forceinline__ void wait_for_copies(int pending) {
 // Makes this thread's completed copies and stores visible to products.
 __device__ __forceinline__ void publish_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// 16 bytes, neither moved nor split by the compiler.
+// Neither moved nor split by the compiler.
 __device__ __forceinline__ uint4 load_now(const half* from) {
     uint4 v;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
     return v;
 }
+
+__device__ __forceinline__ float load_now(const float* from) {
+    float value;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ float load_value(const half* from) {
+    half bits;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(bits) : "l"(from) : "memory");
+    return low(bits);
+}
+
+// What nobody reads again soon.
+__device__ __forceinline__ uint4 load_once(const half* from) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void store_value(half* to, float value) { *to = (half)pack(value, 0.0f); }
 
 __device__ __forceinline__ void store(half* to, const unsigned (&v)[4]) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" :: "l"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
