@@ -63,6 +63,16 @@ def test_states_at_addresses(kernel_ops: Any, after: list[int]) -> None:
     assert not placeholder.any()
 
 
+def test_pcm_of_rows_of_which_one_overflowed(kernel_ops: Any) -> None:
+    waveform = Inputs(CPU, torch.float32).normal(4, 5000)
+    waveform[0, :4] = torch.tensor([0.5, 1.5, 2.5, -0.5]) / small_config().contract.pcm_scale
+    waveform[1, -1], waveform[2, 7] = torch.nan, -torch.inf
+    found, expected = (ops.to_int16(waveform) for ops in (kernel_ops, TorchOps(small_config(), CPU)))
+    overflowed = waveform.isfinite().logical_not()
+    assert torch.equal(found[~overflowed], expected[~overflowed])
+    assert (found[1:3, 0] == small_config().contract.overflow).all()
+
+
 def test_snake_of_large_angles(kernel_ops: Any) -> None:
     """To 2e-4, where FP16 rounds results to 1e-3 and more: FP32 knows an angle of 1 000 to 6e-5."""
     x, alpha = torch.linspace(-20, 20, 64 * 64).view(1, 64, 64), torch.linspace(0.01, 50, 64)

@@ -29,6 +29,7 @@ ROW_WARPS = 4
 ATTENTION_WARPS = 8
 # Input rows of a program.
 LAST_ROWS = 64
+PCM_BLOCK, PCM_WARPS = 2048, 8
 
 
 class KernelError(RuntimeError):
@@ -185,6 +186,15 @@ class KernelOps:
             num_warps=ROW_WARPS,
         )  # fmt: skip
         return out
+
+    def to_int16(self, waveform: Tensor) -> Tensor:
+        contract, pcm = self._config.contract, torch.empty_like(waveform, dtype=torch.int16)
+        self._launch(
+            rowwise.pcm_kernel, (len(waveform),),
+            waveform, pcm, waveform.shape[1], SCALE=contract.pcm_scale, OVERFLOW=contract.overflow, BLOCK=PCM_BLOCK,
+            num_warps=PCM_WARPS,
+        )  # fmt: skip
+        return pcm
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         if self._building:

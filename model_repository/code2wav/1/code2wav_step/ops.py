@@ -69,3 +69,7 @@ class Ops(Protocol):
     def last(self, x: Tensor, layer: Depthwise) -> Tensor:
         """The waveform fp32 [batch, positions]."""
         ...
+
+    def to_int16(self, waveform: Tensor) -> Tensor:
+        """As pcm.to_int16."""
+        ...

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from code2wav_step.buckets import MAX_ROW_FRAMES, BatchShape, Buckets
-from code2wav_step.config import Contract, StepConfig
-from code2wav_step.pcm import to_int16
+from code2wav_step.config import StepConfig
 from code2wav_step.step import Step
 
 Progress = Callable[[int, int], None]
@@ -35,7 +34,7 @@ class EagerStepRunner:
 
     def advance(self, codes: np.ndarray, states: Tensor, places: np.ndarray) -> Tensor:
         """As GraphStepRunner.advance."""
-        return _advance(self, self.step.config.contract, codes, states, places)
+        return _advance(self, self.step, codes, states, places)
 
 
 class Buffers:
@@ -99,7 +98,7 @@ class StepGraph:
         def run() -> tuple[Tensor, Tensor]:
             buffers.upload(*shape)
             waveform, state_out = step(*buffers.inputs(*shape))
-            buffers.pcm_view(*shape).copy_(to_int16(waveform, step.config.contract), non_blocking=True)
+            buffers.pcm_view(*shape).copy_(step.ops.to_int16(waveform), non_blocking=True)
             return waveform, state_out
 
         run()  # compiles kernels, which is impossible during capture
@@ -174,7 +173,7 @@ class GraphStepRunner:
         # Without any operation of PyTorch: after a pause of milliseconds each takes the host up to 0.1 ms.
         graph = self._whole_graph(*codes.shape[:2])
         if graph is None or not self._has_addresses:
-            return _advance(self.lend, self._config.contract, codes, states, places)
+            return _advance(self.lend, self.step, codes, states, places)
         self._replayed.synchronize()
         graph.replay(codes, places[:, 2], row_addresses(states, places[:, :2].T))
         self._replayed.record()
@@ -213,9 +212,9 @@ class GraphStepRunner:
 
 
 @torch.inference_mode()
-def _advance(run: Run, contract: Contract, codes: np.ndarray, states: Tensor, places: np.ndarray) -> Tensor:
+def _advance(run: Run, step: Step, codes: np.ndarray, states: Tensor, places: np.ndarray) -> Tensor:
     """GraphStepRunner.advance by any `run` of the step."""
     before, after = torch.from_numpy(places[:, :2].T.astype(np.int64)).to(states.device)
     waveform, state_out = run(torch.from_numpy(codes), states.index_select(0, before), torch.from_numpy(places)[:, 2:])
     states.index_copy_(0, after, state_out)
-    return to_int16(waveform, contract).cpu()
+    return step.ops.to_int16(waveform).cpu()

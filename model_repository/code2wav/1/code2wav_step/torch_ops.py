@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from code2wav_step.config import KEYS, VALUES, StepConfig
 from code2wav_step.ops import Sequences
+from code2wav_step.pcm import to_int16
 from code2wav_step.weights import LAYER_NORM_EPS, Depthwise, Product, Unit
 
 # Acts as -inf in the softmax, and is finite in FP16.
@@ -111,6 +112,9 @@ class TorchOps:
         inner = torch.empty_like(residual)
         self.product(x, unit.conv, active=inner)
         self.product(inner, unit.pointwise, residual=residual, out=out, active=active)
+
+    def to_int16(self, waveform: Tensor) -> Tensor:
+        return to_int16(waveform, self._config.contract)
 
     def last(self, x: Tensor, layer: Depthwise) -> Tensor:
         weight = layer.weight.T[None].to(x.dtype)

@@ -91,7 +91,6 @@ unit(const half* x, const half* __restrict__ weight, const float* __restrict__ b
         #pragma unroll
         for (int i = 0; i < 6; i++) copy_bulk(weights + VECTORS + i * VECTOR, sources[i], VECTOR, arrivals + 8 * TAPS);
     }
-    let_next_start();
     wait_for_previous();
     if (tile_of(0) < tiles) copy_x(tile_of(0));
     else end_group();
@@ -99,6 +98,8 @@ unit(const half* x, const half* __restrict__ weight, const float* __restrict__ b
     float sums[SUMS];
     const float* const own_vectors = vectors + 8 * q;
     for (int round = 0; round < rounds; round++) {
+        // As in streamed_product.cu.
+        if (round + 1 == rounds) let_next_start();
         const int tile = tile_of(round);
         auto await_turn = [&] { if (round || group) meet_at(TURN + group, 2 * GROUP); };
         auto end_turn = [&] {

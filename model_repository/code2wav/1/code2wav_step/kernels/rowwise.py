@@ -1,4 +1,4 @@
-"""Kernels without a matrix product: embedding sum, depthwise convolution, last convolution, histories."""
+"""Kernels without a matrix product: embedding sum, depthwise convolution, last convolution, PCM, histories."""
 
 import triton
 import triton.language as tl
@@ -65,6 +65,23 @@ def last_kernel(
     diagonal = tl.minimum(line[:, None] + tl.arange(0, COLUMNS)[None, :], BLOCK_M - 1)
     total = tl.sum(tl.gather(taps, diagonal, axis=0), axis=1) + tl.load(bias)
     tl.store(out + entry * positions + row, total, mask=(line < BLOCK_M - TAPS + 1) & (row < positions))
+
+
+@triton.jit
+def pcm_kernel(waveform, pcm, samples, SCALE: tl.constexpr, OVERFLOW: tl.constexpr, BLOCK: tl.constexpr):
+    """pcm.to_int16, one program per row."""
+    row, place = tl.program_id(0).to(tl.int64) * samples, tl.arange(0, BLOCK)
+    overflowed = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, samples, BLOCK):
+        inside = start + place < samples
+        x = tl.load(waveform + row + start + place, mask=inside, other=0.0)
+        overflowed |= tl.where(tl.abs(x) < float("inf"), 0, 1)
+        # Adding 1.5 · 2²³ rounds to whole numbers, ties to even; clamped in between, so that nothing is fused with it.
+        scaled = tl.minimum(tl.maximum(x * SCALE, -SCALE), SCALE)
+        tl.store(pcm + row + start + place, ((scaled + 12582912.0) - 12582912.0).to(tl.int16), mask=inside)
+    tl.debug_barrier()  # the first sample is written again
+    if tl.max(overflowed, axis=0) > 0:
+        tl.store(pcm + row, OVERFLOW)
 
 
 @triton.jit

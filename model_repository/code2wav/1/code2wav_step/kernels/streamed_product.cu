@@ -70,7 +70,6 @@ product(const half* x, const half* __restrict__ weight, const float* __restrict_
         publish_barriers();
     }
     __syncthreads();
-    let_next_start();
     Ring ws(w_stages), vs(V_STAGES);
 
     if (group == GROUPS) {
@@ -138,6 +137,8 @@ product(const half* x, const half* __restrict__ weight, const float* __restrict_
     };
     int stage = 0, published = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        // Not before: blocks of the next kernel that wait keep others off the multiprocessors.
+        if (tile + gridDim.x >= tiles) let_next_start();
         float sums[SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) sums[i] = 0.0f;
