@@ -74,6 +74,7 @@ def test_forms_fit_a_multiprocessor(rows: int, monkeypatch: pytest.MonkeyPatch) 
         assert form.blocks(rows) >= outputs // 8 // form.tiles
 
 
-def test_many_rows_and_odd_channels_run_other_kernels() -> None:
+def test_many_rows_odd_channels_and_widths_run_other_kernels() -> None:
+    assert skinny_form(1, 768, 37 * 32, 1, norm=False, activation="none") is None, "37 slices are one warp's"
     assert skinny_form(65, 768, 768, 7, norm=False, activation="none") is None
     assert skinny_form(1, 768, 48, 7, norm=False, activation="none") is None

@@ -36,10 +36,14 @@ class SkinnyProduct:
         return max(warps for warps in range(1, MAX_WARPS + 1) if slices % warps == 0)
 
     @property
+    def tile_registers(self) -> int:
+        """Of a thread, for its part of a tile's weights."""
+        return 4 * (self.taps * self.channels // SLICE // self.warps) * self._matrices
+
+    @property
     def tiles(self) -> int:
         """As many of a block as leave enough blocks and fit the registers."""
-        all_tiles, steps = self.outputs // TILE, self.taps * self.channels // SLICE // self.warps
-        most = max(1, WEIGHT_REGISTERS // (4 * steps * self._matrices))
+        all_tiles, most = self.outputs // TILE, WEIGHT_REGISTERS // self.tile_registers
         fitting = (tiles for tiles in range(min(most, all_tiles), 0, -1) if all_tiles % tiles == 0)
         return next((tiles for tiles in fitting if all_tiles // tiles >= MIN_BLOCKS), 1)
 
@@ -64,8 +68,9 @@ class SkinnyProduct:
 def skinny_form(
     rows: int, outputs: int, channels: int, taps: int, *, norm: bool, activation: str
 ) -> SkinnyProduct | None:
-    """For a product of so few rows; None for more, or of channels and outputs that it does not support."""
+    """For a product of so few rows; None for more, or where channels, outputs or the width do not fit."""
     if rows > MAX_ROWS or channels % CHANNELS or outputs % TILE:
         return None
     octets = next((octets for octets in (1, 2) if rows <= OCTET * octets), 4)
-    return SkinnyProduct(outputs, channels, taps, octets, norm, activation)
+    form = SkinnyProduct(outputs, channels, taps, octets, norm, activation)
+    return form if form.tile_registers <= WEIGHT_REGISTERS else None
