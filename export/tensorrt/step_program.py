@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import triton
 
 from code2wav_step.config import StepConfig
+from code2wav_step.kernel_ops import compile_form
 from code2wav_step.kernels.cuda_form import CudaForm
 from code2wav_step.weights import StepWeights
 from export.tensorrt.launches import Argument, Constants, Launch, Place, Recording, record
@@ -51,6 +52,8 @@ def compile_all(launches: Sequence[Launch]) -> list[Compiled]:
         for launch in launches:
             if not isinstance(launch.kernel, CudaForm):
                 _warm_up(launch)
+        forms = {launch.kernel for launch in launches if isinstance(launch.kernel, CudaForm)}
+        list(executor.map(compile_form, forms))
     return [_build(launch) for launch in launches]
 
 
@@ -78,11 +81,9 @@ def _build(launch: Launch) -> Compiled:
     form = launch.kernel
     if not isinstance(form, CudaForm):
         return _compiled(_warm_up(launch))
-    # Imported here: the bindings are not installed where there is no GPU.
-    from code2wav_step.kernels.cuda_module import architecture, compiled
-
-    cubin = compiled(form.source, form.macros, architecture())
-    return Compiled(Kernel(form.function, cubin, form.threads, form.shared_bytes), tuple(range(len(launch.arguments))))
+    return Compiled(
+        Kernel(form.function, compile_form(form), form.threads, form.shared_bytes), tuple(range(len(launch.arguments)))
+    )
 
 
 def _warm_up(launch: Launch) -> Any:

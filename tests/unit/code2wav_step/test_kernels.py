@@ -1,11 +1,14 @@
 """The codec's kernels in Triton's interpreter against PyTorch (tests/gpu runs the compiled kernels)."""
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from code2wav_step.kernels import resident_unit
 from code2wav_step.runner import row_addresses
 from code2wav_step.torch_ops import TorchOps
 from code2wav_step.weights import Product
@@ -71,6 +74,17 @@ def test_pcm_of_rows_of_which_one_overflowed(kernel_ops: Any) -> None:
     overflowed = waveform.isfinite().logical_not()
     assert torch.equal(found[~overflowed], expected[~overflowed])
     assert (found[1:3, 0] == small_config().contract.overflow).all()
+
+
+def test_a_cuda_kernel_is_built_once_and_not_launched(kernel_ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[tuple[Any, ...]] = []
+    compiler = SimpleNamespace(architecture=lambda: "sm_90a", compiled=lambda *parts: built.append(parts))
+    monkeypatch.setitem(sys.modules, "code2wav_step.kernels.cuda_module", compiler)
+    monkeypatch.setattr(resident_unit, "processors", lambda: 132)
+    ops, layer = type(kernel_ops)(small_config(), CPU), Product(torch.eye(64))
+    ops.build(lambda: [ops.product(torch.zeros(1, rows, 64), layer) for rows in (3, 4, 12)])
+    assert {source for source, *_ in built} == {"skinny_product.cu"}
+    assert sorted(macros["OCTETS"] for _, macros, _ in built) == [1, 2]
 
 
 def test_snake_of_large_angles(kernel_ops: Any) -> None:

@@ -50,7 +50,8 @@ class KernelOps:
         self._fast = device.type == "cuda"
         # Of the GPU that runs the resident kernels; none elsewhere.
         self._processors = resident_unit.processors()
-        self._building = False
+        # Set while kernels are built and not launched; builds each form once.
+        self._builder: Callable[[CudaForm], object] | None = None
         self._plans: dict[tuple[int, int], Tensor] = {}
         self._addresses: tuple[Tensor | None, Tensor | None] = (None, None)
 
@@ -64,11 +65,11 @@ class KernelOps:
     def build(self, run: Callable[[], object]) -> None:
         """Compiles the kernels that `run` would launch, in parallel."""
         with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor):
-            self._building = True
+            self._builder = cache(lambda form: executor.submit(compile_form, form))
             try:
                 run()
             finally:
-                self._building = False
+                self._builder = None
 
     def open(self, state: Tensor, frames: int) -> Sequences:
         batch, sequences, offset = len(state), {}, 0
@@ -197,15 +198,16 @@ class KernelOps:
         return pcm
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        if self._building:
+        if self._builder:
             kernel.warmup(*arguments, grid=grid, **options)
         else:
             kernel[grid](*arguments, **options)
 
     def _launch_cuda(self, launch: CudaLaunch) -> None:
-        kernel = _cuda_kernel(launch.form)
-        if not self._building:
-            kernel((launch.blocks, 1), *launch.arguments)
+        if self._builder:
+            self._builder(launch.form)
+        else:
+            _cuda_kernel(launch.form)((launch.blocks, 1), *launch.arguments)
 
     def _sequence_shape(self, name: str, frames: int) -> tuple[int, int]:
         channels, past = self._pieces[name].shape
@@ -238,9 +240,16 @@ class KernelOps:
         return lines
 
 
+def compile_form(form: CudaForm) -> bytes:
+    """The form as a cubin for the current GPU, from the cache on disk where it has one; it does afterwards."""
+    # Imported here: the bindings are not installed where there is no GPU.
+    from code2wav_step.kernels.cuda_module import architecture, compiled
+
+    return compiled(form.source, form.macros, architecture())
+
+
 @cache
 def _cuda_kernel(form: CudaForm) -> Any:
-    # Imported here: the bindings are not installed where there is no GPU.
     from code2wav_step.kernels.cuda_module import CudaKernel
 
     return CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes)
