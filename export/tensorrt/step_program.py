@@ -14,8 +14,7 @@ from typing import Any, BinaryIO
 import triton
 
 from code2wav_step.config import StepConfig
-from code2wav_step.kernel_ops import compile_form
-from code2wav_step.kernels.cuda_form import CudaForm
+from code2wav_step.kernels.cuda_form import CudaForm, compile_form
 from code2wav_step.weights import StepWeights
 from export.tensorrt.launches import Argument, Constants, Launch, Place, Recording, record
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from code2wav_step.config import KEYS, VALUES, StepConfig
 from code2wav_step.kernels import attention, hopper, product, resident_unit, rowwise, unit
-from code2wav_step.kernels.cuda_form import CudaForm
+from code2wav_step.kernels.cuda_form import CudaForm, compile_form, cuda_kernel
 from code2wav_step.kernels.hopper import CudaLaunch
 from code2wav_step.ops import Sequences
 from code2wav_step.tiles import product_tile, unit_tile
@@ -207,7 +207,7 @@ class KernelOps:
         if self._builder:
             self._builder(launch.form)
         else:
-            _cuda_kernel(launch.form)((launch.blocks, 1), *launch.arguments)
+            cuda_kernel(launch.form)((launch.blocks, 1), *launch.arguments)
 
     def _sequence_shape(self, name: str, frames: int) -> tuple[int, int]:
         channels, past = self._pieces[name].shape
@@ -238,21 +238,6 @@ class KernelOps:
                 lines.append((*begin, length * channels, channels, positions * frames, count))
             offset += batch * length * channels
         return lines
-
-
-def compile_form(form: CudaForm) -> bytes:
-    """The form as a cubin for the current GPU, from the cache on disk where it has one; it does afterwards."""
-    # Imported here: the bindings are not installed where there is no GPU.
-    from code2wav_step.kernels.cuda_module import architecture, compiled
-
-    return compiled(form.source, form.macros, architecture())
-
-
-@cache
-def _cuda_kernel(form: CudaForm) -> Any:
-    from code2wav_step.kernels.cuda_module import CudaKernel
-
-    return CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes)
 
 
 def _stride(x: Any) -> int:

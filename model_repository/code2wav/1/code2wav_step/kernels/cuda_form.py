@@ -1,7 +1,8 @@
-"""What a specialisation of a CUDA source provides."""
+"""What a specialisation of a CUDA source provides, and its kernel."""
 
 from collections.abc import Hashable
-from typing import Protocol, runtime_checkable
+from functools import cache
+from typing import Any, Protocol, runtime_checkable
 
 
 @runtime_checkable
@@ -22,3 +23,19 @@ class CudaForm(Hashable, Protocol):
 
     @property
     def shared_bytes(self) -> int: ...
+
+
+def compile_form(form: CudaForm) -> bytes:
+    """The form as a cubin for the current GPU, from the cache on disk where it has one; it does afterwards."""
+    # Imported here: the bindings are not installed where there is no GPU.
+    from code2wav_step.kernels.cuda_module import architecture, compiled
+
+    return compiled(form.source, form.macros, architecture())
+
+
+@cache
+def cuda_kernel(form: CudaForm) -> Any:
+    """The form's cuda_module.CudaKernel."""
+    from code2wav_step.kernels.cuda_module import CudaKernel
+
+    return CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes)
