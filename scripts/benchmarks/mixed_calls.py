@@ -48,6 +48,7 @@ STATE_DTYPES = {"FP16": np.float16, "FP32": np.float32}
 FEW, ANY_EVERY, STATES_EVERY = 8, 30, 50
 # Calls of one caller before the next one replaces it.
 PART = 100
+UNMAP_SECONDS = 10.0
 console = Console()
 
 
@@ -142,9 +143,22 @@ def mapped(url: str, state: np.ndarray, admin_key: str) -> Iterator[None]:
         with InferenceServerClient(url) as client:
             client.register_system_shared_memory(REGION, REGION, twice.nbytes, headers=headers)
             yield
-            client.unregister_system_shared_memory(REGION, headers=headers)
+            unmap(client, headers)
     finally:
         shared_memory.destroy_shared_memory_region(handle)
+
+
+def unmap(client: InferenceServerClient, headers: dict[str, str]) -> None:
+    """Tries again while the server uses the region, which it does for a moment after its last response."""
+    end = time.monotonic() + UNMAP_SECONDS
+    while True:
+        try:
+            client.unregister_system_shared_memory(REGION, headers=headers)
+            return
+        except InferenceServerException as error:
+            if "in use" not in error.message() or time.monotonic() > end:
+                raise
+        time.sleep(0.05)
 
 
 def run(url: str, admin_key: str, rows: Rows, calls: int, callers: int, limit_db: float) -> Outcome:
