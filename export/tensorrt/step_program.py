@@ -80,9 +80,8 @@ def _build(launch: Launch) -> Compiled:
     form = launch.kernel
     if not isinstance(form, CudaForm):
         return _compiled(_warm_up(launch))
-    return Compiled(
-        Kernel(form.function, compile_form(form), form.threads, form.shared_bytes), tuple(range(len(launch.arguments)))
-    )
+    cubin = compile_form(form)
+    return Compiled(Kernel(form.function, cubin, form.threads, form.shared_bytes), tuple(range(len(launch.arguments))))
 
 
 def _warm_up(launch: Launch) -> Any:

@@ -85,6 +85,9 @@ def test_a_cuda_kernel_is_built_once_and_not_launched(kernel_ops: Any, monkeypat
     ops.build(lambda: [ops.product(torch.zeros(1, rows, 64), layer) for rows in (3, 4, 12)])
     assert {source for source, *_ in built} == {"skinny_product.cu"}
     assert sorted(macros["OCTETS"] for _, macros, _ in built) == [1, 2]
+    monkeypatch.setattr(compiler, "compiled", lambda *parts: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ops.build(lambda: ops.product(torch.zeros(1, 3, 64), layer))
 
 
 def test_snake_of_large_angles(kernel_ops: Any) -> None:

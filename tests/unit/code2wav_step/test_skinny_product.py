@@ -37,18 +37,20 @@ MUTATIONS = {
 emulated = pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _small_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(skinny_product, "MIN_BLOCKS", 2)
 
 
 @emulated
+@pytest.mark.usefixtures("_small_products")
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_is_right_in_whatever_order_its_threads_run(tmp_path: Path, name: str) -> None:
     assert max(islice(errors(CASES[name], SOURCE.read_text(), tmp_path), 2)) < 1e-3
 
 
 @emulated
+@pytest.mark.usefixtures("_small_products")
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_emulator_finds_a_wrong_kernel(tmp_path: Path, name: str) -> None:
     case = Case(5, 8, SkinnyProduct(32, 96, 7, 4), dilation=3, results=BOTH)
@@ -58,9 +60,8 @@ def test_the_emulator_finds_a_wrong_kernel(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 9, 64])
-def test_forms_fit_a_multiprocessor(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forms_fit_a_multiprocessor(rows: int) -> None:
     """Those of the released codec; a warp's slices are whole."""
-    monkeypatch.undo()
     for outputs, channels, taps, activation in (
         (512, 512, 3, "none"), (3072, 512, 1, "none"), (512, 1024, 1, "none"), (1024, 512, 1, "gated"),
         (2048, 1024, 1, "none"), (4096, 1024, 1, "gelu"), (1024, 4096, 1, "none"), (1536, 1024, 7, "none"),

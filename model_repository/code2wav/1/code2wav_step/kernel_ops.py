@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any
 
 import torch
@@ -50,8 +49,8 @@ class KernelOps:
         self._fast = device.type == "cuda"
         # Of the GPU that runs the resident kernels; none elsewhere.
         self._processors = resident_unit.processors()
-        # Set while kernels are built and not launched; builds each form once.
-        self._builder: Callable[[CudaForm], object] | None = None
+        # Those that a build has met; None while kernels are launched, not built.
+        self._forms: set[CudaForm] | None = None
         self._plans: dict[tuple[int, int], Tensor] = {}
         self._addresses: tuple[Tensor | None, Tensor | None] = (None, None)
 
@@ -65,11 +64,13 @@ class KernelOps:
     def build(self, run: Callable[[], object]) -> None:
         """Compiles the kernels that `run` would launch, in parallel."""
         with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor):
-            self._builder = cache(lambda form: executor.submit(compile_form, form))
+            forms: set[CudaForm] = set()
+            self._forms = forms
             try:
                 run()
             finally:
-                self._builder = None
+                self._forms = None
+            list(executor.map(compile_form, forms))
 
     def open(self, state: Tensor, frames: int) -> Sequences:
         batch, sequences, offset = len(state), {}, 0
@@ -118,7 +119,7 @@ class KernelOps:
         self._launch(
             product.product_kernel, (tile.programs(rows, layer.outputs),),
             x, layer.weight, layer.bias, residual, layer.alpha, layer.inverse_beta, out, active,
-            rows, positions, layer.weight.shape[1], x.stride(0), *map(_stride, (residual, out, active)),
+            rows, positions, layer.weight.shape[1], x.stride(0), *hopper.strides(residual, out, active),
             layer.norm_eps or 0.0,
             OUTPUTS=layer.outputs, CHANNELS=channels, DILATION=layer.dilation,
             NORM=layer.norm_eps is not None, GATED=layer.activation == "gated", GELU=layer.activation == "gelu",
@@ -198,16 +199,16 @@ class KernelOps:
         return pcm
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        if self._builder:
-            kernel.warmup(*arguments, grid=grid, **options)
-        else:
+        if self._forms is None:
             kernel[grid](*arguments, **options)
+        else:
+            kernel.warmup(*arguments, grid=grid, **options)
 
     def _launch_cuda(self, launch: CudaLaunch) -> None:
-        if self._builder:
-            self._builder(launch.form)
-        else:
+        if self._forms is None:
             cuda_kernel(launch.form)((launch.blocks, 1), *launch.arguments)
+        else:
+            self._forms.add(launch.form)
 
     def _sequence_shape(self, name: str, frames: int) -> tuple[int, int]:
         channels, past = self._pieces[name].shape
@@ -238,7 +239,3 @@ class KernelOps:
                 lines.append((*begin, length * channels, channels, positions * frames, count))
             offset += batch * length * channels
         return lines
-
-
-def _stride(x: Any) -> int:
-    return 0 if x is None else int(x.stride(0))

@@ -13,6 +13,7 @@ import numpy as np
 from code2wav_step.kernels import streamed_product
 from code2wav_step.kernels.streamed_product import ROWS, StreamedProduct
 from tests.fakes.cuda.codec.arranged import arranged
+from tests.fakes.cuda.codec.distance import worst
 from tests.fakes.cuda.compiler import compiled
 
 SOURCE = Path(streamed_product.__file__).with_suffix(".cu")
@@ -77,8 +78,7 @@ def measured(kernel: Any, case: Case, seed: int) -> float:
     numbers = (*sizes, *rings, x[0].size, stride, stride, stride, case.blocks, form.shared_bytes, seed)
     if kernel(*map(ctypes.c_void_p, pointers), *map(ctypes.c_int, numbers)):
         return math.inf
-    found = ((stored[name][:, 1:], expected[name]) for name in stored)
-    return float(np.nan_to_num([np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in found], nan=math.inf).max())
+    return worst((stored[name][:, 1:], expected[name]) for name in stored)
 
 
 def reference(

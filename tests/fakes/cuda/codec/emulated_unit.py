@@ -13,6 +13,7 @@ import numpy as np
 from code2wav_step.kernels import resident_unit
 from code2wav_step.kernels.resident_unit import CHANNELS, ROWS, ResidentUnit
 from tests.fakes.cuda.codec.arranged import arranged
+from tests.fakes.cuda.codec.distance import worst
 from tests.fakes.cuda.compiler import compiled
 
 SOURCE = Path(resident_unit.__file__).with_suffix(".cu")
@@ -64,8 +65,7 @@ def measured(kernel: Any, case: Case, seed: int) -> float:
     if kernel(*arguments):
         return math.inf
     found = [active[:, 1:], *([] if out is None else [out])]
-    distances = (np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(found, expected, strict=False))
-    return float(np.nan_to_num(np.array([*distances]), nan=math.inf).max())
+    return worst(zip(found, expected, strict=False))
 
 
 def reference(

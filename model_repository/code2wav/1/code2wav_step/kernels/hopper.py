@@ -30,7 +30,7 @@ def product_launch(
     skinny = skinny_product.skinny_form(rows, layer.outputs, channels, layer.taps, norm=norm, activation=kind)
     if skinny is not None:
         memory = (x, layer.weight, layer.bias, layer.alpha, layer.inverse_beta, residual, out, active)
-        numbers = (rows, positions, layer.dilation, *_strides(x, residual, out, active), layer.norm_eps or 0.0)
+        numbers = (rows, positions, layer.dilation, *strides(x, residual, out, active), layer.norm_eps or 0.0)
         return CudaLaunch(skinny, skinny.blocks(rows), (*memory, *numbers))
     if layer.bias is None or norm or kind != "none":
         return None
@@ -70,9 +70,9 @@ def _streamed(
     x, *_, residual, out, active = tensors
     rings = (layer.taps, layer.dilation, form.taps_per_copy, form.x_stages, form.w_stages)
     blocks = min(streamed_product.tiles(rows, outputs, form.columns, form.groups), processors)
-    return CudaLaunch(form, blocks, (*tensors, *sizes, *rings, *_strides(x, residual, out, active)))
+    return CudaLaunch(form, blocks, (*tensors, *sizes, *rings, *strides(x, residual, out, active)))
 
 
-def _strides(*tensors: Tensor | None) -> tuple[int, ...]:
-    """Of batch entries."""
+def strides(*tensors: Tensor | None) -> tuple[int, ...]:
+    """Of batch entries; 0 for what is absent."""
     return tuple(0 if tensor is None else tensor.stride(0) for tensor in tensors)

@@ -51,10 +51,11 @@ skinny_product(const half* x, const half* weight, const float* bias, const float
             const int output = unit / TILES * OUTPUTS + first_output + unit % TILES * 8 + group;
             weights[unit][step] = load_once(weight + (size_t)output * WIDTH + k + step * 32);
         }
+    auto output_of = [&](int item) -> int { return first_output + (threadIdx.x + item * THREADS) % COLUMNS; };
     float vectors[ITEMS][3] = {};
     #pragma unroll
     for (int item = 0; item < ITEMS; item++) {
-        const int output = first_output + (threadIdx.x + item * THREADS) % COLUMNS;
+        const int output = output_of(item);
         if (bias) vectors[item][0] = load_now(bias + output);
         if (active) vectors[item][1] = load_now(alpha + output), vectors[item][2] = load_now(inverse_beta + output);
     }
@@ -82,8 +83,7 @@ skinny_product(const half* x, const half* weight, const float* bias, const float
     // Of rows that are there, others repeat the last one.
     auto place = [&](int item, int stride) {
         const int row = first_row + min((int)(threadIdx.x + item * THREADS) / COLUMNS, rows - 1), entry = row / positions;
-        const int output = first_output + (threadIdx.x + item * THREADS) % COLUMNS;
-        return (size_t)entry * stride + (row - entry * positions) * OUTPUTS + output;
+        return (size_t)entry * stride + (row - entry * positions) * OUTPUTS + output_of(item);
     };
     float before[ITEMS] = {};
     #pragma unroll
