@@ -74,8 +74,41 @@ def test_large_batches_measured_under_contention_cost_at_most_in_proportion() ->
         capacity.add_tick(1, 0.002)
         capacity.add_tick(8, 0.040)
         capacity.add_codec_call(8, 0.001)
-    mean = (0.002 + 0.040) / 9
-    assert capacity.frame_seconds(16) <= 1.05 * (16 * mean + 16 * 0.001 / 8)
+    assert capacity.frame_seconds(16) <= 1.05 * (16 * 0.040 / 8 + 16 * 0.001 / 8)
+
+
+def tick_of(streams: int) -> float:
+    """About those of one H200."""
+    return 0.002 + 13e-6 * streams
+
+
+def test_a_size_keeps_its_cost_while_others_are_measured() -> None:
+    """1 000 callers end, then one speaks for a minute, then 600 come."""
+    capacity = Capacity(0.9, 16, batching_is_free=True)
+    for streams in range(1, 1001):
+        capacity.add_tick(streams, tick_of(streams))
+    for streams in range(1000, 300, -1):
+        capacity.add_tick(streams, 2 * tick_of(streams))
+    for streams in [1, 2] * 1000:
+        capacity.add_tick(streams, tick_of(streams))
+    assert tick_of(600) < capacity.tick_seconds(600) < 2.2 * tick_of(600)
+    assert capacity.tick_seconds(1) == pytest.approx(tick_of(1), rel=0.1)
+    for streams in [1, 2] * 1000:
+        capacity.add_tick(streams, 1.3 * tick_of(streams))
+    assert capacity.tick_seconds(600) < 1.4 * 2.2 * tick_of(600)
+
+
+def test_ticks_follow_the_load_though_all_of_them_have_a_prefill() -> None:
+    capacity = Capacity(0.9, 16, batching_is_free=True)
+    for streams in [*range(1, 1001, 7)] * 3:
+        capacity.add_tick(streams, tick_of(streams))
+        capacity.add_tick(streams, tick_of(streams) + 59e-5, prefill_rows=59)
+    for busy in (2.5, 1.0):
+        for i in range(100):
+            rows = 59 * (1 + i % 20)
+            capacity.add_tick(900 + i, busy * (tick_of(900 + i) + rows * 1e-5), prefill_rows=rows)
+        assert capacity.tick_seconds(950) == pytest.approx(busy * tick_of(950), rel=0.15)
+        assert capacity.first_audio_seconds(950, 590) == pytest.approx(busy * (tick_of(950) + 590e-5), rel=0.2)
 
 
 def test_frame_time_is_the_sum_of_talker_and_codec() -> None:

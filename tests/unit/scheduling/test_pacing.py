@@ -38,6 +38,23 @@ def test_a_slow_host_launches_earlier() -> None:
     assert paced.seconds_to_launch(8, 5.0, 5.0) == 0
 
 
+def test_an_estimate_too_long_does_not_confirm_itself() -> None:
+    """Launches that come after the end of the tick that runs make it seem longer."""
+    capacity = Capacity(0, 16, batching_is_free=True)
+    for _ in range(100):
+        capacity.add_tick(8, 10 * TICK)
+    paced = Pacing(capacity)
+    launched = now = 5.0
+    for _ in range(6):
+        begun = now
+        # The next one is launched; then this one's end is noticed.
+        next_launch = now + paced.seconds_to_launch(8, launched, now)
+        now = max(begun + TICK, next_launch)
+        paced.end_tick(launched, now)
+        launched = next_launch
+    assert now - begun == pytest.approx(TICK)
+
+
 def test_does_not_wait_before_the_first_measurement() -> None:
     assert Pacing(Capacity(0, 16, batching_is_free=False)).seconds_to_launch(8, 5.0, 5.0) == 0
 

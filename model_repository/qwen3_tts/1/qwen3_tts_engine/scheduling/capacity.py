@@ -1,20 +1,23 @@
 """Predicts from measured ticks and codec calls how many streams the machine serves in real time."""
 
 import math
+from bisect import bisect_left
 
 from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.codec.contract import MAX_BATCH
 
-# Exponential decay of a sample's weight per newer sample. The pace (how busy the machine is) averages about 50 samples,
-# some seconds; the shape (cost by size) is a property of the machine and averages 500 changes of size.
-PACE_DECAY = 0.98
-SHAPE_DECAY = 0.998
+# Weight of a newer sample. The pace (how busy the machine is) averages about 20 ticks or calls; the shape (cost by
+# size) is a property of the machine and averages 50 samples of each range of sizes.
+PACE_WEIGHT, SHAPE_WEIGHT = 0.05, 0.02
+RANGES_PER_DOUBLING = 2
+# Exponential decay of a sample's weight per newer sample: the slope beyond all ranges averages 500.
+SLOPE_DECAY = 0.998
 # Outliers are clipped to this multiple of the prediction.
 MAX_OUTLIER = 3.0
 # Weight of the prior beside the samples: only decisive while all samples have the same size.
 PRIOR_WEIGHT = 0.5
 
-# Shortest prefill: the time of a tick, which is subtracted, is an estimate.
+# Shortest first prefill: the time of a tick, which is subtracted, is an estimate.
 MIN_SECONDS = 1e-4
 
 # Prior: text tokens and frames of typical speech (matches COMMON_POSITIONS in talker/loader.py).
@@ -52,6 +55,12 @@ class LineFit:
         """Cost of a size; before the first sample 0 if batching is free, otherwise infinite."""
         if not self._weight:
             return 0.0 if self._free else math.inf
+        mean_x, mean_y, each = self.line
+        return mean_y + each * (size - mean_x)
+
+    @property
+    def line(self) -> tuple[float, float, float]:
+        """Mean size, mean cost, and slope; there must be a sample."""
         # The prior is one more sample: size 0 costs 0, or twice the size costs the same.
         x, y = self._x / self._weight, self._y / self._weight
         prior_x, prior_y = (2 * x, y) if self._free else (0.0, 0.0)
@@ -60,19 +69,56 @@ class LineFit:
         variance = (self._xx + PRIOR_WEIGHT * prior_x**2) / weight - mean_x**2
         covariance = (self._xy + PRIOR_WEIGHT * prior_x * prior_y) / weight - mean_x * mean_y
         each = covariance / variance if variance > 0 else 0.0
-        return mean_y + min(max(each, 0.0), mean_y / mean_x) * (size - mean_x)
+        return mean_x, mean_y, max(min(each, mean_y / mean_x), 0.0)
+
+
+class CostBySize:
+    """Mean cost in each range of sizes, and lines between them and beyond.
+
+    A range keeps its cost while other sizes are measured. One line for all sizes follows those of the present load, and
+    predicts others several times too high: after 1 000 streams, 600 newcomers waited for 2 s beside an idle GPU.
+    """
+
+    def __init__(self, *, batching_is_free: bool) -> None:
+        self._fit = LineFit(SLOPE_DECAY, batching_is_free=batching_is_free)
+        # Number of samples, mean size and mean cost by range.
+        self._ranges: dict[int, tuple[int, float, float]] = {}
+        # Mean sizes and costs, ascending; replaced at once, since metrics are read by other threads.
+        self._points: list[tuple[float, float]] = []
+
+    def add(self, size: float, cost: float) -> None:
+        self._fit.add(size, cost)
+        number = round(RANGES_PER_DOUBLING * math.log2(size))
+        count, mean_size, mean_cost = self._ranges.get(number, (0, size, cost))
+        weight = max(1 / (count + 1), SHAPE_WEIGHT)
+        mean_size, mean_cost = mean_size + weight * (size - mean_size), mean_cost + weight * (cost - mean_cost)
+        self._ranges[number] = (count + 1, mean_size, mean_cost)
+        self._points = sorted((size, cost) for _, size, cost in self._ranges.values())
+
+    def at(self, size: float) -> float:
+        """Cost of a size; before the first sample 0 if batching is free, otherwise infinite."""
+        points = self._points
+        if not points:
+            return self._fit.at(size)
+        i = min(max(bisect_left(points, (size,)), 1), len(points)) - 1
+        near, cost = points[i]
+        each = self._fit.line[2]
+        if points[0][0] < size < points[-1][0]:
+            far, far_cost = points[i + 1]
+            each = (far_cost - cost) / (far - near)
+        return max(cost + each * (size - near), 0.0)
 
 
 class WorkTime:
     """Seconds that work of a given size takes: the machine's cost by size (shape), times its current load (pace).
 
-    With a single fit, a busy machine that admits few streams would measure only small batches, extrapolate larger ones
+    With a shape alone, a busy machine that admits few streams would measure only small batches, extrapolate larger ones
     in proportion, many times too high, and so never admit more.
     """
 
     def __init__(self, *, batching_is_free: bool) -> None:
-        self._shape = LineFit(SHAPE_DECAY, batching_is_free=batching_is_free)
-        self._pace = 1.0
+        self.shape = CostBySize(batching_is_free=batching_is_free)
+        self.pace = 1.0
         self._last_size = 0.0
 
     def add(self, size: float, seconds: float) -> None:
@@ -80,14 +126,18 @@ class WorkTime:
             seconds = min(seconds, MAX_OUTLIER * expected)
         # An unchanged size informs the pace only, not the shape.
         if size != self._last_size:
-            self._shape.add(size, seconds / self._pace)
+            self.shape.add(size, seconds / self.pace)
         self._last_size = size
-        if (predicted := self._shape.at(size)) > 0:
-            self._pace = PACE_DECAY * self._pace + (1 - PACE_DECAY) * seconds / predicted
+        if (predicted := self.at(size)) > 0:
+            self.follow(seconds / predicted)
+
+    def follow(self, factor: float) -> None:
+        """Adapts the pace to work that took `factor` times as long as predicted."""
+        self.pace *= 1 + PACE_WEIGHT * (factor - 1)
 
     def at(self, size: float) -> float:
         """Seconds for a size; before the first sample 0 if batching is free, otherwise infinite."""
-        return self._pace * self._shape.at(size)
+        return self.pace * self.shape.at(size)
 
 
 class SpeechLength:
@@ -115,18 +165,35 @@ class Capacity:
 
     def __init__(self, load_limit: float, max_chunk_frames: int, *, batching_is_free: bool) -> None:
         """`load_limit` is the share of real time that work may take; 0 admits every stream."""
-        self._budget = load_limit * FRAME_SECONDS
+        self._load_limit = load_limit
         self._chunk_frames = max_chunk_frames
         self._tick = WorkTime(batching_is_free=batching_is_free)
         self._codec = WorkTime(batching_is_free=batching_is_free)
-        self._prefill = WorkTime(batching_is_free=batching_is_free)
+        # Without the pace, which is that of the tick.
+        self._prefill = LineFit(SLOPE_DECAY)
+        self._unknown_prefill = 0.0 if batching_is_free else math.inf
 
     def add_tick(self, streams: int, seconds: float, prefill_rows: int = 0) -> None:
         """A tick of `streams`, which includes or follows the prefill of that many rows."""
         if not prefill_rows:
             self._tick.add(streams, seconds)
-        elif 0 < (tick := self.tick_seconds(streams)) < math.inf:
-            self._prefill.add(prefill_rows, max(seconds - tick, MIN_SECONDS))
+        elif 0 < self.tick_seconds(streams) < math.inf:
+            self._add_prefill(streams, seconds, prefill_rows)
+
+    def _add_prefill(self, streams: int, seconds: float, rows: int) -> None:
+        """Of many streams almost every tick has a prefill: the pace would else be that of an earlier load."""
+        seconds, tick, prefill = seconds / self._tick.pace, self._tick.shape.at(streams), self._prefill.at(rows)
+        if prefill == math.inf:
+            self._prefill.add(rows, max(seconds - tick, MIN_SECONDS))
+            return
+        # Which of the two took longer than predicted is unknown: both by the same factor.
+        factor = min(seconds / (tick + prefill), MAX_OUTLIER)
+        self._prefill.add(rows, factor * prefill)
+        self._tick.follow(factor)
+
+    def _prefill_seconds(self, rows: int) -> float:
+        shape = self._prefill.at(rows) if rows else 0.0
+        return self._tick.pace * (shape if shape < math.inf else self._unknown_prefill)
 
     def add_codec_call(self, frames: int, seconds: float) -> None:
         """`frames` is the sum over all chunks of the call."""
@@ -137,16 +204,20 @@ class Capacity:
 
     def added_prefill_seconds(self, rows: int, more: int) -> float:
         """Seconds that a prefill of `more` rows takes beyond one of `rows`; infinite if unknown."""
-        seconds = self._prefill.at(more)
-        return seconds - self._prefill.at(rows) if seconds < math.inf else seconds
+        seconds = self._prefill_seconds(more)
+        return seconds - self._prefill_seconds(rows) if seconds < math.inf else seconds
 
     def first_audio_seconds(self, streams: int, rows: int) -> float:
         """Seconds from the start of prefilling `rows` to the first audio of their `streams`."""
-        return self._prefill.at(rows) + self._tick.at(streams) + self._codec.at(streams)
+        return self._prefill_seconds(rows) + self._tick.at(streams) + self._codec.at(streams)
 
     def admits(self, streams: int) -> bool:
         """Whether `streams` stay in real time; a single one is always admitted, so that measurements start."""
-        return streams <= 1 or not self._budget or self.frame_seconds(streams) <= self._budget
+        return streams <= 1 or not self._load_limit or self.load(streams) <= self._load_limit
+
+    def load(self, streams: int) -> float:
+        """Share of real time that the work for `streams` takes."""
+        return self.frame_seconds(streams) / FRAME_SECONDS
 
     def frame_seconds(self, streams: int) -> float:
         """Seconds of work for one frame of each of `streams`, with full chunks in each codec call."""

@@ -20,6 +20,7 @@ class Pacing:
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
         self._last_end = self._launch_seconds = 0.0
+        self._last_seconds = math.inf
 
     def add_launch(self, seconds: float) -> None:
         """`seconds` of the host for a tick, its prefill included."""
@@ -28,11 +29,13 @@ class Pacing:
     def end_tick(self, launched: float, now: float) -> float:
         """Seconds that a tick took; one that was launched behind another begins when that one ends."""
         begun, self._last_end = max(launched, self._last_end), now
-        return now - begun
+        self._last_seconds = now - begun
+        return self._last_seconds
 
     def seconds_to_launch(self, streams: int, launched: float, now: float) -> float:
         """Until the next launch, while a tick of `streams` runs."""
-        tick = self._capacity.tick_seconds(streams)
+        # A launch too late makes a tick look as long as expected: an estimate too high would confirm itself.
+        tick = min(self._capacity.tick_seconds(streams), self._last_seconds)
         if tick == math.inf:
             return 0.0
         wait = min(LAUNCH_SHARE * tick, tick - LAUNCHES * self._launch_seconds)

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.core.streams import Status, Stream
 from qwen3_tts_engine.scheduling.capacity import Capacity, SpeechLength
@@ -203,8 +202,7 @@ class Paging:
 
         A stream generated at twice real time can be parked half of the time without underrun.
         """
-        load = self._capacity.frame_seconds(self._table.in_use.num_active + 1) / FRAME_SECONDS
-        return min(max(load, MIN_CHARGE), 1.0)
+        return min(max(self._capacity.load(self._table.in_use.num_active + 1), MIN_CHARGE), 1.0)
 
     def _idle(self, now: float) -> np.ndarray:
         """Slots that hold pages while they wait for text and all audio was heard, or no slot is runnable."""
