@@ -33,6 +33,8 @@ constexpr int OUTPUTS = OWN * GROUPS;               // of a block
 constexpr int W_BYTES = 64 * GROUPS * STEP * 2;
 constexpr int X_BYTES = ROWS * STEP * 2;
 constexpr int STAGE = W_BYTES + X_BYTES;
+// Blocks of the next kernel that wait keep the codec's out, and gain nothing beside blocks that fill a multiprocessor.
+constexpr bool LATE = ROWS >= 64;
 constexpr int SHARE = ROWS / SPLIT;                 // rows that a block completes
 constexpr int EIGHTS = SHARE / 8;
 constexpr int SENT = EIGHTS * MULTIPLIERS * 16;     // bytes of sums to another block
@@ -78,7 +80,7 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
     }
     __syncthreads();
     if (SPLIT > 1) arrive_in_cluster();
-    let_next_start();
+    if (!LATE) let_next_start();
 
     if (warp == 4 * GROUPS) {
         auto copy_weights = [&](int step, int stage) {
@@ -101,6 +103,7 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
                 copy_weights(step, stage), copy_x(step, stage);
             }
         __syncwarp();
+        if (LATE) let_next_start();
         if (SPLIT > 1) wait_for_cluster();
         return;
     }
@@ -143,6 +146,7 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
 
+    if (LATE) let_next_start();
     wait_for_products(0);
     #pragma unroll
     for (int i = 0; i < ROWS / 2; i++) settle(sums[i]);
