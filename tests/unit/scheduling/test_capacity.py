@@ -74,7 +74,16 @@ def test_large_batches_measured_under_contention_cost_at_most_in_proportion() ->
         capacity.add_tick(1, 0.002)
         capacity.add_tick(8, 0.040)
         capacity.add_codec_call(8, 0.001)
-    assert capacity.frame_seconds(16) <= 1.05 * (16 * 0.040 / 8 + 16 * 0.001 / 8)
+    mean = (0.002 + 0.040) / 9
+    assert capacity.frame_seconds(16) <= 1.05 * (16 * mean + 16 * 0.001 / 8)
+
+
+def test_the_largest_measured_size_costs_what_it_did() -> None:
+    work = WorkTime(batching_is_free=True)
+    for size, seconds in [(1, 0.002), (8, 0.040)] * 100:
+        work.add(size, seconds)
+    assert work.at(8) == pytest.approx(0.040, rel=0.01)
+    assert work.at(1) == pytest.approx(0.002, rel=0.01)
 
 
 def tick_of(streams: int) -> float:

@@ -69,7 +69,7 @@ class LineFit:
         variance = (self._xx + PRIOR_WEIGHT * prior_x**2) / weight - mean_x**2
         covariance = (self._xy + PRIOR_WEIGHT * prior_x * prior_y) / weight - mean_x * mean_y
         each = covariance / variance if variance > 0 else 0.0
-        return mean_x, mean_y, max(min(each, mean_y / mean_x), 0.0)
+        return mean_x, mean_y, min(max(each, 0.0), mean_y / mean_x)
 
 
 class CostBySize:
@@ -102,11 +102,12 @@ class CostBySize:
             return self._fit.at(size)
         i = min(max(bisect_left(points, (size,)), 1), len(points)) - 1
         near, cost = points[i]
-        each = self._fit.line[2]
-        if points[0][0] < size < points[-1][0]:
+        if points[0][0] < size <= points[-1][0]:
             far, far_cost = points[i + 1]
             each = (far_cost - cost) / (far - near)
-        return max(cost + each * (size - near), 0.0)
+        else:
+            each = min(self._fit.line[2], cost / near)
+        return cost + each * (size - near)
 
 
 class WorkTime:
