@@ -31,6 +31,8 @@ class Service:
     def begin(self) -> None:
         self._on_open()
 
+    def set_reading(self, is_reading: bool) -> None: ...
+
     def close(self) -> None:
         for caller in self._waiting.values():
             caller.finish(RequestError("the service is closing"))

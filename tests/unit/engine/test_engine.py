@@ -90,7 +90,7 @@ def test_every_stream_gets_its_own_frames_in_order(harness: Harness) -> None:
 @pytest.mark.parametrize("harness", [(0, False)], indirect=True, ids=["read-at-once"])
 def test_the_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
     """The end is sampled while the codec's thread is about to enqueue the last frame."""
-    delivery = harness.engine._delivery
+    delivery = harness.engine.delivery
     put, end, launch = delivery.put, delivery.end, harness.runner.launch
     enqueuing, ended = threading.Event(), threading.Event()
 
@@ -200,7 +200,7 @@ def test_a_slow_codec_does_not_delay_the_talker_after_the_first_audio(
 def test_a_codec_call_begins_while_the_audio_of_the_last_one_is_delivered(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flush, delivering, may_go_on = harness.engine._delivery.flush, list[str](), threading.Event()
+    flush, delivering, may_go_on = harness.engine.delivery.flush, list[str](), threading.Event()
 
     def deliver_slowly() -> None:
         if (name := threading.current_thread().name).startswith("codec"):
@@ -208,7 +208,7 @@ def test_a_codec_call_begins_while_the_audio_of_the_last_one_is_delivered(
             may_go_on.wait(WAIT)
         flush()
 
-    monkeypatch.setattr(harness.engine._delivery, "flush", deliver_slowly)
+    monkeypatch.setattr(harness.engine.delivery, "flush", deliver_slowly)
     listener = harness.speak(frames=200)
     eventually(lambda: sorted(delivering) == ["codec 0", "codec 1"])
     may_go_on.set()

@@ -41,7 +41,7 @@ class Harness:
 
     @property
     def refusal(self) -> RequestError:
-        [(caller, error)] = [call.args for call in self.engine.refuse.call_args_list]
+        [(caller, error)] = [call.args for call in self.engine.delivery.finish.call_args_list]
         assert caller is self.caller
         return error  # type: ignore[no-any-return]
 

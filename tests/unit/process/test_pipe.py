@@ -34,6 +34,35 @@ def test_messages_arrive_in_order_also_those_larger_than_the_pipe(pipe: tuple[Wr
     assert not closing.is_alive()
 
 
+def test_a_reader_is_told_whether_more_messages_have_arrived(pipe: tuple[Writer, int]) -> None:
+    writer, read = pipe
+    happened: list[object] = []
+    paused = threading.Event()
+
+    def note(event: object) -> None:
+        happened.append(event)
+        if event is False:
+            paused.set()
+
+    with writer.held():
+        writer.send(1)
+        writer.send(2)
+
+    def receive() -> None:
+        for message in messages(read, note):
+            note(message)
+
+    reader = threading.Thread(target=receive)
+    reader.start()
+    assert paused.wait(WAIT)
+    paused.clear()
+    writer.send(3)
+    assert paused.wait(WAIT)
+    writer.close()
+    reader.join(WAIT)
+    assert happened == [True, 1, 2, False, True, 3, False]
+
+
 def test_messages_of_several_threads_stay_whole(pipe: tuple[Writer, int]) -> None:
     writer, read = pipe
     received: list[tuple[int, int, bytes]] = []

@@ -10,7 +10,7 @@ from functools import partial
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.codec.sound import listen
 from qwen3_tts_engine.core.batches import Batch, Chunks
-from qwen3_tts_engine.core.streams import Sink, Stream
+from qwen3_tts_engine.core.streams import Stream
 from qwen3_tts_engine.delivery import Delivery, Sending
 from qwen3_tts_engine.interfaces import CodecClient, Decoded, Runner, Tick, decode
 from qwen3_tts_engine.request import Cancelled, RequestError, Unavailable
@@ -38,26 +38,22 @@ class Engine:
         """With `take_turns` codec calls and ticks never overlap: two processes time-slice a GPU, and beside a talker
         that never pauses a codec call of 0.6 ms took 12 ms (measured on one H200). `on_thread_start` runs first on
         each of the engine's threads; `sending` is Delivery's."""
-        self.scheduler = scheduler
         self.recorder = metrics.Recorder(partial(read_gauges, scheduler))
         self.precedence = Precedence(applies=runner.lookahead > 0)
         self.on_death: Callable[[BaseException], None] = lambda error: None
-        self._chunker, self._runner, self._codec = chunker, runner, codec
+        self.scheduler, self._chunker, self._runner, self._codec = scheduler, chunker, runner, codec
         # One lock guards all state; each condition wakes one loop.
         self._lock = threading.Lock()
-        self._talker_work = threading.Condition(self._lock)
-        self._codec_work = threading.Condition(self._lock)
+        self._talker_work, self._codec_work = threading.Condition(self._lock), threading.Condition(self._lock)
         self._take_turns, self._is_idle = take_turns, False
-        # On a CPU a call takes longer than a tick, and an urgent one would come late behind a tick and a call.
-        self._need_beside_ticks = Need.WORTHWHILE if runner.lookahead else Need.ANY
         self._closed: RequestError | None = None
         self._pacing = Pacing(scheduler.capacity)
-        self._delivery = Delivery(self.recorder, self.fail, sending)
+        self.delivery = Delivery(self.recorder, self.fail, sending)
         self._codec_turn = threading.Lock()  # from the selection of chunks to the end of their call
         # One delivers what it decoded while the other awaits its call: with 1 000 streams both took as long (one H100).
         codec_loops = dict.fromkeys(() if take_turns else ("codec 0", "codec 1"), self._run_codec)
         self._loops = {"talker": self._run_talker} | codec_loops
-        loops = self._loops | self._delivery.loops
+        loops = self._loops | self.delivery.loops
         self._threads = LoopThreads(loops, on_thread_start, lambda e: self.die(RequestError(f"the engine died: {e}")))
 
     def start(self) -> None:
@@ -76,6 +72,12 @@ class Engine:
             if self._closed:
                 raise self._closed
             self.scheduler.submit(stream)
+            self.scheduler.newcomers.arrive(time.perf_counter())
+            self._talker_work.notify()
+
+    def wake(self) -> None:
+        """Let the talker look for work again."""
+        with self._lock:
             self._talker_work.notify()
 
     def update(self, stream: Stream, change: Callable[[], None]) -> None:
@@ -90,11 +92,7 @@ class Engine:
             self.fail(stream, error)
             return
         if ended:
-            self._delivery.end(stream)
-
-    def refuse(self, sink: Sink, error: RequestError) -> None:
-        """End a request that was not queued."""
-        self._delivery.finish(sink, error)
+            self.delivery.end(stream)
 
     def cancel(self, key: str) -> None:
         """Cancel a stream; its slot and pages are free at the next tick. Safe for one that ended."""
@@ -108,8 +106,8 @@ class Engine:
         self._shut_down(Unavailable("the server is shutting down"))
         self._threads.join(self._loops, timeout)
         # After their last output.
-        self._delivery.close()
-        self._threads.join(self._delivery.loops, timeout)
+        self.delivery.close()
+        self._threads.join(self.delivery.loops, timeout)
 
     def die(self, error: Exception) -> None:
         """End every stream with an error and refuse new ones with UNAVAILABLE."""
@@ -160,12 +158,12 @@ class Engine:
         audio = listen(chunks, decoded.pcm)
         with self._lock:
             self.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, seconds)
-            ended = self.scheduler.settle(self._chunker.done(chunks, audio, decoded.ended))
-            ended |= self.scheduler.cut_silent(chunks)
+            drained = self._chunker.done(chunks, audio, decoded.ended)
+            ended = self.scheduler.settle(drained) | self.scheduler.cut_silent(chunks)
             self._talker_work.notify()
             # Under the lock, so that a stream's end cannot overtake its audio.
-            self._delivery.put(decoded, audio, ended)
-        self._delivery.flush()
+            self.delivery.put(decoded, audio, ended)
+        self.delivery.flush()
 
     def _next_work(self, idle: bool, last: Batch | Chunks | None) -> Batch | Chunks | None:
         """The talker thread's next work after `last`, None once the engine is closed; `idle`: no tick is in flight."""
@@ -173,16 +171,16 @@ class Engine:
             while not self._closed:
                 now = time.perf_counter()
                 has_work = not idle or self.scheduler.has_work(now)
+                self._is_idle = not has_work
                 need = Need.between_ticks(has_work, last_was_call=isinstance(last, Chunks))
                 if self._take_turns and idle and (chunks := self._chunker.next_chunks(now, need)):
                     return chunks
-                if has_work:
+                wait = self.scheduler.newcomers.seconds_to_gather(now) if idle else 0.0
+                if has_work and not wait:
                     return self.scheduler.next_batch(now)
-                self._is_idle = True
                 self._codec_work.notify()
                 with self.precedence.resting():
-                    self._talker_work.wait()
-                self._is_idle = False
+                    self._talker_work.wait(wait or None)
             return None
 
     def _codec_is_next(self) -> bool:
@@ -194,7 +192,8 @@ class Engine:
     def _next_chunks(self) -> Chunks | None:
         with self._lock:
             while not self._closed:
-                need = Need.ANY if self._is_idle else self._need_beside_ticks
+                # On a CPU a call takes longer than a tick, and an urgent one would come late behind a tick and a call.
+                need = Need.ANY if self._is_idle or not self._runner.lookahead else Need.WORTHWHILE
                 if chunks := self._chunker.next_chunks(time.perf_counter(), need):
                     return chunks
                 self._codec_work.wait()
@@ -227,7 +226,7 @@ class Engine:
             first = self._chunker.next_chunks(now) if self.scheduler.admission.awaits_first_audio else None
             self._codec_work.notify()
         for stream in drained:
-            self._delivery.end(stream)
+            self.delivery.end(stream)
         if first:
             self._decode_between_ticks(first)
 
@@ -237,7 +236,7 @@ class Engine:
             ended = self.scheduler.end(stream)
             self._talker_work.notify()
         if ended:
-            self._delivery.finish(stream.sink, error)
+            self.delivery.finish(stream.sink, error)
 
     def _shut_down(self, reason: RequestError) -> None:
         with self._lock:
@@ -247,4 +246,4 @@ class Engine:
             self._talker_work.notify_all()
             self._codec_work.notify_all()
         for stream in ended:
-            self._delivery.finish(stream.sink, reason)
+            self.delivery.finish(stream.sink, reason)

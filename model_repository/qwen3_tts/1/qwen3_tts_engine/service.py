@@ -94,6 +94,12 @@ class Service:
         dispatch = partial(self._dispatcher.accept, fields, caller, position)
         self._refuse_on_error(caller, partial(self.gate.enter, partial(self._refuse_on_error, caller, dispatch)))
 
+    def set_reading(self, is_reading: bool) -> None:
+        """Whether more requests have been received than were accepted, for which the talker may wait."""
+        self.engine.scheduler.newcomers.is_reading = is_reading
+        if not is_reading:
+            self.engine.wake()
+
     def close(self) -> None:
         """End every request with UNAVAILABLE and stop."""
         self._opening.close()
@@ -129,10 +135,10 @@ class Service:
         try:
             job()
         except RequestError as error:
-            self.engine.refuse(caller, error)
+            self.engine.delivery.finish(caller, error)
         except Exception as error:
             log.exception("request %s failed before it was queued", caller.key)
-            self.engine.refuse(caller, RequestError(f"internal error: {error}"))
+            self.engine.delivery.finish(caller, RequestError(f"internal error: {error}"))
 
 
 def read_config(args: dict[str, str]) -> EngineConfig:

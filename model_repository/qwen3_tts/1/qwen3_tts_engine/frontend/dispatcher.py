@@ -86,7 +86,7 @@ class Dispatcher:
 
     def refuse(self, caller: Caller, error: RequestError) -> None:
         """End a request that was not queued."""
-        self._engine.refuse(caller, error)
+        self._engine.delivery.finish(caller, error)
 
     def close(self) -> None:
         if self._voices is not None:

@@ -7,7 +7,7 @@ import pickle
 import select
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -103,11 +103,15 @@ class Writer:
         self._is_full = bool(self._frames)
 
 
-def messages(descriptor: int) -> Iterator[Any]:
-    """What the other process sends, until it has closed its end or is gone. Takes over `descriptor`."""
+def messages(descriptor: int, set_reading: Callable[[bool], None] = lambda is_reading: None) -> Iterator[Any]:
+    """What the other process sends, until it has closed its end or is gone. Takes over `descriptor`.
+
+    `set_reading` is called with True before messages that have arrived, and with False when all are yielded.
+    """
     received = bytearray()
     with contextlib.closing(os.fdopen(descriptor, "rb", buffering=0)) as pipe:
         while chunk := os.read(pipe.fileno(), PIPE_BYTES):
+            set_reading(True)
             received += chunk
             start = 0
             while (body := start + LENGTH_BYTES) <= len(received):
@@ -117,3 +121,5 @@ def messages(descriptor: int) -> Iterator[Any]:
                 yield pickle.loads(memoryview(received)[body:end])
                 start = end
             del received[:start]
+            if not select.select([pipe], [], [], 0)[0]:
+                set_reading(False)

@@ -1,7 +1,9 @@
-"""Decides how many newcomers a tick prefills, and whether they make their first frame without the other streams."""
+"""Decides whether newcomers wait for others, how many a tick prefills, and whether their first frame is made alone."""
 
 import math
+from collections import deque
 
+from qwen3_tts_engine.core.streams import Stream
 from qwen3_tts_engine.scheduling.capacity import URGENT_LEAD, Capacity, urgent_lead
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 
@@ -9,14 +11,40 @@ from qwen3_tts_engine.scheduling.slot_table import SlotTable
 MAX_PREFILL_SECONDS = 0.025
 # Share of the time that newcomers' ticks without the other streams may take.
 ALONE_SHARE = 0.1
+# Requests sent at once reach the queue at smaller intervals than this: a busy host takes 0.1 to 0.3 ms for each.
+MAX_INTERVAL = 0.0005
+# Weight of an interval in their average.
+INTERVAL_WEIGHT = 0.1
 
 
 class NewcomerPolicy:
-    def __init__(self, table: SlotTable, capacity: Capacity, max_prefill_seconds: float) -> None:
+    def __init__(self, table: SlotTable, queue: deque[Stream], capacity: Capacity, max_prefill_seconds: float) -> None:
         self._table = table
+        self._queue = queue
         self._capacity = capacity
         self._max_seconds = max_prefill_seconds
-        self._next_alone = -math.inf
+        self._next_alone = self._last_arrival = -math.inf
+        self._interval = MAX_INTERVAL / 2
+        self.is_reading = False
+        """Whether more requests have been received than are queued."""
+
+    def arrive(self, now: float) -> None:
+        """A stream is queued."""
+        if (interval := now - self._last_arrival) < MAX_INTERVAL:
+            self._interval += INTERVAL_WEIGHT * (interval - self._interval)
+        self._last_arrival = now
+
+    def seconds_to_gather(self, now: float) -> float:
+        """How long an idle device should wait for another newcomer; 0 if none seems to follow or it costs too much.
+
+        One that is late waits for a whole tick, and later for a prefill and a codec call of its own; waiting for it
+        costs everybody else an interval.
+        """
+        streams = self._table.in_use.num_active + len(self._queue)
+        is_burst = self.is_reading or len(self._queue) > 1
+        if not is_burst or streams * self._interval > self._capacity.tick_seconds(streams):
+            return 0.0
+        return max(self._last_arrival + MAX_INTERVAL - now, 0.0)
 
     def prefill_seconds(self, now: float) -> float:
         """Time that further prefills may add to the next tick's first one, at least as long as the tick.

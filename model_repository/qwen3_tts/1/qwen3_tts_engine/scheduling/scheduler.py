@@ -23,7 +23,7 @@ class Scheduler:
         self.slots = Pool(len(table.streams))
         self.paging = Paging(table, limits.page_size, limits.num_pages, capacity)
         self.admission = Admission(table, self.slots, self.paging, capacity, limits)
-        self._policy = NewcomerPolicy(table, capacity, limits.max_prefill_seconds)
+        self.newcomers = NewcomerPolicy(table, self.admission.queue, capacity, limits.max_prefill_seconds)
         self._detector = EndDetector(table, limits)
         self.live: dict[str, Stream] = {}
         # Running streams with text not yet fed to the runner.
@@ -75,7 +75,7 @@ class Scheduler:
         newcomers, rows = self._admit(now)
         table = self.table.in_use
         slots = np.flatnonzero(table.runnable)
-        if 0 < len(newcomers) < len(slots) and self._policy.go_alone(now, len(newcomers), rows):
+        if 0 < len(newcomers) < len(slots) and self.newcomers.go_alone(now, len(newcomers), rows):
             slots = np.sort([newcomer.slot for newcomer in newcomers])
         if len(slots) > self.limits.max_batch:
             order = np.argsort(table.deadline[slots], kind="stable")
@@ -184,7 +184,7 @@ class Scheduler:
         Returns them, and their rows to prefill.
         """
         newcomers: list[Newcomer] = []
-        rows, first, seconds = 0, 0, self._policy.prefill_seconds(now)
+        rows, first, seconds = 0, 0, self.newcomers.prefill_seconds(now)
         while (stream := self._next_start(now)) is not None:
             more = rows + self.paging.num_rows(stream)
             if newcomers and self.capacity.added_prefill_seconds(first, more) > seconds:
