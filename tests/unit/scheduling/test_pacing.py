@@ -2,61 +2,86 @@
 
 import time
 
+import numpy as np
 import pytest
 
+from qwen3_tts_engine.core.batches import Batch
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.pacing import LAUNCH_SHARE, LAUNCHES, Pacing
 from tests.unit.engine.test_engine import WAIT, Harness
 
-TICK = 0.010
+TICK, STREAMS = 0.010, 8
+
+
+def batch(prefill_rows: int = 0) -> Batch:
+    slots = np.arange(STREAMS)
+    return Batch([], [], np.empty((0, 3), np.int64), slots, slots, prefill_rows)
 
 
 def pacing() -> Pacing:
     capacity = Capacity(0, 16, batching_is_free=True)
     for _ in range(100):
-        capacity.add_tick(8, TICK)
+        capacity.add_tick(STREAMS, TICK)
     return Pacing(capacity)
 
 
 def test_waits_for_a_share_of_the_tick_that_runs() -> None:
     paced = pacing()
-    assert paced.seconds_to_launch(8, 5.0, 5.001) == pytest.approx(LAUNCH_SHARE * TICK - 0.001)
-    assert paced.end_tick(5.0, 5.012) == pytest.approx(0.012)
+    assert paced.seconds_to_launch(batch(), 5.0, 5.001) == pytest.approx(LAUNCH_SHARE * TICK - 0.001)
+    assert paced.end_tick(batch(), 5.0, 5.012) == pytest.approx(0.012)
     # Launched at 5.006, behind the one that ended at 5.012.
-    assert paced.seconds_to_launch(8, 5.006, 5.012) == pytest.approx(LAUNCH_SHARE * TICK)
-    assert paced.end_tick(5.006, 5.022) == pytest.approx(TICK)
-    assert paced.seconds_to_launch(8, 5.0, 6.0) == 0
+    assert paced.seconds_to_launch(batch(), 5.006, 5.012) == pytest.approx(LAUNCH_SHARE * TICK)
+    assert paced.end_tick(batch(), 5.006, 5.022) == pytest.approx(TICK)
+    assert paced.seconds_to_launch(batch(), 5.0, 6.0) == 0
 
 
 def test_a_slow_host_launches_earlier() -> None:
     paced = pacing()
     for _ in range(200):
         paced.add_launch(0.002)
-    assert paced.seconds_to_launch(8, 5.0, 5.0) == pytest.approx(TICK - LAUNCHES * 0.002)
+    assert paced.seconds_to_launch(batch(), 5.0, 5.0) == pytest.approx(TICK - LAUNCHES * 0.002)
     for _ in range(200):
         paced.add_launch(0.005)
-    assert paced.seconds_to_launch(8, 5.0, 5.0) == 0
+    assert paced.seconds_to_launch(batch(), 5.0, 5.0) == 0
 
 
 def test_an_estimate_too_long_does_not_confirm_itself() -> None:
     """Launches that come after the end of the tick that runs make it seem longer."""
     capacity = Capacity(0, 16, batching_is_free=True)
     for _ in range(100):
-        capacity.add_tick(8, 10 * TICK)
+        capacity.add_tick(STREAMS, 10 * TICK)
     paced = Pacing(capacity)
     launched = now = 5.0
     for _ in range(6):
         begun = now
         # The next one is launched; then this one's end is noticed.
-        next_launch = now + paced.seconds_to_launch(8, launched, now)
+        next_launch = now + paced.seconds_to_launch(batch(), launched, now)
         now = max(begun + TICK, next_launch)
-        paced.end_tick(launched, now)
+        paced.end_tick(batch(), launched, now)
         launched = next_launch
     assert now - begun == pytest.approx(TICK)
 
 
+def test_a_prefill_is_part_of_the_tick() -> None:
+    capacity = Capacity(0, 16, batching_is_free=True)
+    for _ in range(100):
+        capacity.add_tick(STREAMS, TICK)
+    for rows in (100, 200) * 50:
+        capacity.add_tick(STREAMS, TICK + rows * 1e-4, rows)
+    wait = Pacing(capacity).seconds_to_launch(batch(200), 5.0, 5.0)
+    assert wait == pytest.approx(LAUNCH_SHARE * (TICK + 0.020), rel=0.05)
+
+
+@pytest.mark.parametrize("took", [0.5, 2.0])
+def test_an_estimate_that_was_too_long_is_shortened(took: float) -> None:
+    paced = pacing()
+    paced.end_tick(batch(), 5.0, 5.0 + took * TICK)
+    wait = paced.seconds_to_launch(batch(), 5.0, 5.0 + took * TICK)
+    assert wait == pytest.approx(LAUNCH_SHARE * TICK * min(took, 1.0))
+
+
 def test_does_not_wait_before_the_first_measurement() -> None:
-    assert Pacing(Capacity(0, 16, batching_is_free=False)).seconds_to_launch(8, 5.0, 5.0) == 0
+    assert Pacing(Capacity(0, 16, batching_is_free=False)).seconds_to_launch(batch(), 5.0, 5.0) == 0
 
 
 def test_the_engine_launches_within_the_tick_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ class Engine:
             while launched and (len(launched) > lookahead or self._codec_is_next()):
                 self._collect(*launched.popleft())
             for running, _, started in launched:
-                self.precedence.rest(self._pacing.seconds_to_launch(len(running), started, time.perf_counter()))
+                self.precedence.rest(self._pacing.seconds_to_launch(running, started, time.perf_counter()))
 
     def _run_codec(self) -> None:
         """A codec loop, without `take_turns`."""
@@ -221,7 +221,7 @@ class Engine:
         now = time.perf_counter()
         self.recorder.add_tick(now - started, len(batch), [now - new.stream.admitted for new in batch.newcomers])
         with self._lock:
-            self.scheduler.capacity.add_tick(len(batch), self._pacing.end_tick(started, now), batch.prefill_rows)
+            self.scheduler.capacity.add_tick(len(batch), self._pacing.end_tick(batch, started, now), batch.prefill_rows)
             drained = self.scheduler.collect(batch, frames, now)
             first = self._chunker.next_chunks(now) if self.scheduler.admission.awaits_first_audio else None
             self._codec_work.notify()

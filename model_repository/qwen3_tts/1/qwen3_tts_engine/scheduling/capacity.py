@@ -203,6 +203,10 @@ class Capacity:
     def tick_seconds(self, streams: int) -> float:
         return self._tick.at(streams)
 
+    def batch_seconds(self, streams: int, prefill_rows: int) -> float:
+        """Seconds of a tick with the prefill of that many rows."""
+        return self._tick.at(streams) + self._prefill_seconds(prefill_rows)
+
     def added_prefill_seconds(self, rows: int, more: int) -> float:
         """Seconds that a prefill of `more` rows takes beyond one of `rows`; infinite if unknown."""
         seconds = self._prefill_seconds(more)
@@ -210,7 +214,7 @@ class Capacity:
 
     def first_audio_seconds(self, streams: int, rows: int) -> float:
         """Seconds from the start of prefilling `rows` to the first audio of their `streams`."""
-        return self._prefill_seconds(rows) + self._tick.at(streams) + self._codec.at(streams)
+        return self.batch_seconds(streams, rows) + self._codec.at(streams)
 
     def admits(self, streams: int) -> bool:
         """Whether `streams` stay in real time; a single one is always admitted, so that measurements start."""
