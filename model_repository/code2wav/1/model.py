@@ -100,13 +100,14 @@ class TritonPythonModel:
 
     def _open_line(self, place: dict[str, Any], states: torch.Tensor) -> Line:
         def run(codes: np.ndarray, places: np.ndarray, pcm: np.ndarray) -> None:
-            with self._lock, torch.cuda.stream(self._stream):
+            with self._lock:
                 samples = self._runner.advance(*self._reader.check_shared(SharedRequest(codes, states, places)))
                 if self._stream:
                     self._stream.synchronize()
                 pcm[:] = samples.numpy()
 
-        return Line(place, self._contract.states_memory, self._sizes, run)
+        on_stream = torch.cuda.stream(self._stream)
+        return Line(place, self._contract.states_memory, self._sizes, run, on_stream)
 
     def _tensors(self, request: Any) -> dict[str, torch.Tensor]:
         names = (self._contract.codes, self._contract.state, self._contract.history, self._contract.places)

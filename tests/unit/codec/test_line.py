@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def echo(codes: np.ndarray, places: np.ndarray, pcm: np.ndarray) -> None:
 def opened(run: Run) -> Line:
     line = Line()
     assert not line.is_open()
-    codec_line.Line(line.place, STATES_MEMORY, SIZES, run)
+    codec_line.Line(line.place, STATES_MEMORY, SIZES, run, nullcontext())
     eventually(line.is_open)
     return line
 
@@ -107,12 +108,12 @@ def test_a_place_that_is_no_pipe_is_refused(name: str) -> None:
     line = Line()
     line.place["files"][name] = line.place["files"]["memory"]
     with pytest.raises(ValueError, match="is no pipe"):
-        codec_line.Line(line.place, STATES_MEMORY, SIZES, echo)
+        codec_line.Line(line.place, STATES_MEMORY, SIZES, echo, nullcontext())
 
 
 def test_a_memory_of_another_purpose_is_refused() -> None:
     with pytest.raises(ValueError, match="is not another"):
-        codec_line.Line(Line().place, "another", SIZES, echo)
+        codec_line.Line(Line().place, "another", SIZES, echo, nullcontext())
 
 
 def test_a_call_beyond_the_memory_is_refused() -> None:

@@ -5,6 +5,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,16 @@ Run = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 class Line:
     """code2wav's end: answers calls on a thread until the talker's process ends."""
 
-    def __init__(self, place: dict[str, Any], memory: str, sizes: tuple[int, int], run: Run) -> None:
-        """`place` is the talker's, with a memory of that name; `sizes` are codebooks and samples of a frame."""
+    def __init__(
+        self,
+        place: dict[str, Any],
+        memory: str,
+        sizes: tuple[int, int],
+        run: Run,
+        context: AbstractContextManager[object],
+    ) -> None:
+        """`place` is the talker's, with a memory of that name; `sizes` are codebooks and samples of a frame. The thread
+        runs in `context`."""
         process, files = int(place["process"]), place["files"]
         self._codebooks, self._samples = sizes
         self._offsets, self._sizes = place["offsets"], place["sizes"]
@@ -30,14 +39,15 @@ class Line:
         self._answers = _open_pipe(process, files["answers"], os.O_WRONLY)
         with memory_path([process, files["memory"]], memory).open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
-        self._run = run
+        self._run, self._context = run, context
         threading.Thread(target=self._serve, name="line", daemon=True).start()
 
     def _serve(self) -> None:
         try:
             os.write(self._answers, OPEN)
-            while os.read(self._requests, 1):
-                os.write(self._answers, self._answer())
+            with self._context:
+                while os.read(self._requests, 1):
+                    os.write(self._answers, self._answer())
         except BrokenPipeError:
             pass  # the talker ended before it read the answer
         finally:

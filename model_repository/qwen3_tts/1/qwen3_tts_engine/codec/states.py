@@ -70,21 +70,25 @@ class CodecStates:
     def rows(self, chunks: Chunks) -> np.ndarray:
         """Rows of the states before and after the chunks, int32 [chunks, 2].
 
-        Copies a voice's state into the slot of a stream that starts from its reference.
+        Copies a voice's state into the slot of a stream that starts from its reference, and waits for that.
         """
         before = np.where(chunks.first, self.zero_row, chunks.slots)
         for row in np.flatnonzero(chunks.first):
             voice = chunks.streams[row].voice
             if voice is not None and voice.state is not None:
                 before[row] = slot = int(chunks.slots[row])
-                self._states[slot] = voice.state
+                with self.on_stream():
+                    self._states[slot] = voice.state
+                # Another process cannot wait on this CUDA stream.
+                self.wait()
         rows: np.ndarray = np.stack([before, chunks.slots], axis=1).astype(np.int32)
         return rows
 
-    def codes(self, chunks: Chunks) -> Tensor:
+    def codes(self, chunks: Chunks) -> np.ndarray:
         """int32 [chunks, frames, codebooks]"""
         # Clamp invalid codes so that one bad row cannot fail the batch; `invalid_codes` reports them.
-        return torch.from_numpy(chunks.codes.clip(0, CODEBOOK_SIZE - 1))
+        codes: np.ndarray = chunks.codes.clip(0, CODEBOOK_SIZE - 1)
+        return codes
 
     def history(self, chunks: Chunks) -> np.ndarray:
         """int32 [chunks, 1]"""
