@@ -103,7 +103,7 @@ class Writer:
         self._is_full = bool(self._frames)
 
 
-def messages(descriptor: int, set_reading: Callable[[bool], None] = lambda is_reading: None) -> Iterator[Any]:
+def messages(descriptor: int, set_reading: Callable[[bool], None] | None = None) -> Iterator[Any]:
     """What the other process sends, until it has closed its end or is gone. Takes over `descriptor`.
 
     `set_reading` is called with True before messages that have arrived, and with False when all are yielded.
@@ -111,7 +111,8 @@ def messages(descriptor: int, set_reading: Callable[[bool], None] = lambda is_re
     received = bytearray()
     with contextlib.closing(os.fdopen(descriptor, "rb", buffering=0)) as pipe:
         while chunk := os.read(pipe.fileno(), PIPE_BYTES):
-            set_reading(True)
+            if set_reading:
+                set_reading(True)
             received += chunk
             start = 0
             while (body := start + LENGTH_BYTES) <= len(received):
@@ -121,5 +122,5 @@ def messages(descriptor: int, set_reading: Callable[[bool], None] = lambda is_re
                 yield pickle.loads(memoryview(received)[body:end])
                 start = end
             del received[:start]
-            if not select.select([pipe], [], [], 0)[0]:
+            if set_reading and not select.select([pipe], [], [], 0)[0]:
                 set_reading(False)

@@ -1,0 +1,57 @@
+"""The talker begins a burst with all of it, and a lone stream at once."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from qwen3_tts_engine.core.batches import Frames
+from qwen3_tts_engine.scheduling import newcomers
+from tests.unit.engine.test_engine import WAIT, Harness
+
+BURST = 4
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> tuple[Harness, list[int], threading.Event]:
+    """An engine, the streams of each launch, and whether there was one."""
+    harness, counts, began = Harness(lookahead=1), list[int](), threading.Event()
+    launch = harness.runner.launch
+
+    def noting(slots: np.ndarray) -> Frames:
+        counts.append(len(slots))
+        began.set()
+        return launch(slots)
+
+    monkeypatch.setattr(harness.runner, "launch", noting)
+    return harness, counts, began
+
+
+def test_those_of_a_burst_begin_together(
+    launched: tuple[Harness, list[int], threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newcomers, "MAX_INTERVAL", 2.0)
+    harness, counts, _ = launched
+    harness.engine.scheduler.newcomers.is_reading = True
+    harness.engine.start()
+    listeners = [harness.speak(seed) for seed in range(BURST)]
+    harness.engine.scheduler.newcomers.is_reading = False
+    assert all(listener.ended.wait(WAIT) for listener in listeners)
+    harness.engine.close()
+    assert counts[0] == BURST
+
+
+def test_the_end_of_reading_ends_a_lone_streams_wait(
+    launched: tuple[Harness, list[int], threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newcomers, "MAX_INTERVAL", 10 * WAIT)
+    harness, counts, began = launched
+    harness.engine.scheduler.newcomers.is_reading = True
+    harness.engine.start()
+    listener = harness.speak()
+    assert not began.wait(0.1)
+    harness.engine.scheduler.newcomers.is_reading = False
+    harness.engine.wake()
+    assert listener.ended.wait(WAIT)
+    assert counts[0] == 1
+    harness.engine.close()
