@@ -68,7 +68,7 @@ class LocalCodec(CodeRecorder):
         super().decode(chunks)
         rows = self._states.rows(chunks)
         history = torch.from_numpy(self._states.history(chunks))
-        waveform, states = self._step(self._states.codes(chunks), self._states.gather(rows), history)
+        waveform, states = self._step(torch.from_numpy(self._states.codes(chunks)), self._states.gather(rows), history)
         self._states.store(rows, states)
         return to_pcm(waveform)
 

@@ -89,7 +89,7 @@ class OnnxCodec:
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         rows = self.states.rows(chunks)
         waveform, state = self.step(
-            self.states.codes(chunks).numpy(), self.states.gather(rows).numpy(), self.states.history(chunks)
+            self.states.codes(chunks), self.states.gather(rows).numpy(), self.states.history(chunks)
         )
         self.states.store(rows, torch.from_numpy(state))
         pcm, failed = to_pcm(torch.from_numpy(waveform))
