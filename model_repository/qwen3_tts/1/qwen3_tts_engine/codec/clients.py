@@ -71,7 +71,7 @@ class SharedStatesCodec(ModelCodec):
         self._watch = watch
 
     def _decode(self, chunks: Chunks, rows: np.ndarray) -> tuple[np.ndarray, dict[int, RequestError]]:
-        # Without any operation of PyTorch, as in code2wav: after a pause each takes the host up to 0.1 ms.
+        # Without any operation of PyTorch: after a pause each takes the host up to 0.1 ms.
         places = np.concatenate([rows, self.states.history(chunks)], axis=1)
         samples = self._advance(self.states.codes(chunks), places)
         return samples, overflowed(samples)

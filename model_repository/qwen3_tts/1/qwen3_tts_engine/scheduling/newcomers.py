@@ -40,9 +40,11 @@ class NewcomerPolicy:
         One that is late waits for a whole tick, and later for a prefill and a codec call of its own; waiting for it
         costs everybody else an interval.
         """
+        # First, since it is all that a lone newcomer needs.
+        if not self.is_reading and len(self._queue) < 2:
+            return 0.0
         streams = self._table.in_use.num_active + len(self._queue)
-        is_burst = self.is_reading or len(self._queue) > 1
-        if not is_burst or streams * self._interval > self._capacity.tick_seconds(streams):
+        if streams * self._interval > self._capacity.tick_seconds(streams):
             return 0.0
         return max(self._last_arrival + MAX_INTERVAL - now, 0.0)
 
