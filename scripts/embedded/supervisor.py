@@ -108,7 +108,8 @@ class Supervisor:
                 # Ctrl-C at the terminal would end the server before it is drained.
                 start_new_session=True,
             )
-            if self._stopping.is_set():  # during the start
+            # A signal that came before there was a process; a later one has reached it, and a second one kills.
+            if self._stopping.is_set() and self._killed_at is None:
                 self._end()
             code = self._watch(self._process)
         became_ready, self._became_ready = self._became_ready, False

@@ -74,6 +74,20 @@ def test_a_signal_before_the_start_is_the_end(tmp_path: Path) -> None:
     assert starts(tmp_path) == 0
 
 
+class SignalledAtTheStart(Supervisor):
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, subprocess.Popen):
+            wait_for(Path("trapped").exists)
+            self.stop(signal.SIGTERM)
+
+
+def test_a_signal_during_the_start_reaches_the_server_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = server(tmp_path, "trap 'exit 7' TERM; touch trapped; while :; do sleep 0.01; done")
+    assert SignalledAtTheStart(command, inherited, lambda: False, HASTY).run() == 7
+
+
 def test_pauses_double() -> None:
     assert [Patience().pause(n) for n in range(4)] == [1, 2, 4, 8]
 
