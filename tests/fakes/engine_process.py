@@ -26,12 +26,11 @@ class Service:
             raise ValueError(args["error"])
         self._call_model, self._on_open, self._on_death = call_model, on_open, hooks["on_death"]
         self._waiting: dict[str, Any] = {}
-        self.engine = SimpleNamespace(cancel=self._cancel, recorder=metrics.Recorder())
+        recorder = metrics.Recorder()
+        self.engine = SimpleNamespace(cancel=self._cancel, recorder=recorder, set_reading=lambda is_reading: None)
 
     def begin(self) -> None:
         self._on_open()
-
-    def set_reading(self, is_reading: bool) -> None: ...
 
     def close(self) -> None:
         for caller in self._waiting.values():

@@ -32,10 +32,10 @@ def test_those_of_a_burst_begin_together(
 ) -> None:
     monkeypatch.setattr(newcomers, "MAX_INTERVAL", 2.0)
     harness, counts, _ = launched
-    harness.engine.scheduler.newcomers.is_reading = True
+    harness.engine.set_reading(True)
     harness.engine.start()
     listeners = [harness.speak(seed) for seed in range(BURST)]
-    harness.engine.scheduler.newcomers.is_reading = False
+    harness.engine.set_reading(False)
     assert all(listener.ended.wait(WAIT) for listener in listeners)
     harness.engine.close()
     assert counts[0] == BURST
@@ -46,12 +46,11 @@ def test_the_end_of_reading_ends_a_lone_streams_wait(
 ) -> None:
     monkeypatch.setattr(newcomers, "MAX_INTERVAL", 10 * WAIT)
     harness, counts, began = launched
-    harness.engine.scheduler.newcomers.is_reading = True
+    harness.engine.set_reading(True)
     harness.engine.start()
     listener = harness.speak()
     assert not began.wait(0.1)
-    harness.engine.scheduler.newcomers.is_reading = False
-    harness.engine.wake()
+    harness.engine.set_reading(False)
     assert listener.ended.wait(WAIT)
     assert counts[0] == 1
     harness.engine.close()

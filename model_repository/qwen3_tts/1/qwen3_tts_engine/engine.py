@@ -45,9 +45,8 @@ class Engine:
         # One lock guards all state; each condition wakes one loop.
         self._lock = threading.Lock()
         self._talker_work, self._codec_work = threading.Condition(self._lock), threading.Condition(self._lock)
-        self._take_turns, self._is_idle = take_turns, False
         self._closed: RequestError | None = None
-        self._pacing = Pacing(scheduler.capacity)
+        self._pacing, self._take_turns, self._is_idle = Pacing(scheduler.capacity), take_turns, False
         self.delivery = Delivery(self.recorder, self.fail, sending)
         self._codec_turn = threading.Lock()  # from the selection of chunks to the end of their call
         # One delivers what it decoded while the other awaits its call: with 1 000 streams both took as long (one H100).
@@ -75,10 +74,12 @@ class Engine:
             self.scheduler.newcomers.arrive(time.perf_counter())
             self._talker_work.notify()
 
-    def wake(self) -> None:
-        """Let the talker look for work again."""
-        with self._lock:
-            self._talker_work.notify()
+    def set_reading(self, is_reading: bool) -> None:
+        """Whether more requests have been received than are submitted, for which the talker may wait."""
+        self.scheduler.newcomers.is_reading = is_reading
+        if not is_reading:
+            with self._lock:
+                self._talker_work.notify()
 
     def update(self, stream: Stream, change: Callable[[], None]) -> None:
         """Call `change`, which alters the text of a submitted stream, under the lock; no effect on an ended stream."""

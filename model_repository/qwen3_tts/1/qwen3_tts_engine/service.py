@@ -94,12 +94,6 @@ class Service:
         dispatch = partial(self._dispatcher.accept, fields, caller, position)
         self._refuse_on_error(caller, partial(self.gate.enter, partial(self._refuse_on_error, caller, dispatch)))
 
-    def set_reading(self, is_reading: bool) -> None:
-        """Whether more requests have been received than were accepted, for which the talker may wait."""
-        self.engine.scheduler.newcomers.is_reading = is_reading
-        if not is_reading:
-            self.engine.wake()
-
     def close(self) -> None:
         """End every request with UNAVAILABLE and stop."""
         self._opening.close()

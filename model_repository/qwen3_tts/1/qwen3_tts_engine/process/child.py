@@ -155,7 +155,7 @@ def main(kind: type[Service]) -> None:
             return
         control.send(Loaded(None))
         child.service.begin()
-        child.run(messages(requests, child.service.set_reading))
+        child.run(messages(requests, child.service.engine.set_reading))
         # Before the service, which may wait for a call that nobody answers.
         threading.Timer(CLOSE_SECONDS, os._exit, [1]).start()
         child.service.close()
