@@ -27,7 +27,9 @@ def chunks_of(*rows: int) -> Chunks:
     codes = np.repeat(np.array(rows, np.int32), FRAMES * 16).reshape(count, FRAMES, 16)
     zeros = np.zeros(count, np.int32)
     streams = [make_stream(str(row), Listener()) for row in range(count)]
-    return Chunks(streams, np.arange(count), codes, zeros, np.full(count, FRAMES), zeros.astype(float), zeros == 0)
+    return Chunks(
+        streams, np.arange(count), codes, zeros, np.full(count, FRAMES), zeros.astype(float), zeros == 0, zeros > 0
+    )
 
 
 def test_only_rows_with_codes_out_of_range_fail() -> None:

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from qwen3_tts_client.records.audible import AudibleOnset
 from qwen3_tts_engine.audio import SAMPLE_RATE, SAMPLES_PER_FRAME
-from qwen3_tts_engine.codec.sound import CUT, KEPT, MAX_WITHHELD, fade_out, find_onset, listen
+from qwen3_tts_engine.codec.sound import CUT, KEPT, MAX_WITHHELD, fade_out, find_onset, to_send, trailing_silence
 from qwen3_tts_engine.core.batches import Audio, Chunks
-from qwen3_tts_engine.core.streams import Stream
+from qwen3_tts_engine.core.streams import FinishReason, Stream
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
 BLOCK = SAMPLE_RATE // 100
@@ -33,11 +33,20 @@ def withheld_stream() -> Stream:
 
 def hear(stream: Stream, pcm: np.ndarray, padding: int = 0) -> Audio:
     """The audio of a chunk of one stream, after which the codec has decoded `padding` more frames."""
-    count = len(pcm) // SAMPLES_PER_FRAME
+    return audio(
+        chunk(stream, len(pcm) // SAMPLES_PER_FRAME, padding),
+        np.concatenate([pcm, noise(padding * SAMPLES_PER_FRAME, LOUD)])[None],
+    )
+
+
+def chunk(stream: Stream, count: int, padding: int = 0, is_last: bool = False) -> Chunks:
     codes = np.zeros((1, count + padding, NUM_CODEBOOKS), np.int32)
     one = np.zeros(1)
-    chunks = Chunks([stream], one, codes, one, np.array([count]), one, one == 0)
-    return listen(chunks, np.concatenate([pcm, noise(padding * SAMPLES_PER_FRAME, LOUD)])[None])
+    return Chunks([stream], one, codes, one, np.array([count]), one, one == 0, np.array([is_last]))
+
+
+def audio(chunks: Chunks, pcm: np.ndarray) -> Audio:
+    return Audio(to_send(chunks, pcm), trailing_silence(chunks, pcm))
 
 
 def send(stream: Stream, pcm: np.ndarray) -> list[np.ndarray]:
@@ -97,11 +106,8 @@ def test_a_stream_that_is_not_withheld_is_sent_whole() -> None:
 
 
 def test_a_failed_call_has_no_audio() -> None:
-    stream = withheld_stream()
-    one = np.zeros(1)
-    chunks = Chunks([stream], one, np.zeros((1, 1, NUM_CODEBOOKS)), one, np.ones(1, int), one, one == 0)
-    audio = listen(chunks, np.empty((1, 0), np.int16))
-    assert (audio.num_samples.tolist(), audio.silent_frames.tolist()) == ([0], [0])
+    failed = audio(chunk(withheld_stream(), 1), np.empty((1, 0), np.int16))
+    assert (failed.num_samples.tolist(), failed.silent_frames.tolist()) == ([0], [0])
 
 
 @pytest.mark.parametrize(
@@ -126,3 +132,14 @@ def test_fades_the_last_5_ms_to_zero(samples: int) -> None:
     assert (faded[:-120] == 10_000).all()
     assert (np.diff(faded[-120:]) <= 0).all()
     assert not len(faded) or faded[-1] == 0
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("reason", FinishReason)
+def test_only_the_end_of_a_loop_fades_out(reason: FinishReason, is_last: bool) -> None:
+    stream = make_stream("0", Listener())
+    stream.reason = reason
+    pcm = noise(2 * SAMPLES_PER_FRAME, LOUD)
+    [sent] = to_send(chunk(stream, 2, is_last=is_last), pcm[None])
+    expected = fade_out(pcm) if is_last and reason is FinishReason.REPETITION else pcm
+    assert (sent == expected).all()

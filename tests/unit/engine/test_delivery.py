@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qwen3_tts_engine import delivery, metrics
-from qwen3_tts_engine.core.batches import Audio, Chunks
+from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.core.streams import FinishReason, Stream, Summary
 from qwen3_tts_engine.delivery import Delivery
 from qwen3_tts_engine.interfaces import Decoded
@@ -36,10 +36,11 @@ class Line:
         count = len(streams)
         zeros = np.zeros(count)
         codes = np.zeros((count, 1, NUM_CODEBOOKS), np.int32)
-        chunks = Chunks(list(streams), zeros, codes, zeros, np.ones(count), zeros, zeros)
-        audio = Audio([np.full(1, value, np.int16)] * count, np.zeros(count, int))
+        chunks = Chunks(list(streams), zeros, codes, zeros, np.ones(count), zeros, zeros, zeros)
+        audio = [np.full(1, value, np.int16)] * count
         errors = {row: RequestError("injected") for row, stream in enumerate(streams) if stream in failed}
-        self.delivery.put(Decoded(chunks, np.zeros((count, 0), np.int16), errors, 0.0, 0.0), audio, set(ended))
+        self.delivery.put(Decoded(chunks, np.zeros((count, 0), np.int16), errors, 0.0, 0.0), audio)
+        self.delivery.end(ended)
 
     def run(self) -> Sent:
         self.delivery.close()
@@ -70,8 +71,8 @@ def test_audio_is_sent_in_the_order_of_decoding_and_ends_follow_it(line: Line) -
     ending, other = line.stream("ending"), line.stream("other")
     line.decode([ending, other], 1)
     line.decode([ending, other], 2, ended=[ending])
-    line.delivery.end(other)
-    chunks: Sent = [("ending", 1), ("other", 1), ("ending", 2), ("ending", "end"), ("other", 2), ("other", "end")]
+    line.delivery.end([other])
+    chunks: Sent = [("ending", 1), ("other", 1), ("ending", 2), ("other", 2), ("ending", "end"), ("other", "end")]
     assert line.run() == chunks
 
 
@@ -101,6 +102,12 @@ def test_failed_chunk_fails_its_stream_only(line: Line) -> None:
     line.decode([bad, good], 1, failed=[bad])
     assert line.run() == [("good", 1)]
     assert line.failed == ["bad"]
+
+
+def test_a_stream_whose_last_audio_failed_ends_with_the_error(line: Line) -> None:
+    bad, good = line.stream("bad"), line.stream("good")
+    line.decode([bad, good], 1, ended=[bad, good], failed=[bad])
+    assert line.run() == [("good", 1), ("bad", "error"), ("good", "end")]
 
 
 def test_each_chunk_is_observed(line: Line) -> None:

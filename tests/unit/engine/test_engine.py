@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -99,9 +99,10 @@ def test_the_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
         ended.wait(0.3)
         put(*chunks)
 
-    def end_then_go_on(stream: Stream) -> None:
-        end(stream)
-        ended.set()
+    def end_then_go_on(streams: Collection[Stream]) -> None:
+        end(streams)
+        if streams:
+            ended.set()
 
     def launch_end_after_last_chunk(slots: np.ndarray) -> Frames:
         if harness.runner.launched:
@@ -115,6 +116,23 @@ def test_the_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
     assert listener.ended.wait(WAIT)
     harness.engine.close()
     assert (listener.signatures(), listener.error, listener.late) == ([(7, 0)], None, 0)
+
+
+def test_audio_is_sent_before_its_call_is_accounted_for(harness: Harness) -> None:
+    chunker, listener, sent = harness.engine._chunker, Listener(), []
+    done = chunker.done
+
+    def done_after_audio(*call: Any) -> list[Stream]:
+        deadline = time.monotonic() + WAIT
+        while not listener.pcm and time.monotonic() < deadline:
+            time.sleep(0.002)
+        sent.append(len(listener.pcm))
+        return done(*call)
+
+    chunker.done = done_after_audio  # type: ignore[method-assign]
+    harness.speak(seed=7, frames=1, listener=listener)
+    assert listener.ended.wait(3 * WAIT)
+    assert sent == [1]
 
 
 def test_a_stream_that_ends_after_its_last_chunk_is_not_counted_as_running(harness: Harness) -> None:
@@ -209,11 +227,14 @@ def test_a_codec_call_begins_while_the_audio_of_the_last_one_is_delivered(
         flush()
 
     monkeypatch.setattr(harness.engine.delivery, "flush", deliver_slowly)
-    listener = harness.speak(frames=200)
+    listeners = [harness.speak(seed=0, frames=200)]
+    eventually(lambda: len(delivering) == 1)
+    listeners.append(harness.speak(seed=1, frames=200))
     eventually(lambda: sorted(delivering) == ["codec 0", "codec 1"])
     may_go_on.set()
-    assert listener.ended.wait(WAIT)
-    assert listener.signatures() == [(0, frame) for frame in range(200)]
+    for seed, listener in enumerate(listeners):
+        assert listener.ended.wait(WAIT)
+        assert listener.signatures() == [(seed, frame) for frame in range(200)]
 
 
 @pytest.mark.parametrize("harness", [(1, False)], indirect=True, ids=["read-one-tick-late"])

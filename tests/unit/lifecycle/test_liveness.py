@@ -11,7 +11,7 @@ from qwen3_tts_engine.request import RequestError, Unavailable
 from tests.fakes.scripted import ScriptedCodec
 
 NONE = np.empty(0)
-CHUNKS = Chunks([], np.empty(0, int), np.zeros((1, 2, 16), int), NONE, NONE, NONE, NONE)
+CHUNKS = Chunks([], np.empty(0, int), np.zeros((1, 2, 16), int), NONE, NONE, NONE, NONE, NONE)
 
 
 class Codec:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -12,9 +12,7 @@ import numpy as np
 
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.audio import SAMPLE_RATE
-from qwen3_tts_engine.codec.sound import fade_out
-from qwen3_tts_engine.core.batches import Audio
-from qwen3_tts_engine.core.streams import FinishReason, Sink, Stream, Summary
+from qwen3_tts_engine.core.streams import Sink, Stream, Summary
 from qwen3_tts_engine.interfaces import Decoded
 from qwen3_tts_engine.request import Outcome, RequestError
 
@@ -60,20 +58,22 @@ class Delivery:
             with self._flushing, self._sending():
                 _send_queued(self._outboxes[0])
 
-    def put(self, decoded: Decoded, audio: Audio, ended: set[Stream]) -> None:
-        """Queue the audio of a codec call; `ended` are the streams whose last chunk is among it."""
+    def put(self, decoded: Decoded, audio: list[np.ndarray]) -> None:
+        """Queue the audio of a codec call, int16 [samples] of each chunk."""
         jobs: list[list[Job]] = [[] for _ in self._outboxes]
-        for row, (stream, samples) in enumerate(zip(decoded.chunks.streams, audio.pcm, strict=True)):
-            job = partial(self._deliver, stream, samples, decoded.failed.get(row), stream in ended, decoded.ended)
+        for row, (stream, samples) in enumerate(zip(decoded.chunks.streams, audio, strict=True)):
+            job = partial(self._deliver, stream, samples, decoded.failed.get(row), decoded.ended)
             jobs[self._sender(stream)].append(job)
         for outbox, own in zip(self._outboxes, jobs, strict=True):
             if own:
                 outbox.put(own)
 
-    def end(self, stream: Stream) -> None:
-        """Queue a stream's successful end, behind its audio."""
-        self._outboxes[self._sender(stream)].put([partial(self._end, stream, None)])
-        self.flush()
+    def end(self, streams: Collection[Stream]) -> None:
+        """Queue the ends of streams, behind their audio."""
+        for stream in streams:
+            self._outboxes[self._sender(stream)].put([partial(self._end, stream)])
+        if streams:
+            self.flush()
 
     def finish(self, sink: Sink, error: RequestError | None, summary: Summary | None = None) -> None:
         """End a stream now. Called once, since the scheduler has removed the stream."""
@@ -86,20 +86,15 @@ class Delivery:
     def _sender(self, stream: Stream) -> int:
         return hash(stream.key) % len(self._outboxes)
 
-    def _deliver(
-        self, stream: Stream, samples: np.ndarray, error: RequestError | None, is_last: bool, decoded: float
-    ) -> None:
-        if is_last and stream.reason is FinishReason.REPETITION:
-            samples = fade_out(samples)
-        error = error or self._send(stream, samples)
-        if is_last:
-            self._end(stream, error)
-        elif error:
+    def _deliver(self, stream: Stream, samples: np.ndarray, error: RequestError | None, decoded: float) -> None:
+        if error := error or self._send(stream, samples):
+            stream.error = error
             self._fail(stream, error)
         self._recorder.observe(metrics.SEND, time.perf_counter() - decoded)
 
-    def _end(self, stream: Stream, error: RequestError | None) -> None:
+    def _end(self, stream: Stream) -> None:
         """End a stream after its last chunk. One that was silent throughout is sent now."""
+        error = stream.error
         if error is None and stream.is_withheld:
             error = self._send(stream, stream.begin())
         if error is None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 
 from qwen3_tts_engine import metrics
-from qwen3_tts_engine.codec.sound import listen
-from qwen3_tts_engine.core.batches import Batch, Chunks
+from qwen3_tts_engine.codec.sound import to_send, trailing_silence
+from qwen3_tts_engine.core.batches import Audio, Batch, Chunks
 from qwen3_tts_engine.core.streams import Stream
 from qwen3_tts_engine.delivery import Delivery, Sending
 from qwen3_tts_engine.interfaces import CodecClient, Decoded, Runner, Tick, decode
@@ -93,7 +93,7 @@ class Engine:
             self.fail(stream, error)
             return
         if ended:
-            self.delivery.end(stream)
+            self.delivery.end([stream])
 
     def cancel(self, key: str) -> None:
         """Cancel a stream; its slot and pages are free at the next tick. Safe for one that ended."""
@@ -153,18 +153,19 @@ class Engine:
             self._deliver(decode(self._codec, chunks))
 
     def _deliver(self, decoded: Decoded) -> None:
-        """Account for a codec call and queue its audio for delivery."""
+        """Send the audio of a codec call, then account for it. Until then its streams cannot end."""
         chunks, seconds = decoded.chunks, decoded.ended - decoded.called
+        sent = to_send(chunks, decoded.pcm)
+        self.delivery.put(decoded, sent)
+        self.delivery.flush()
         self.recorder.add_codec_call(decoded.called - float(chunks.ready_at.min()), seconds, len(chunks))
-        audio = listen(chunks, decoded.pcm)
+        audio = Audio(sent, trailing_silence(chunks, decoded.pcm))
         with self._lock:
             self.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, seconds)
             drained = self._chunker.done(chunks, audio, decoded.ended)
             ended = self.scheduler.settle(drained) | self.scheduler.cut_silent(chunks)
             self._talker_work.notify()
-            # Under the lock, so that a stream's end cannot overtake its audio.
-            self.delivery.put(decoded, audio, ended)
-        self.delivery.flush()
+        self.delivery.end(ended)
 
     def _next_work(self, idle: bool, last: Batch | Chunks | None) -> Batch | Chunks | None:
         """The talker thread's next work after `last`, None once the engine is closed; `idle`: no tick is in flight."""
@@ -226,8 +227,7 @@ class Engine:
             drained = self.scheduler.collect(batch, frames, now)
             first = self._chunker.next_chunks(now) if self.scheduler.admission.awaits_first_audio else None
             self._codec_work.notify()
-        for stream in drained:
-            self.delivery.end(stream)
+        self.delivery.end(drained)
         if first:
             self._decode_between_ticks(first)
 

@@ -96,7 +96,7 @@ class Utterances:
         codes = self._golden.codes[utterance[:, None], position[:, None] + np.arange(frames)]
         counts, times = np.full(len(slots), frames), np.zeros(len(slots))
         history, streams = position.astype(np.int32), [_STREAM] * len(slots)
-        return Chunks(streams, slots, codes, history, counts, times, position == 0)
+        return Chunks(streams, slots, codes, history, counts, times, position == 0, np.zeros(len(slots), bool))
 
     def expected(self, slots: np.ndarray, frames: int) -> np.ndarray:
         """Golden samples, int16 [rows, samples]."""

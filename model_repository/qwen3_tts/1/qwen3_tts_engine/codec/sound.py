@@ -3,8 +3,8 @@
 import numpy as np
 
 from qwen3_tts_engine.audio import SAMPLE_RATE, SAMPLES_PER_FRAME
-from qwen3_tts_engine.core.batches import Audio, Chunks
-from qwen3_tts_engine.core.streams import NO_SAMPLES, Stream
+from qwen3_tts_engine.core.batches import Chunks
+from qwen3_tts_engine.core.streams import NO_SAMPLES, FinishReason, Stream
 
 # The client's audible TTFA uses the same windows: 20 ms, every 10 ms, two in a row of at least -45 dBFS RMS.
 BLOCK = SAMPLE_RATE // 100
@@ -16,14 +16,26 @@ CUT = SAMPLE_RATE // 200
 FADE = np.linspace(1, 0, CUT, dtype=np.float32)
 
 
-def listen(chunks: Chunks, pcm: np.ndarray) -> Audio:
-    """Takes the codec's int16 [chunks, samples], or no samples at all after a failed call."""
-    rows = [row[: count * SAMPLES_PER_FRAME] for row, count in zip(pcm, chunks.counts, strict=True)]
+def to_send(chunks: Chunks, pcm: np.ndarray) -> list[np.ndarray]:
+    """What to send of each chunk's samples, int16 [chunks, samples]; nothing while a stream's beginning is withheld.
+
+    A failed call has no samples, here and in `trailing_silence`.
+    """
+    triples = zip(chunks.streams, chunks.last, _rows(chunks, pcm), strict=True)
+    return [_to_send(stream, is_last, row) if len(row) else row for stream, is_last, row in triples]
+
+
+def trailing_silence(chunks: Chunks, pcm: np.ndarray) -> np.ndarray:
+    """Number of frames without an audible block at the end of each chunk, int [chunks]."""
+    silent = np.zeros(len(pcm), np.int32)
     if not pcm.shape[1]:
-        return Audio(rows, np.zeros(len(rows), np.int32))
-    pairs = zip(chunks.streams, rows, strict=True)
-    sent = [_begin(stream, row) if stream.is_withheld else row for stream, row in pairs]
-    return Audio(sent, _trailing_silence(pcm, rows, chunks.counts))
+        return silent
+    # Most chunks end in speech, so only the last frame of each is always measured.
+    last = pcm.reshape(len(pcm), -1, SAMPLES_PER_FRAME)[np.arange(len(pcm)), chunks.counts - 1]
+    rows = _rows(chunks, pcm)
+    for row in np.flatnonzero(~_is_audible(last)):
+        silent[row] = _count_at_end(~_is_audible(rows[row].reshape(-1, SAMPLES_PER_FRAME)))
+    return silent
 
 
 def fade_out(pcm: np.ndarray) -> np.ndarray:
@@ -32,6 +44,17 @@ def fade_out(pcm: np.ndarray) -> np.ndarray:
     tail = faded[-len(FADE) :]
     tail[:] = tail * FADE[len(FADE) - len(tail) :]
     return faded
+
+
+def _rows(chunks: Chunks, pcm: np.ndarray) -> list[np.ndarray]:
+    """Without the padding of last chunks."""
+    return [row[: count * SAMPLES_PER_FRAME] for row, count in zip(pcm, chunks.counts, strict=True)]
+
+
+def _to_send(stream: Stream, is_last: bool, pcm: np.ndarray) -> np.ndarray:
+    if stream.is_withheld:
+        pcm = _begin(stream, pcm)
+    return fade_out(pcm) if is_last and stream.reason is FinishReason.REPETITION else pcm
 
 
 def _begin(stream: Stream, pcm: np.ndarray) -> np.ndarray:
@@ -57,16 +80,6 @@ def find_onset(pcm: np.ndarray) -> int | None:
     loud = energies[:-1] + energies[1:] >= 2 * BLOCK_ENERGY
     onsets = np.flatnonzero(loud[:-1] & loud[1:])
     return int(onsets[0]) * BLOCK if len(onsets) else None
-
-
-def _trailing_silence(pcm: np.ndarray, rows: list[np.ndarray], counts: np.ndarray) -> np.ndarray:
-    """Number of frames without an audible block at the end of each row, int [chunks]."""
-    # Most chunks end in speech, so only the last frame of each is always measured.
-    last = pcm.reshape(len(pcm), -1, SAMPLES_PER_FRAME)[np.arange(len(pcm)), counts - 1]
-    silent = np.zeros(len(pcm), np.int32)
-    for row in np.flatnonzero(~_is_audible(last)):
-        silent[row] = _count_at_end(~_is_audible(rows[row].reshape(-1, SAMPLES_PER_FRAME)))
-    return silent
 
 
 def _is_audible(frames: np.ndarray) -> np.ndarray:

@@ -97,8 +97,9 @@ class Chunks:
 
     `codes` is int32 [chunks, frames, codebooks], `history` int32 [chunks]: frames of each stream that the codec has
     decoded, its reference included; `counts` int [chunks]: frames that hold speech; `ready_at` float [chunks]: when the
-    last of them was generated; `first` bool [chunks]: whether the stream begins here. A stream's last chunk is padded
-    to the common length; since the codec is causal, padding does not affect earlier samples.
+    last of them was generated; `first` and `last` bool [chunks]: whether the stream begins here, and whether it is
+    known to end. A last chunk is padded to the common length; since the codec is causal, padding does not affect
+    earlier samples.
     """
 
     streams: list[Stream]
@@ -108,6 +109,7 @@ class Chunks:
     counts: np.ndarray
     ready_at: np.ndarray
     first: np.ndarray
+    last: np.ndarray
 
     def __len__(self) -> int:
         return len(self.streams)

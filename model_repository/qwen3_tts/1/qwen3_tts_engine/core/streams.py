@@ -154,6 +154,8 @@ class Stream:
     """Leading silence that was dropped."""
     has_audio: bool = False
     """Whether audio was sent."""
+    error: RequestError | None = None
+    """Why its audio could not be sent."""
     reason: FinishReason = FinishReason.STOP
     frames: int = 0
     """Frames decoded; set when the stream ends."""

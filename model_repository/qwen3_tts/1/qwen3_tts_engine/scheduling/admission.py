@@ -44,7 +44,11 @@ class Admission:
 
     def next(self, now: float) -> Stream | None:
         """The first stream of the queue, or one behind it that fits while the first has too few pages."""
-        if not self.queue or not self._has_capacity():
+        if not self.queue:
+            return None
+        if not self._slots.num_used:
+            return self.queue[0]  # `check` has ensured that alone it fits
+        if not self._has_capacity():
             return None
         count = LOOKAHEAD if self._overtaken < MAX_OVERTAKING else 1
         return next((stream for stream in islice(self.queue, count) if self._paging.has_room(stream, now)), None)

@@ -63,6 +63,8 @@ class Chunker:
         ready, urgent = self._ready(now)
         if not self._is_due(urgent, need):
             return None
+        if len(ready) == 1:
+            return self._take(ready, int(self._lengths(ready)[0]))
         order = np.argsort(table.deadline[ready], kind="stable")
         ready, urgent = ready[order], urgent[order]
         lengths, last = self._lengths(ready), ~table.talking[ready]
@@ -84,9 +86,7 @@ class Chunker:
             length = int(lengths[urgent].min())
         else:
             length = max(set(lengths.tolist()), key=lambda length: (fits(length).sum(), length))
-        slots = ready[fits(length)][: min(MAX_BATCH, MAX_CALL_FRAMES // length)]
-        table.decoding[slots] = True
-        return self._gather(slots, length)
+        return self._take(ready[fits(length)][: min(MAX_BATCH, MAX_CALL_FRAMES // length)], length)
 
     def will_be_due(self, now: float) -> bool:
         """Whether a call is worthwhile once the launched frames are generated."""
@@ -141,16 +141,20 @@ class Chunker:
         pending = np.minimum(table.pending[slots], self._max_chunk_frames)
         return np.where(table.talking[slots], _round_down(pending), _round_up(pending))
 
-    def _gather(self, slots: np.ndarray, length: int) -> Chunks:
+    def _take(self, slots: np.ndarray, length: int) -> Chunks:
+        """Chunks of slots, which are decoding from now on."""
         table = self._table
+        table.decoding[slots] = True
         decoded = table.decoded[slots]
-        counts = np.minimum(table.in_use.pending[slots], length)
+        pending = table.in_use.pending[slots]
+        counts = np.minimum(pending, length)
         # Padding repeats the last frame; any valid code will do.
         offsets = np.minimum(np.arange(length), counts[:, None] - 1)
         codes = table.codes[slots[:, None], decoded[:, None] + offsets].astype(np.int32)
         streams = [stream for slot in slots if (stream := table.streams[slot])]
         history, ready_at = table.reference_frames[slots] + decoded, table.written_at[slots, decoded + counts - 1]
-        return Chunks(streams, slots, codes, history, counts, ready_at, decoded == 0)
+        last = ~table.talking[slots] & (counts == pending)
+        return Chunks(streams, slots, codes, history, counts, ready_at, decoded == 0, last)
 
 
 def _round_down(frames: np.ndarray) -> np.ndarray:
