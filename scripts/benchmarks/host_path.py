@@ -156,9 +156,11 @@ def running(times: dict[str, float]) -> Iterator[tuple[Engine, Writer]]:
 
     engine = build_engine(times, line, sending)
     engine.start()
-    yield engine, writer
-    engine.close()
-    writer.close()
+    try:
+        yield engine, writer
+    finally:
+        engine.close()
+        writer.close()
 
 
 def build_engine(times: dict[str, float], line: Line, sending: Sending) -> Engine:
