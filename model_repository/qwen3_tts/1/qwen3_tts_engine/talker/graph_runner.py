@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -91,7 +91,7 @@ class GraphTalkerRunner(TalkerRunner):
             tick.codes[start:end].copy_(drawn[: end - start], non_blocking=True)
             start = end
         tick.done.record()
-        return replace(tick, codes=tick.codes[:start])
+        return LaunchedTick(tick.codes[:start], tick.done)
 
     def collect(self, tick: LaunchedTick) -> Frames:  # type: ignore[override]
         tick.done.synchronize()
@@ -121,7 +121,9 @@ class GraphTalkerRunner(TalkerRunner):
 
     def _prefill_pending(self, most: int = 0) -> np.ndarray:
         """Prefill pending prompt rows until at most `most` are left; returns those, which are not pending any more."""
-        rows: np.ndarray = np.concatenate([self._padding_rows(0), *self._pending])
+        if not self._pending:
+            return self._padding_rows(0)
+        rows: np.ndarray = np.concatenate(self._pending)
         self._pending.clear()
         # Each replay stores keys before it attends, so prompts may be split anywhere.
         for part in filled_parts(rows, self._prefills, MAX_PADDED_PREFILL):
@@ -153,26 +155,21 @@ class GraphTalkerRunner(TalkerRunner):
     def _padding_rows(self, rows: int) -> np.ndarray:
         """Rows of prefill input: slot, position, slot that receives the output, slot whose x-vector is added (none in
         the padding slot), text id, code ids."""
-        padding = np.full((rows, 5 + self._state.num_codebooks), -1)
-        padding[:, [0, 2, 3]] = self._state.padding_slot
-        padding[:, 1] = 0
-        return padding
+        slot = self._state.padding_slot
+        row = [slot, 0, slot, slot, *[-1] * (1 + self._state.num_codebooks)]
+        return np.repeat([row], rows, axis=0)
 
     def _prompt_rows(self, newcomers: list[Newcomer]) -> np.ndarray:
-        # Few operations for all: NumPy, too, gives up the interpreter's lock in those on more than 500 elements.
         text_ids, code_ids = zip(*(newcomer.rows(self._pad_text_id) for newcomer in newcomers), strict=True)
-        slots = np.array([newcomer.slot for newcomer in newcomers])
-        counts = np.array([len(ids) for ids in text_ids])
-        ends = counts.cumsum()
-        starts = ends - counts
-        rows = self._padding_rows(ends[-1])
-        rows[:, 0] = np.repeat(slots, counts)
-        cached = np.array([newcomer.num_cached for newcomer in newcomers])
-        rows[:, 1] = np.arange(len(rows)) - np.repeat(starts - cached, counts)
-        rows[ends - 1, 2] = slots
-        for newcomer, start in zip(newcomers, starts, strict=True):
+        rows, start = self._padding_rows(sum(map(len, text_ids))), 0
+        for newcomer, ids in zip(newcomers, text_ids, strict=True):
+            own, first = rows[start : start + len(ids)], newcomer.num_cached
+            own[:, 0] = own[-1, 2] = newcomer.slot
+            own[:, 1] = np.arange(first, first + len(ids))
             if newcomer.vector_row is not None:
-                rows[start + newcomer.vector_row, 3] = newcomer.slot
+                own[newcomer.vector_row, 3] = newcomer.slot
+            start += len(ids)
+        # At once for all: NumPy gives up the interpreter's lock in operations on more than 500 elements.
         rows[:, 4] = np.concatenate(text_ids)
         rows[:, 5:] = np.concatenate(code_ids)
         return rows

@@ -53,7 +53,10 @@ class SlotState:
         self.page_table, self.trailing = columns[5:]
         # Of the last three fields.
         self._starts = np.cumsum(widths)[3:6].tolist()
-        self._padding_page = limits.num_pages
+        _, page_table, trailing = self._starts
+        self._padding_row = np.zeros((1, 1 + sum(widths)), np.int64)
+        self._padding_row[:, 0] = self.padding_slot
+        self._padding_row[:, 1 + page_table : 1 + trailing] = limits.num_pages
         self.load(self._to_device(self.padding_rows(1)))
         self._text_table = talker.text_table
         self._no_text = len(talker.text_table) - 1
@@ -73,11 +76,7 @@ class SlotState:
 
     def padding_rows(self, count: int) -> np.ndarray:
         """Rows of the padding slot."""
-        rows = np.zeros((count, 1 + sum(self._widths)), np.int64)
-        rows[:, 0] = self.padding_slot
-        _, page_table, trailing = self._starts
-        rows[:, 1 + page_table : 1 + trailing] = self._padding_page
-        return rows
+        return self._padding_row.repeat(count, axis=0)
 
     def load(self, rows: Tensor) -> None:
         """Set all fields of slots, from `rows` on the device."""
