@@ -17,6 +17,8 @@ from qwen3_tts_engine.request import InvalidRequest, Sampling, SpeechOptions, Sy
 from qwen3_tts_engine.voice import Voice
 
 AUTO = "auto"
+# Part of the names of languages that only a speaker selects.
+DIALECT = "dialect"
 
 
 class PromptBuilder:
@@ -148,19 +150,17 @@ class PromptBuilder:
         speakers = self._talker.spk_id
         if self._model.tts_model_type != "custom_voice":
             return None
+        if request.speaker is not None and (name := request.speaker.lower()) in speakers:
+            return name
         allowed = f"one of {', '.join(sorted(speakers))}"
-        if request.speaker is None:
-            raise InvalidRequest("speaker", None, f"required: {allowed}")
-        if request.speaker.lower() not in speakers:
-            raise InvalidRequest("speaker", request.speaker, allowed)
-        return request.speaker.lower()
+        raise InvalidRequest("speaker", request.speaker, f"required: {allowed}" if request.speaker is None else allowed)
 
     def _language(self, language: str, speaker: str | None) -> int:
         ids = self._talker.codec_language_id
         name = language.lower()
-        spoken = [n for n in ids if "dialect" not in n]
-        if name != AUTO and name not in spoken:
-            raise InvalidRequest("language", language, f"one of {', '.join([AUTO, *sorted(spoken)])}")
+        if name != AUTO and (name not in ids or DIALECT in name):
+            spoken = sorted(n for n in ids if DIALECT not in n)
+            raise InvalidRequest("language", language, f"one of {', '.join([AUTO, *spoken])}")
         dialect = self._talker.spk_is_dialect.get(speaker, False) if speaker else False
         # As in the reference, a dialect speaker uses the dialect also for language=chinese (docs/model.md, Modes).
         if dialect and name in (AUTO, "chinese"):

@@ -84,9 +84,8 @@ class Scheduler:
         return Batch(newcomers, feeds, grown, slots, table.generation[slots], rows)
 
     def has_work(self, now: float) -> bool:
-        if self.table.in_use.runnable.any() or self._pending_text:
-            return True
-        return bool(self.paging.ready()) or self.admission.next(now) is not None
+        can_run = self.table.in_use.runnable.any() or self._pending_text
+        return bool(can_run or self.paging.ready() or self.admission.next(now))
 
     def collect(self, batch: Batch, frames: Frames, now: float) -> list[Stream]:
         """Store a tick's frames; returns the streams that ended and have nothing left to decode."""
@@ -139,7 +138,7 @@ class Scheduler:
         self.table.check_integrity()
         in_slots = [stream for stream in self.table.streams if stream is not None]
         assert len(in_slots) == self.slots.num_used, "a slot is in use without a stream"
-        in_queue = list(self.admission.queue)
+        in_queue = self.admission.queue
         assert all(stream.status is Status.WAITING for stream in in_queue), "a queued stream is not WAITING"
         holding = [stream for stream in self.live.values() if stream.status is Status.HOLDING]
         living = [stream for stream in (*in_queue, *holding, *in_slots) if stream.status is not Status.ENDED]
@@ -179,16 +178,15 @@ class Scheduler:
         return feeds
 
     def _admit(self, now: float) -> tuple[list[Newcomer], int]:
-        """Start parked streams, then queued ones: one, or as many as can be prefilled in time.
-
-        Returns them, and their rows to prefill.
-        """
+        """Start parked streams, then queued ones: one, or all that can be prefilled in time; also the rows of that."""
         newcomers: list[Newcomer] = []
-        rows, first, seconds = 0, 0, self.newcomers.prefill_seconds(now)
+        rows, first, limit = 0, 0, 0.0
         while (stream := self._next_start(now)) is not None:
             more = rows + self.paging.num_rows(stream)
-            if newcomers and self.capacity.added_prefill_seconds(first, more) > seconds:
-                break
+            if newcomers:
+                limit = limit or self.newcomers.prefill_seconds(now)
+                if self.capacity.added_prefill_seconds(first, more) > limit:
+                    break
             rows, first = more, first or more
             newcomers.append(self._start(stream, now))
         return newcomers, rows
