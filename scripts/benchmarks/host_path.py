@@ -98,10 +98,11 @@ class TimedLine(Line):
         return pcm
 
 
-class TimedCaller(PipeCaller):
-    def __init__(self, key: str, writer: Writer, times: dict[str, float]) -> None:
+class WaitedCaller(PipeCaller):
+    """One whose end can be waited for."""
+
+    def __init__(self, key: str, writer: Writer) -> None:
         super().__init__(key, time.perf_counter(), writer, {})
-        self._times = times
         self.ended = threading.Event()
 
     def finish(self, *result: Any) -> None:
@@ -127,7 +128,7 @@ def measure(engine: Engine, writer: Writer, key: str, times: dict[str, float]) -
     time.sleep(PAUSE_SECONDS)
     np.zeros(CACHE_BYTES, np.uint8).fill(1)
     times.clear()
-    caller = TimedCaller(key, writer, times)
+    caller = WaitedCaller(key, writer)
     prompt = Prompt(np.zeros(PROMPT_ROWS, np.int32), np.zeros((PROMPT_ROWS, NUM_CODEBOOKS), np.int32), [], PROMPT_ROWS)
     queued = time.perf_counter()
     engine.submit(Stream(key, prompt, GREEDY, FRAMES, caller))

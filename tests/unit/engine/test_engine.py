@@ -123,9 +123,7 @@ def test_audio_is_sent_before_its_call_is_accounted_for(harness: Harness) -> Non
     done = chunker.done
 
     def done_after_audio(*call: Any) -> list[Stream]:
-        deadline = time.monotonic() + WAIT
-        while not listener.pcm and time.monotonic() < deadline:
-            time.sleep(0.002)
+        eventually(lambda: len(listener.pcm) > 0)
         sent.append(len(listener.pcm))
         return done(*call)
 

@@ -21,7 +21,9 @@ def to_send(chunks: Chunks, pcm: np.ndarray) -> list[np.ndarray]:
 
     A failed call has no samples, here and in `trailing_silence`.
     """
-    triples = zip(chunks.streams, chunks.last, _rows(chunks, pcm), strict=True)
+    # Without the padding of last chunks.
+    rows = (row[: count * SAMPLES_PER_FRAME] for row, count in zip(pcm, chunks.counts, strict=True))
+    triples = zip(chunks.streams, chunks.last, rows, strict=True)
     return [_to_send(stream, is_last, row) if len(row) else row for stream, is_last, row in triples]
 
 
@@ -31,10 +33,9 @@ def trailing_silence(chunks: Chunks, pcm: np.ndarray) -> np.ndarray:
     if not pcm.shape[1]:
         return silent
     # Most chunks end in speech, so only the last frame of each is always measured.
-    last = pcm.reshape(len(pcm), -1, SAMPLES_PER_FRAME)[np.arange(len(pcm)), chunks.counts - 1]
-    rows = _rows(chunks, pcm)
-    for row in np.flatnonzero(~_is_audible(last)):
-        silent[row] = _count_at_end(~_is_audible(rows[row].reshape(-1, SAMPLES_PER_FRAME)))
+    frames = pcm.reshape(len(pcm), -1, SAMPLES_PER_FRAME)
+    for row in np.flatnonzero(~_is_audible(frames[np.arange(len(pcm)), chunks.counts - 1])):
+        silent[row] = _count_at_end(~_is_audible(frames[row, : chunks.counts[row]]))
     return silent
 
 
@@ -44,11 +45,6 @@ def fade_out(pcm: np.ndarray) -> np.ndarray:
     tail = faded[-len(FADE) :]
     tail[:] = tail * FADE[len(FADE) - len(tail) :]
     return faded
-
-
-def _rows(chunks: Chunks, pcm: np.ndarray) -> list[np.ndarray]:
-    """Without the padding of last chunks."""
-    return [row[: count * SAMPLES_PER_FRAME] for row, count in zip(pcm, chunks.counts, strict=True)]
 
 
 def _to_send(stream: Stream, is_last: bool, pcm: np.ndarray) -> np.ndarray:

@@ -87,11 +87,11 @@ class TextTokenizer:
 
     def encode(self, text: str) -> list[int]:
         if len(text) < LONG_TEXT:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
         else:
             # Only for a batch does the library give up the interpreter's lock.
             [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-            ids = encoding.ids
+        ids: list[int] = encoding.ids
         return ids
 
 
