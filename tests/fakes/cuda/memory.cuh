@@ -29,7 +29,11 @@ inline void copy_tile(unsigned target, const TensorMap& map, int column, int row
     copy_rows(target, map, column, barrier, [=](int r) { return row + r; });
 }
 
-inline void copy_gated_tile(unsigned target, const TensorMap& map, int column, int eight, unsigned barrier) {
+inline void copy_weights(unsigned target, const TensorMap& map, int column, int row, unsigned barrier) {
+    copy_tile(target, map, column, row, barrier);
+}
+
+inline void copy_gated_weights(unsigned target, const TensorMap& map, int column, int eight, unsigned barrier) {
     const long outputs = map.height / 2;
     copy_rows(target, map, column, barrier, [=](int r) { return r / 8 % 2 * outputs + (eight + r / 16) * 8 + r % 8; });
 }

@@ -48,7 +48,7 @@ __device__ __forceinline__ float load_value(const half* from) {
 // What nobody reads again soon.
 __device__ __forceinline__ uint4 load_once(const half* from) {
     uint4 v;
-    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
     return v;
 }

@@ -37,11 +37,18 @@ __device__ __forceinline__ uint4 pack(const float* in) {
     return make_uint4(pack(in[0], in[1]), pack(in[2], in[3]), pack(in[4], in[5]), pack(in[6], in[7]));
 }
 
-// 8 weights, which nobody reads again soon. Not as constants (ld.global.nc), whose loads the compiler moves behind the wait.
+// The cache policy of weights, which nobody reads again soon: they leave the second-level cache first.
+__device__ __forceinline__ unsigned long long read_once() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// 8 weights. Not as constants (ld.global.nc), whose loads the compiler moves behind the wait.
 __device__ __forceinline__ uint4 load_weights(const bf16* address) {
     uint4 weights;
-    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(weights.x), "=r"(weights.y), "=r"(weights.z), "=r"(weights.w) : "l"(address) : "memory");
+    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(weights.x), "=r"(weights.y), "=r"(weights.z), "=r"(weights.w) : "l"(address), "l"(read_once()) : "memory");
     return weights;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "barriers.cuh"
+#include "bfloat16.cuh"
 
 // A matrix in global memory, its tile and its swizzle: what cuTensorMapEncodeTiled makes (tensor_map.py).
 struct alignas(128) TensorMap {
@@ -17,10 +18,16 @@ __device__ __forceinline__ void copy_tile(unsigned target, const TensorMap& map,
                  :: "r"(target), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
 }
 
-// The same of a gated layer's weights, whose map has rows of eights, the two parts and the eights as dimensions.
-__device__ __forceinline__ void copy_gated_tile(unsigned target, const TensorMap& map, int column, int eight, unsigned barrier) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %4}], [%5];"
-                 :: "r"(target), "l"(&map), "r"(column), "r"(0), "r"(eight), "r"(barrier) : "memory");
+// The same of weights.
+__device__ __forceinline__ void copy_weights(unsigned target, const TensorMap& map, int column, int row, unsigned barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;"
+                 :: "r"(target), "l"(&map), "r"(column), "r"(row), "r"(barrier), "l"(read_once()) : "memory");
+}
+
+// Of a gated layer, whose map has rows of eights, the two parts and the eights as dimensions.
+__device__ __forceinline__ void copy_gated_weights(unsigned target, const TensorMap& map, int column, int eight, unsigned barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %3, %4}], [%5], %6;"
+                 :: "r"(target), "l"(&map), "r"(column), "r"(0), "r"(eight), "r"(barrier), "l"(read_once()) : "memory");
 }
 
 // Stores tiles of 8 by 8 values of a warp, two in each lane's register, with rows and columns exchanged: lane i gives the place

@@ -15,7 +15,7 @@ BFLOAT16 = driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
 LAYOUT = (
     driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
     driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-    driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+    driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
     driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
 )
 # Gates and ups that lie beside each other in a tile.

@@ -83,24 +83,24 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
     if (!LATE) let_next_start();
 
     if (warp == 4 * GROUPS) {
-        auto copy_weights = [&](int step, int stage) {
+        auto copy_w = [&](int step, int stage) {
             const int column = (rank * STEPS + step) * STEP;
             arrive_expecting(full + 8 * stage, STAGE);
-            if (GATED) copy_gated_tile(ring + stage * STAGE, w_map, column, first_output / 8, full + 8 * stage);
-            else copy_tile(ring + stage * STAGE, w_map, column, first_output, full + 8 * stage);
+            if (GATED) copy_gated_weights(ring + stage * STAGE, w_map, column, first_output / 8, full + 8 * stage);
+            else copy_weights(ring + stage * STAGE, w_map, column, first_output, full + 8 * stage);
         };
         auto copy_x = [&](int step, int stage) {
             copy_tile(ring + stage * STAGE + W_BYTES, x_map, (rank * STEPS + step) * STEP, first_row, full + 8 * stage);
         };
         // A lane for each of the first stages; one refills them.
-        if (lane < STAGES) copy_weights(lane, lane);
+        if (lane < STAGES) copy_w(lane, lane);
         wait_for_previous();
         if (lane < STAGES) copy_x(lane, lane);
         if (lane == 0)
             for (int step = STAGES; step < STEPS; step++) {
                 const int stage = step % STAGES;
                 await(empty + 8 * stage, (step / STAGES - 1) % 2);
-                copy_weights(step, stage), copy_x(step, stage);
+                copy_w(step, stage), copy_x(step, stage);
             }
         __syncwarp();
         if (LATE) let_next_start();
