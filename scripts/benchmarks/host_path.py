@@ -33,7 +33,7 @@ from qwen3_tts_engine.delivery import Sending
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.interfaces import ModelCall, RunnerLimits, SchedulerLimits
 from qwen3_tts_engine.process.child import PipeCaller
-from qwen3_tts_engine.process.pipe import Writer, messages
+from qwen3_tts_engine.process.pipe import Messages, Writer
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.newcomers import MAX_PREFILL_SECONDS
@@ -189,12 +189,14 @@ def serve_codec(place: dict[str, Any]) -> None:
             pass
         pcm[:] = LOUD
 
-    codec_line.Line(place, STATES_MEMORY, (NUM_CODEBOOKS, SAMPLES_PER_FRAME), run, nullcontext())
+    codec_line.Line(
+        place, STATES_MEMORY, (NUM_CODEBOOKS, SAMPLES_PER_FRAME), run, lambda codes, places: None, nullcontext()
+    )
     threading.Event().wait()
 
 
 def read_responses(process: int, pipe: int) -> None:
-    for _ in messages(os.open(f"/proc/{process}/fd/{pipe}", os.O_RDONLY)):
+    for _ in Messages(os.open(f"/proc/{process}/fd/{pipe}", os.O_RDONLY)):
         pass
 
 

@@ -68,6 +68,8 @@ class _Recorder:
     def __init__(self) -> None:
         self._codes: dict[str, list[np.ndarray]] = {}
 
+    def announce(self) -> None: ...
+
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         for stream, codes, count in zip(chunks.streams, chunks.codes, chunks.counts, strict=True):
             self._codes.setdefault(stream.key, []).append(codes[:count].copy())

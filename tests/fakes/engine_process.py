@@ -27,7 +27,8 @@ class Service:
         self._call_model, self._on_open, self._on_death = call_model, on_open, hooks["on_death"]
         self._waiting: dict[str, Any] = {}
         recorder = metrics.Recorder()
-        self.engine = SimpleNamespace(cancel=self._cancel, recorder=recorder, set_reading=lambda is_reading: None)
+        scheduler = SimpleNamespace(newcomers=SimpleNamespace())
+        self.engine = SimpleNamespace(cancel=self._cancel, recorder=recorder, scheduler=scheduler)
 
     def begin(self) -> None:
         self._on_open()

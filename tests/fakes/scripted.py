@@ -102,6 +102,8 @@ class ScriptedCodec:
         self.gate = threading.Event()
         self.gate.set()
 
+    def announce(self) -> None: ...
+
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         self.gate.wait()
         if self.fail:

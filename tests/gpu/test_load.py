@@ -35,6 +35,8 @@ PAGES = 256
 class CodesAsAudio:
     """A codec that returns the codes as the first samples of each frame."""
 
+    def announce(self) -> None: ...
+
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         pcm = np.zeros((*chunks.codes.shape[:2], SAMPLES_PER_FRAME), np.int16)
         pcm[:, :, : chunks.codes.shape[2]] = chunks.codes

@@ -30,6 +30,8 @@ class CodeRecorder:
     def __init__(self) -> None:
         self.codes: dict[str, list[np.ndarray]] = {}
 
+    def announce(self) -> None: ...
+
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         for stream, codes, count in zip(chunks.streams, chunks.codes, chunks.counts, strict=True):
             self.codes.setdefault(stream.key, []).append(codes[:count])

@@ -106,8 +106,12 @@ class TritonPythonModel:
                     self._stream.synchronize()
                 pcm[:] = samples.numpy()
 
+        def prepare(codes: np.ndarray, places: np.ndarray) -> None:
+            with self._lock:
+                self._runner.prepare(*self._reader.check_shared(SharedRequest(codes, states, places)))
+
         on_stream = torch.cuda.stream(self._stream)
-        return Line(place, self._contract.states_memory, self._sizes, run, on_stream)
+        return Line(place, self._contract.states_memory, self._sizes, run, prepare, on_stream)
 
     def _tensors(self, request: Any) -> dict[str, torch.Tensor]:
         names = (self._contract.codes, self._contract.state, self._contract.history, self._contract.places)

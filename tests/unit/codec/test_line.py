@@ -25,10 +25,13 @@ def echo(codes: np.ndarray, places: np.ndarray, pcm: np.ndarray) -> None:
     pcm[:, -1] = codes[:, -1, -1]
 
 
-def opened(run: Run) -> Line:
+def ignore(codes: np.ndarray, places: np.ndarray) -> None: ...
+
+
+def opened(run: Run, prepare: codec_line.Prepare = ignore) -> Line:
     line = Line()
     assert not line.is_open()
-    codec_line.Line(line.place, STATES_MEMORY, SIZES, run, nullcontext())
+    codec_line.Line(line.place, STATES_MEMORY, SIZES, run, prepare, nullcontext())
     eventually(line.is_open)
     return line
 
@@ -108,14 +111,30 @@ def test_a_place_that_is_no_pipe_is_refused(name: str) -> None:
     line = Line()
     line.place["files"][name] = line.place["files"]["memory"]
     with pytest.raises(ValueError, match="is no pipe"):
-        codec_line.Line(line.place, STATES_MEMORY, SIZES, echo, nullcontext())
+        codec_line.Line(line.place, STATES_MEMORY, SIZES, echo, ignore, nullcontext())
 
 
 def test_a_memory_of_another_purpose_is_refused() -> None:
     with pytest.raises(ValueError, match="is not another"):
-        codec_line.Line(Line().place, "another", SIZES, echo, nullcontext())
+        codec_line.Line(Line().place, "another", SIZES, echo, ignore, nullcontext())
 
 
 def test_a_call_beyond_the_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="codes: too large for the line"):
         opened(echo).call(*call(1, MAX_CALL_FRAMES + 1))
+
+
+def test_an_announced_call_is_prepared_by_the_last_one() -> None:
+    prepared = list[int]()
+
+    def prepare(codes: np.ndarray, places: np.ndarray) -> None:
+        prepared.append(int(codes.sum()))
+        raise ValueError("has no effect")
+
+    line = opened(echo, prepare)
+    for seed in range(3):
+        codes, places = call(2, 4, seed)
+        line.call(codes, places)
+        line.announce()
+        assert (line.call(codes, places)[:, :3] == codes[:, 0, :3]).all()
+        assert prepared.pop() == codes.sum()

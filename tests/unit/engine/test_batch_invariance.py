@@ -86,6 +86,8 @@ class OnnxCodec:
         self.states = CodecStates(torch.zeros(SLOTS + 1, size), contract.max_history(decoder_config))  # type: ignore[arg-type]
         self.failing: set[str] = set()
 
+    def announce(self) -> None: ...
+
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         rows = self.states.rows(chunks)
         waveform, state = self.step(

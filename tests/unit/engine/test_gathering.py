@@ -32,25 +32,25 @@ def test_those_of_a_burst_begin_together(
 ) -> None:
     monkeypatch.setattr(newcomers, "MAX_INTERVAL", 2.0)
     harness, counts, _ = launched
-    harness.engine.set_reading(True)
+    scheduler = harness.engine.scheduler
+    scheduler.newcomers.more_follow = lambda: len(scheduler.live) < BURST
     harness.engine.start()
     listeners = [harness.speak(seed) for seed in range(BURST)]
-    harness.engine.set_reading(False)
     assert all(listener.ended.wait(WAIT) for listener in listeners)
     harness.engine.close()
     assert counts[0] == BURST
 
 
-def test_the_end_of_reading_ends_a_lone_streams_wait(
+def test_a_lone_stream_waits_no_longer_than_an_interval(
     launched: tuple[Harness, list[int], threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(newcomers, "MAX_INTERVAL", 10 * WAIT)
+    """For what has arrived may be no request, or one that is refused."""
+    monkeypatch.setattr(newcomers, "MAX_INTERVAL", 0.3)
     harness, counts, began = launched
-    harness.engine.set_reading(True)
+    harness.engine.scheduler.newcomers.more_follow = lambda: True
     harness.engine.start()
     listener = harness.speak()
     assert not began.wait(0.1)
-    harness.engine.set_reading(False)
     assert listener.ended.wait(WAIT)
     assert counts[0] == 1
     harness.engine.close()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from qwen3_tts_engine.process.pipe import PIPE_BYTES, Writer, messages
+from qwen3_tts_engine.process.pipe import PIPE_BYTES, Messages, Writer
 from qwen3_tts_engine.request import Cancelled, InvalidRequest, Outcome, RequestError, ServerStarting
 
 WAIT = 30.0
@@ -29,44 +29,35 @@ def test_messages_arrive_in_order_also_those_larger_than_the_pipe(pipe: tuple[Wr
     assert writer.num_waiting
     closing = threading.Thread(target=writer.close)
     closing.start()
-    assert list(messages(read)) == sent
+    assert list(Messages(read)) == sent
     closing.join(WAIT)
     assert not closing.is_alive()
 
 
-def test_a_reader_is_told_whether_more_messages_have_arrived(pipe: tuple[Writer, int]) -> None:
+def test_a_reader_knows_whether_more_messages_have_arrived(pipe: tuple[Writer, int]) -> None:
     writer, read = pipe
-    happened: list[object] = []
-    paused = threading.Event()
-
-    def note(event: object) -> None:
-        happened.append(event)
-        if event is False:
-            paused.set()
-
     with writer.held():
         writer.send(1)
         writer.send(2)
-
-    def receive() -> None:
-        for message in messages(read, note):
-            note(message)
-
-    reader = threading.Thread(target=receive)
-    reader.start()
-    assert paused.wait(WAIT)
-    paused.clear()
+    messages = Messages(read)
+    assert messages.more_follow()
+    received = iter(messages)
+    assert next(received) == 1
+    assert messages.more_follow()
+    assert next(received) == 2
+    assert not messages.more_follow()
     writer.send(3)
-    assert paused.wait(WAIT)
+    assert messages.more_follow()
+    assert next(received) == 3
     writer.close()
-    reader.join(WAIT)
-    assert happened == [True, 1, 2, False, True, 3, False]
+    assert list(received) == []
+    assert not messages.more_follow()
 
 
 def test_messages_of_several_threads_stay_whole(pipe: tuple[Writer, int]) -> None:
     writer, read = pipe
     received: list[tuple[int, int, bytes]] = []
-    reader = threading.Thread(target=lambda: received.extend(messages(read)))
+    reader = threading.Thread(target=lambda: received.extend(Messages(read)))
     reader.start()
 
     def send(sender: int) -> None:
@@ -101,7 +92,7 @@ def test_nothing_is_sent_after_the_end(pipe: tuple[Writer, int]) -> None:
     writer.send(1)
     writer.close()
     writer.send(2)
-    assert list(messages(read)) == [1]
+    assert list(Messages(read)) == [1]
 
 
 def test_an_incomplete_message_is_not_received() -> None:
@@ -110,7 +101,7 @@ def test_an_incomplete_message_is_not_received() -> None:
     writer.send("whole")
     os.write(write, (100).to_bytes(4, "little") + b"the process died here")
     writer.close()
-    assert list(messages(read)) == ["whole"]
+    assert list(Messages(read)) == ["whole"]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +112,7 @@ def test_errors_keep_their_class_and_text(pipe: tuple[Writer, int], error: Reque
     writer, read = pipe
     writer.send(error)
     writer.close()
-    [received] = messages(read)
+    [received] = Messages(read)
     assert type(received) is type(error)
     assert str(received) == str(error)
     assert isinstance(received.outcome, Outcome)
@@ -135,4 +126,4 @@ def test_held_messages_leave_together_and_in_order(pipe: tuple[Writer, int]) -> 
         assert not select.select([read], [], [], 0)[0]
     writer.send("after")
     writer.close()
-    assert list(messages(read)) == [*range(2000), "after"]
+    assert list(Messages(read)) == [*range(2000), "after"]

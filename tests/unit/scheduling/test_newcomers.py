@@ -44,11 +44,11 @@ def test_a_lone_newcomer_does_not_wait() -> None:
 
 def test_one_waits_while_another_is_read() -> None:
     queue = Queue()
-    queue.policy.is_reading = True
+    queue.policy.more_follow = lambda: True
     queue.arrive()
     assert queue.wait(0.0002) == pytest.approx(MAX_INTERVAL - 0.0002)
     assert queue.wait(MAX_INTERVAL) == 0
-    queue.policy.is_reading = False
+    queue.policy.more_follow = lambda: False
     assert queue.wait() == 0
 
 

@@ -59,7 +59,9 @@ def test_out_of_memory_fails_only_the_prompt_that_causes_it(
     graphs._prefills = {512: SimpleNamespace(replay=prefilled.append)}  # type: ignore[dict-item]
     opening = SimpleNamespace(replay=lambda rows: graphs._state.load(torch.from_numpy(rows)))
     graphs._openings = {64: opening}  # type: ignore[dict-item]
-    graphs._pending = []
+    enter = SimpleNamespace(replay=lambda unopened, rows: (opening.replay(unopened), prefilled.append(rows)))
+    graphs._entries = {512: enter}  # type: ignore[dict-item]
+    graphs._unopened, graphs._pending = graphs._state.padding_rows(0), graphs._padding_rows(0)
 
     def fail_for_slot_1(newcomers: list[Newcomer]) -> None:
         if any(newcomer.slot == 1 for newcomer in newcomers):

@@ -58,7 +58,8 @@ class EagerGraphRunner(GraphTalkerRunner):
         return [(frames, prompts) for frames, prompts, graph in graphs for _ in range(graph.replays)]  # type: ignore[attr-defined]
 
     def prefill_replays(self) -> int:
-        return sum(graph.replays for graph in self._prefills.values())  # type: ignore[attr-defined]
+        graphs = [*self._prefills.values(), *self._entries.values()]
+        return sum(graph.replays for graph in graphs)  # type: ignore[attr-defined]
 
 
 class Pair:

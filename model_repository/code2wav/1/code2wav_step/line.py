@@ -5,7 +5,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,12 @@ from code2wav_step.shared_states import memory_path
 
 log = logging.getLogger(__name__)
 
+SOON = b"\2"
 OPEN, OK, FAILED = b"\1", b"\0", b"\2"
 # Codes int32 [rows, frames * codebooks], places int32 [rows, 3] and the samples to fill, int16 [rows, samples].
 Run = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+# Of the same codes and places: the part of a run that has no effect.
+Prepare = Callable[[np.ndarray, np.ndarray], None]
 
 
 class Line:
@@ -28,6 +31,7 @@ class Line:
         memory: str,
         sizes: tuple[int, int],
         run: Run,
+        prepare: Prepare,
         context: AbstractContextManager[object],
     ) -> None:
         """`place` is the talker's, with a memory of that name; `sizes` are codebooks and samples of a frame. The thread
@@ -39,28 +43,39 @@ class Line:
         self._answers = _open_pipe(process, files["answers"], os.O_WRONLY)
         with memory_path([process, files["memory"]], memory).open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
-        self._run, self._context = run, context
+        self._run, self._prepare, self._context = run, prepare, context
         threading.Thread(target=self._serve, name="line", daemon=True).start()
 
     def _serve(self) -> None:
         try:
             os.write(self._answers, OPEN)
             with self._context:
-                while os.read(self._requests, 1):
-                    os.write(self._answers, self._answer())
+                while kind := os.read(self._requests, 1):
+                    if kind == SOON:
+                        self._rehearse()
+                    else:
+                        os.write(self._answers, self._answer())
         except BrokenPipeError:
             pass  # the talker ended before it read the answer
         finally:
             os.close(self._requests)
             os.close(self._answers)
 
+    def _rehearse(self) -> None:
+        """The last call without effect: after a pause of milliseconds its code is in no cache."""
+        with suppress(Exception):
+            self._prepare(*self._call()[:2])
+
+    def _call(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The arguments of Run."""
+        rows, frames = map(int, self._part("shape", np.int32, 2))
+        codes = self._part("codes", np.int32, rows * frames * self._codebooks).reshape(rows, frames, -1)
+        places = self._part("places", np.int32, rows * 3).reshape(rows, 3)
+        return codes, places, self._part("pcm", np.int16, rows * frames * self._samples).reshape(rows, -1)
+
     def _answer(self) -> bytes:
         try:
-            rows, frames = map(int, self._part("shape", np.int32, 2))
-            codes = self._part("codes", np.int32, rows * frames * self._codebooks).reshape(rows, frames, -1)
-            places = self._part("places", np.int32, rows * 3).reshape(rows, 3)
-            pcm = self._part("pcm", np.int16, rows * frames * self._samples).reshape(rows, -1)
-            self._run(codes, places, pcm)
+            self._run(*self._call())
         except Exception as error:
             log.warning("a call of the direct line failed: %s", error)
             reason = str(error).encode()[: self._sizes["error"] - 1] + b"\0"

@@ -36,6 +36,9 @@ class EagerStepRunner:
         """As GraphStepRunner.advance."""
         return _advance(self, self.step, codes, states, places)
 
+    def prepare(self, codes: np.ndarray, states: Tensor, places: np.ndarray) -> None:
+        """There is nothing to prepare."""
+
 
 class Buffers:
     """Static buffers of all graphs: inputs and samples in page-locked memory, the rest on the device.
@@ -111,10 +114,9 @@ class StepGraph:
         self.pool = self._graph.pool()
         self._buffers = buffers
 
-    def replay(self, codes: np.ndarray, history: np.ndarray, addresses: np.ndarray | None = None) -> None:
-        """As Buffers.fill. The results are valid until the next replay of any graph, before which this one must have
-        ended."""
-        self._buffers.fill(codes, history, addresses)
+    def replay(self) -> None:
+        """Of what is in the buffers. The results are valid until the next replay of any graph, before which this one
+        must have ended."""
         self._graph.replay()
 
     def outputs(self, rows: int) -> tuple[Tensor, Tensor]:
@@ -132,7 +134,7 @@ class GraphStepRunner:
         self._buffers = Buffers(step.config, step.weights.codebooks.dtype, device)
         self._has_addresses = step.ops.address_states(self._buffers.addresses)
         self._graphs: dict[BatchShape, StepGraph] = {}
-        self._replayed = torch.cuda.Event()
+        self._replayed, self._stream = torch.cuda.Event(), torch.cuda.current_stream()
 
     def capture(
         self, shapes: Sequence[BatchShape] | None = None, progress: Progress = lambda done, total: None
@@ -170,14 +172,21 @@ class GraphStepRunner:
 
         Codes and places as in a SharedRequest.
         """
+        if (graph := self.prepare(codes, states, places)) is None:
+            return _advance(self.lend, self.step, codes, states, places)
+        graph.replay()
+        self._replayed.record(self._stream)
+        return self._buffers.pcm_view(*codes.shape[:2])
+
+    def prepare(self, codes: np.ndarray, states: Tensor, places: np.ndarray) -> StepGraph | None:
+        """Fills the buffers for `advance`; returns the graph to replay, if there is one."""
         # Without any operation of PyTorch: after a pause of milliseconds each takes the host up to 0.1 ms.
         graph = self._whole_graph(*codes.shape[:2])
         if graph is None or not self._has_addresses:
-            return _advance(self.lend, self.step, codes, states, places)
+            return None
         self._replayed.synchronize()
-        graph.replay(codes, places[:, 2], row_addresses(states, places[:, :2].T))
-        self._replayed.record()
-        return self._buffers.pcm_view(*codes.shape[:2])
+        self._buffers.fill(codes, places[:, 2], row_addresses(states, places[:, :2].T))
+        return graph
 
     def _whole_graph(self, rows: int, frames: int) -> StepGraph | None:
         """The graph for the whole batch, if any."""
@@ -188,8 +197,9 @@ class GraphStepRunner:
         # The last replay may still read host buffers that are overwritten next.
         self._replayed.synchronize()
         self._buffers.state[: len(state)].copy_(state, non_blocking=True)
-        graph.replay(codes.numpy(), history.numpy()[:, 0])
-        self._replayed.record()
+        self._buffers.fill(codes.numpy(), history.numpy()[:, 0])
+        graph.replay()
+        self._replayed.record(self._stream)
         return graph.outputs(len(codes))
 
     def _in_parts(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:

@@ -74,13 +74,6 @@ class Engine:
             self.scheduler.newcomers.arrive(time.perf_counter())
             self._talker_work.notify()
 
-    def set_reading(self, is_reading: bool) -> None:
-        """Whether more requests have been received than are submitted, for which the talker may wait."""
-        self.scheduler.newcomers.is_reading = is_reading
-        if not is_reading:
-            with self._lock:
-                self._talker_work.notify()
-
     def update(self, stream: Stream, change: Callable[[], None]) -> None:
         """Call `change`, which alters the text of a submitted stream, under the lock; no effect on an ended stream."""
         try:
@@ -133,6 +126,8 @@ class Engine:
             if len(batch):
                 launched.append((batch, self._runner.launch(batch.slots), started))
                 self._pacing.add_launch(time.perf_counter() - started)
+                if len(batch) == len(batch.newcomers):
+                    self._codec.announce()
             lookahead = self._runner.lookahead if len(batch) else 0
             while launched and (len(launched) > lookahead or self._codec_is_next()):
                 self._collect(*launched.popleft())
@@ -221,15 +216,20 @@ class Engine:
         with self.precedence.resting():
             frames = self._runner.collect(tick)
         now = time.perf_counter()
+        with self._lock:
+            drained = self.scheduler.collect(batch, frames, now)
+            first = self._chunker.next_chunks(now) if self.scheduler.admission.awaits_first_audio else None
+            if not first:
+                self._codec_work.notify()
+        if first:
+            self._decode_between_ticks(first)
+        # After the call, which a listener awaits; the codec's loops, too, would ask for the interpreter's lock.
         self.recorder.add_tick(now - started, len(batch), [now - new.stream.admitted for new in batch.newcomers])
         with self._lock:
             self.scheduler.capacity.add_tick(len(batch), self._pacing.end_tick(batch, started, now), batch.prefill_rows)
-            drained = self.scheduler.collect(batch, frames, now)
-            first = self._chunker.next_chunks(now) if self.scheduler.admission.awaits_first_audio else None
-            self._codec_work.notify()
+            if first:
+                self._codec_work.notify()
         self.delivery.end(drained)
-        if first:
-            self._decode_between_ticks(first)
 
     def fail(self, stream: Stream, error: RequestError) -> None:
         """End a stream with an error; no effect on an ended stream."""

@@ -93,6 +93,9 @@ CallModel = Callable[[ModelCall], list[torch.Tensor]]
 class CodecClient(Protocol):
     """Turns chunks into audio. Called by one thread."""
 
+    def announce(self) -> None:
+        """A call follows within milliseconds."""
+
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         """Returns int16 [chunks, samples], and the errors of rows without audio."""
 

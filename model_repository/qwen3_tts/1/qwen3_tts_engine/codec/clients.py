@@ -23,6 +23,10 @@ class ModelCodec:
         self.states = states
         self._call_model = call_model
 
+    def announce(self) -> None:
+        if self.states.line and self.states.line.is_open():
+            self.states.line.announce()
+
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         pcm, failed = self._decode(chunks, self.states.rows(chunks))
         return pcm, failed | invalid_codes(chunks)

@@ -27,7 +27,7 @@ SIZES = {
     "pcm": MAX_CALL_FRAMES * SAMPLES_PER_FRAME * 2,
 }
 OFFSETS = dict(zip(SIZES, np.cumsum([0, *SIZES.values()]).tolist(), strict=False))
-CALL, OK = b"\1", b"\0"
+CALL, SOON, OK = b"\1", b"\2", b"\0"
 
 
 class Line:
@@ -54,6 +54,11 @@ class Line:
             self._is_open = True
             log.info("codec calls: by a direct line to %s", MODEL_NAME)
         return self._is_open
+
+    def announce(self) -> None:
+        """A call follows within milliseconds, for which code2wav prepares."""
+        if not self._lock.locked():
+            os.write(self._requests, SOON)
 
     def call(self, codes: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Samples int16 [rows, samples] of codes int32 [rows, frames, codebooks] and places int32 [rows, 3].

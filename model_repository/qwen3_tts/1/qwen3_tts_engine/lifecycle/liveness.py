@@ -76,6 +76,9 @@ class CountedCodec:
         self._codec, self._max_failures, self._die = codec, max_failures, die
         self._failures = 0
 
+    def announce(self) -> None:
+        self._codec.announce()
+
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         try:
             answer = self._codec.decode(chunks)

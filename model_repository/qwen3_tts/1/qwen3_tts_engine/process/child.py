@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -32,7 +32,7 @@ from qwen3_tts_engine.process.messages import (
     Reported,
     Voices,
 )
-from qwen3_tts_engine.process.pipe import Writer, messages
+from qwen3_tts_engine.process.pipe import Messages, Writer
 from qwen3_tts_engine.request import RequestError
 from qwen3_tts_engine.service import SWITCH_SECONDS, Service, read_config
 
@@ -113,7 +113,7 @@ class Child:
                 stack.enter_context(writer.held())
             yield
 
-    def run(self, received: Iterator[Any]) -> None:
+    def run(self, received: Iterable[Any]) -> None:
         for message in received:
             match message:
                 case Accept(key, arrived, fields, position):
@@ -155,7 +155,9 @@ def main(kind: type[Service]) -> None:
             return
         control.send(Loaded(None))
         child.service.begin()
-        child.run(messages(requests, child.service.engine.set_reading))
+        received = Messages(requests)
+        child.service.engine.scheduler.newcomers.more_follow = received.more_follow
+        child.run(received)
         # Before the service, which may wait for a call that nobody answers.
         threading.Timer(CLOSE_SECONDS, os._exit, [1]).start()
         child.service.close()

@@ -36,7 +36,7 @@ from qwen3_tts_engine.process.messages import (
     Reported,
     Voices,
 )
-from qwen3_tts_engine.process.pipe import Writer, messages
+from qwen3_tts_engine.process.pipe import Messages, Writer
 from qwen3_tts_engine.request import RequestError, Unavailable
 
 log = logging.getLogger("qwen3_tts")
@@ -134,7 +134,7 @@ class EngineProcess:
         return [read for read, _ in outgoing]
 
     def _send(self, pipe: int) -> None:
-        for message in messages(pipe):
+        for message in Messages(pipe):
             try:
                 self._deliver(message)
             except Exception as error:
@@ -151,7 +151,7 @@ class EngineProcess:
                 self._callers.pop(key).finish(error, summary)
 
     def _run_control(self, pipe: int) -> None:
-        for message in messages(pipe):
+        for message in Messages(pipe):
             match message:
                 case Logged(level, text):
                     log.log(level, text)

@@ -7,7 +7,7 @@ import pickle
 import select
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -103,24 +103,31 @@ class Writer:
         self._is_full = bool(self._frames)
 
 
-def messages(descriptor: int, set_reading: Callable[[bool], None] | None = None) -> Iterator[Any]:
-    """What the other process sends, until it has closed its end or is gone. Takes over `descriptor`.
+class Messages:
+    """What the other process sends, until it has closed its end or is gone. Iterated once."""
 
-    `set_reading` is called with True before messages that have arrived, and with False when all are yielded.
-    """
-    received = bytearray()
-    with contextlib.closing(os.fdopen(descriptor, "rb", buffering=0)) as pipe:
-        while chunk := os.read(pipe.fileno(), PIPE_BYTES):
-            if set_reading:
-                set_reading(True)
-            received += chunk
-            start = 0
-            while (body := start + LENGTH_BYTES) <= len(received):
-                end = body + int.from_bytes(received[start:body], "little")
-                if end > len(received):
-                    break
-                yield pickle.loads(memoryview(received)[body:end])
-                start = end
-            del received[:start]
-            if set_reading and not select.select([pipe], [], [], 0)[0]:
-                set_reading(False)
+    def __init__(self, descriptor: int) -> None:
+        """Takes over `descriptor`."""
+        self._pipe = os.fdopen(descriptor, "rb", buffering=0)
+        self._left = 0  # bytes received behind the message that is out
+
+    def __iter__(self) -> Iterator[Any]:
+        received = bytearray()
+        with contextlib.closing(self._pipe):
+            while chunk := os.read(self._pipe.fileno(), PIPE_BYTES):
+                received += chunk
+                start = 0
+                while (body := start + LENGTH_BYTES) <= len(received):
+                    end = body + int.from_bytes(received[start:body], "little")
+                    if end > len(received):
+                        break
+                    self._left = len(received) - end
+                    yield pickle.loads(memoryview(received)[body:end])
+                    start = end
+                del received[:start]
+
+    def more_follow(self) -> bool:
+        """Whether more have arrived behind the last one; for any thread."""
+        with contextlib.suppress(ValueError):  # closed
+            return self._left > 0 or bool(select.select([self._pipe], [], [], 0)[0])
+        return False

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Callable
 
 from qwen3_tts_engine.core.streams import Stream
 from qwen3_tts_engine.scheduling.capacity import URGENT_LEAD, Capacity, urgent_lead
@@ -25,8 +26,8 @@ class NewcomerPolicy:
         self._max_seconds = max_prefill_seconds
         self._next_alone = self._last_arrival = -math.inf
         self._interval = MAX_INTERVAL / 2
-        self.is_reading = False
-        """Whether more requests have been received than are queued."""
+        self.more_follow: Callable[[], bool] = lambda: False
+        """Whether requests have been received that are not queued yet."""
 
     def arrive(self, now: float) -> None:
         """A stream is queued."""
@@ -41,7 +42,7 @@ class NewcomerPolicy:
         costs everybody else an interval.
         """
         # First, since it is all that a lone newcomer needs.
-        if not self.is_reading and len(self._queue) < 2:
+        if len(self._queue) < 2 and not self.more_follow():
             return 0.0
         streams = self._table.in_use.num_active + len(self._queue)
         if streams * self._interval > self._capacity.tick_seconds(streams):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen3_tts_engine.core.batches import Frames, Newcomer
+from qwen3_tts_engine.core.batches import Frames, Newcomer, TextFeed
 from qwen3_tts_engine.talker.ops.interface import Hidden
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.talker.tick_graph import Run, TickGraph, bucket_of, filled_parts, split, up_to
@@ -21,6 +21,8 @@ ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 
 FIRST_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 1536, 2048)
 OPEN_BUCKETS = (1, 4, 16, 64)
+# Prompt rows of a lone newcomer, whose slot the same graph opens: one replay less before the GPU begins.
+ENTRY_BUCKETS = (16, 32, 64, 96, 128)
 # Padding a prefill of more rows costs more than another replay.
 MAX_PADDED_PREFILL = 512
 # Prompt rows that run in a tick, so that both read the talker's weights once. cuBLAS multiplies tiles of 128 rows: 64
@@ -46,12 +48,14 @@ class GraphTalkerRunner(TalkerRunner):
     def capture(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Build all kernels and capture all graphs; none is captured later, under traffic."""
         self._pool: Any = None
-        self._pending: list[np.ndarray] = []
+        # Of prefilled newcomers, for the next launch: the slot of a lone one, and prompts.
+        self._unopened, self._pending = self._state.padding_rows(0), self._padding_rows(0)
         self._frames: dict[int, TickGraph] = {}
         self._firsts: dict[int, TickGraph] = {}
         self._prefills: dict[int, TickGraph] = {}
         self._joints: dict[int, dict[int, TickGraph]] = {}
         self._openings: dict[int, TickGraph] = {}
+        self._entries: dict[int, TickGraph] = {}
         self._ticks = cycle([self._make_tick() for _ in range(self.lookahead + 1)])
         pairs, prompts, opened = self._padding_pairs, self._padding_rows, self._state.padding_rows
         frames, firsts = (up_to(buckets, self.limits.num_slots) for buckets in (ROW_BUCKETS, FIRST_BUCKETS))
@@ -61,6 +65,7 @@ class GraphTalkerRunner(TalkerRunner):
         plan += [(self._firsts, rows, [self._padding_slots(rows)], self._first_frame) for rows in reversed(firsts)]
         plan += [(self._prefills, rows, [prompts(rows)], self._prefill_rows) for rows in reversed(PREFILL_BUCKETS)]
         plan += [(self._openings, rows, [opened(rows)], self._state.load) for rows in reversed(OPEN_BUCKETS)]
+        plan += [(self._entries, rows, [opened(1), prompts(rows)], self._enter) for rows in reversed(ENTRY_BUCKETS)]
         for count in [bucket for bucket in reversed(frames) if bucket >= MIN_JOINT_FRAMES]:
             joint = self._joints[count] = {}
             padding = [(rows, [pairs(count), prompts(rows)]) for rows in reversed(joint_prompts(count))]
@@ -83,6 +88,11 @@ class GraphTalkerRunner(TalkerRunner):
         return []
 
     @torch.inference_mode()
+    def feed(self, feeds: list[TextFeed]) -> None:
+        self._unopened = self._open_slots(self._unopened)
+        super().feed(feeds)
+
+    @torch.inference_mode()
     def launch(self, slots: np.ndarray) -> LaunchedTick:  # type: ignore[override]
         tick, start = next(self._ticks), 0
         for graph, inputs in self._replays(slots):
@@ -90,7 +100,7 @@ class GraphTalkerRunner(TalkerRunner):
             assert drawn is not None
             tick.codes[start:end].copy_(drawn[: end - start], non_blocking=True)
             start = end
-        tick.done.record()
+        tick.done.record(graph.stream)
         return LaunchedTick(tick.codes[:start], tick.done)
 
     def collect(self, tick: LaunchedTick) -> Frames:  # type: ignore[override]
@@ -99,11 +109,18 @@ class GraphTalkerRunner(TalkerRunner):
         return Frames(codes, codes[:, 0] == self._state.eos)
 
     def _open(self, newcomers: list[Newcomer]) -> None:
-        for graph, rows in split(self._openings, self._state.rows(newcomers)):
-            graph.replay(rows)
+        unopened = self._state.rows(newcomers)
+        if len(newcomers) > 1 or len(newcomers[0].frames):
+            unopened = self._open_slots(unopened)
         self._state.load_history(newcomers)
-        self._pending.append(self._prompt_rows(newcomers))
+        self._unopened, self._pending = unopened, self._prompt_rows(newcomers)
         self._fresh[[newcomer.slot for newcomer in newcomers]] = True
+
+    def _open_slots(self, unopened: np.ndarray) -> np.ndarray:
+        """Returns the rows that are left: none."""
+        for graph, rows in split(self._openings, unopened):
+            graph.replay(rows)
+        return unopened[:0]
 
     def _replays(self, slots: np.ndarray) -> list[tuple[TickGraph, tuple[np.ndarray, ...]]]:
         """The graphs of a frame of each slot, with their inputs; pending prompts that do not fit them are prefilled."""
@@ -121,10 +138,12 @@ class GraphTalkerRunner(TalkerRunner):
 
     def _prefill_pending(self, most: int = 0) -> np.ndarray:
         """Prefill pending prompt rows until at most `most` are left; returns those, which are not pending any more."""
-        if not self._pending:
-            return self._padding_rows(0)
-        rows: np.ndarray = np.concatenate(self._pending)
-        self._pending.clear()
+        rows, unopened = self._pending, self._unopened
+        self._pending, self._unopened = rows[:0], unopened[:0]
+        if len(unopened) and most < len(rows) <= max(self._entries):
+            self._entries[bucket_of(self._entries, len(rows))].replay(unopened, rows)
+            return self._pending
+        self._open_slots(unopened)
         # Each replay stores keys before it attends, so prompts may be split anywhere.
         for part in filled_parts(rows, self._prefills, MAX_PADDED_PREFILL):
             if len(rows) <= most:
@@ -191,6 +210,10 @@ class GraphTalkerRunner(TalkerRunner):
         slots, positions, receivers, embedded = self._embed(prompts)
         attention = self._ops.paged_attention(self._cache, slots, positions, prompts=len(slots))
         self._state.input.index_copy_(0, receivers, self._talker.forward(embedded, attention).rows)
+
+    def _enter(self, unopened: Tensor, prompts: Tensor) -> None:
+        self._state.load(unopened)
+        self._prefill_rows(prompts)
 
     def _joint_frame(self, pairs: Tensor, prompts: Tensor) -> Tensor:
         """`_prefill_rows`, then `_mixed_frame`, in one pass through the talker."""

@@ -19,12 +19,12 @@ HOST_BLOCKS = 4
 class HostInputs:
     """A graph's inputs, rows and then padding, in a block of page-locked memory."""
 
-    def __init__(self, block: Tensor, padding: Sequence[np.ndarray]) -> None:
+    def __init__(self, block: Tensor, padding: Sequence[np.ndarray], stream: torch.cuda.Stream) -> None:
         """`block` int64 holds the padding."""
         self._block, self._padding = block, padding
         self._parts = split_like(block.numpy(), padding)
         self._filled = [0] * len(padding)
-        self._copied = torch.cuda.Event()
+        self._copied, self._stream = torch.cuda.Event(), stream
 
     def upload(self, inputs: Sequence[np.ndarray], target: Tensor) -> None:
         """Copies to the device; waits until it has the last ones."""
@@ -37,7 +37,7 @@ class HostInputs:
             part[count:filled] = padding[count:filled]
             self._filled[i] = count
         target.copy_(self._block, non_blocking=True)
-        self._copied.record()
+        self._copied.record(self._stream)
 
 
 class TickGraph:
@@ -53,7 +53,10 @@ class TickGraph:
         `run` must have run once before, to build its kernels.
         """
         unused = np.concatenate([rows.ravel() for rows in padding])
-        self._hosts = cycle([HostInputs(block, padding) for block in to_pinned(np.tile(unused, (HOST_BLOCKS, 1)))])
+        # To ask for the current stream takes as long as a record.
+        self.stream = torch.cuda.current_stream()
+        blocks = to_pinned(np.tile(unused, (HOST_BLOCKS, 1)))
+        self._hosts = cycle([HostInputs(block, padding, self.stream) for block in blocks])
         self._block = torch.from_numpy(unused).to(device)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
