@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +32,8 @@ class Service:
 
     def begin(self) -> None:
         self._on_open()
+
+    def tokenize(self, texts: Sequence[object]) -> None: ...
 
     def close(self) -> None:
         for caller in self._waiting.values():

@@ -1,4 +1,4 @@
-"""Tokenization of long texts, which lets other threads run."""
+"""Tokenization of long texts and of several ones, which lets other threads run."""
 
 import time
 from collections.abc import Callable
@@ -45,14 +45,33 @@ def test_other_threads_run_while_a_long_text_is_tokenized(texts: TextTokenizer) 
     assert any(longest_wait_share(lambda: texts.encode(text)) < 0.5 for _ in range(ATTEMPTS))
 
 
+SAMPLES = [
+    SENTENCE * 40,
+    "naïve café — „Grüße“ 1234, 你好，世界。\n\n\t…e\u0301 👩‍👩‍👧 <|im_start|>x",
+    "a" * 5000,
+    "",
+]
+
+
 def test_long_texts_have_the_same_ids(texts: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = [
-        SENTENCE * 40,
-        "naïve café — „Grüße“ 1234, 你好，世界。\n\n\t…e\u0301 👩‍👩‍👧 <|im_start|>x",
-        "a" * 5000,
-        "",
-    ]
-    expected = [texts.encode(sample) for sample in samples]
+    expected = [texts.encode(sample) for sample in SAMPLES]
     for limit in (0, 10**9):
         monkeypatch.setattr(tokenizer, "LONG_TEXT", limit)
-        assert [texts.encode(sample) for sample in samples] == expected
+        assert [texts.encode(sample) for sample in SAMPLES] == expected
+
+
+def test_other_threads_run_while_short_texts_are_tokenized_ahead(texts: TextTokenizer) -> None:
+    many = [f"{SENTENCE}{i}" for i in range(20_000)]
+    assert any(longest_wait_share(lambda: texts.ahead(many)) < 0.5 for _ in range(ATTEMPTS))
+
+
+def test_texts_tokenized_ahead_have_the_same_ids(texts: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [f" {sample.strip()}\n" for sample in (*SAMPLES[1:3], SENTENCE, SENTENCE)]
+    expected = [texts.encode(sample.strip()) for sample in samples]
+    monkeypatch.setattr(tokenizer, "LONG_TEXT", 10**9)
+    texts.ahead([*samples, None, "", b"bytes"])
+    # Without the library: they are known.
+    monkeypatch.setattr(texts, "_tokenizer", None)
+    assert [texts.encode(sample.strip()) for sample in samples] == expected
+    texts.encode(SENTENCE.strip()).clear()
+    assert texts.encode(SENTENCE.strip()) == expected[-1]

@@ -54,6 +54,19 @@ def test_a_reader_knows_whether_more_messages_have_arrived(pipe: tuple[Writer, i
     assert not messages.more_follow()
 
 
+def test_messages_that_arrived_together_are_shown_before_the_first(pipe: tuple[Writer, int]) -> None:
+    writer, read = pipe
+    happened: list[object] = []
+    received = iter(Messages(read, lambda messages: happened.append(list(messages))))
+    for sent in ([1], [2, 3], [4]):
+        with writer.held():
+            for message in sent:
+                writer.send(message)
+        happened += [next(received) for _ in sent]
+    writer.close()
+    assert [*happened, *received] == [1, [2, 3], 2, 3, 4]
+
+
 def test_messages_of_several_threads_stay_whole(pipe: tuple[Writer, int]) -> None:
     writer, read = pipe
     received: list[tuple[int, int, bytes]] = []

@@ -3,7 +3,7 @@
 import gc
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,10 @@ class Service:
         self.engine.precedence.wait()
         dispatch = partial(self._dispatcher.accept, fields, caller, position)
         self._refuse_on_error(caller, partial(self.gate.enter, partial(self._refuse_on_error, caller, dispatch)))
+
+    def tokenize(self, texts: Sequence[object]) -> None:
+        """Texts of requests that follow, while the talker works."""
+        self._prompts.tokenize(texts)
 
     def close(self) -> None:
         """End every request with UNAVAILABLE and stop."""

@@ -1,6 +1,7 @@
 """Builds the talker's input rows from a request (docs/model.md, Prompt rows)."""
 
 from collections import deque
+from collections.abc import Sequence
 from copy import copy
 
 import numpy as np
@@ -39,6 +40,10 @@ class PromptBuilder:
     @property
     def num_codebooks(self) -> int:
         return self._talker.num_code_groups
+
+    def tokenize(self, texts: Sequence[object]) -> None:
+        """As TextTokenizer.ahead."""
+        self._tokenizer.ahead(texts)
 
     def stream(self, request: SynthesisRequest, sink: Sink, key: str, arrived: float | None = None) -> Stream:
         """The stream of a request; `arrived` is in perf_counter seconds, by default now.

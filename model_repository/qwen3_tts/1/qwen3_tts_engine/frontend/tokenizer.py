@@ -1,6 +1,7 @@
 """Tokenizes text within the chat template (docs/model.md, Text tokens)."""
 
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class TextTokenizer:
     def __init__(self, checkpoint: Checkpoint, max_tokens: int) -> None:
         self._tokenizer = _read_tokenizer(checkpoint)
         self.max_tokens = max_tokens
+        self._ahead: dict[str, list[int]] = {}
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._control_tokens = sorted((token.content for token in added), key=len, reverse=True)
 
@@ -35,6 +37,12 @@ class TextTokenizer:
     def role(self) -> list[int]:
         """Ids of the assistant header."""
         return self.encode("<|im_start|>assistant\n")
+
+    def ahead(self, texts: Sequence[object]) -> None:
+        """Tokenizes what is to be encoded next, without the interpreter's lock; leaves out all but short texts."""
+        clean = [text.strip() for text in texts if isinstance(text, str) and len(text) < LONG_TEXT]
+        encodings = self._tokenizer.encode_batch_fast(clean, add_special_tokens=False)
+        self._ahead = dict(zip(clean, (encoding.ids for encoding in encodings), strict=True))
 
     def spoken(self, text: str) -> list[int]:
         """Ids of a text to speak; raises InvalidRequest for text that is empty, too long or contains control tokens."""
@@ -86,6 +94,8 @@ class TextTokenizer:
                 raise InvalidRequest(field, token, "control tokens are not allowed")
 
     def encode(self, text: str) -> list[int]:
+        if (known := self._ahead.get(text)) is not None:
+            return [*known]
         if len(text) < LONG_TEXT:
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
         else:

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -129,6 +129,10 @@ class Child:
                 case Report():
                     self._control.send(Reported(self.service.engine.recorder.take()))
 
+    def look_ahead(self, messages: Collection[Any]) -> None:
+        """At messages that arrived together."""
+        self.service.tokenize([message.fields.get("text") for message in messages if isinstance(message, Accept)])
+
 
 class PipeLogHandler(logging.Handler):
     def __init__(self, control: Writer) -> None:
@@ -155,7 +159,7 @@ def main(kind: type[Service]) -> None:
             return
         control.send(Loaded(None))
         child.service.begin()
-        received = Messages(requests)
+        received = Messages(requests, child.look_ahead)
         child.service.engine.scheduler.newcomers.more_follow = received.more_follow
         child.run(received)
         # Before the service, which may wait for a call that nobody answers.

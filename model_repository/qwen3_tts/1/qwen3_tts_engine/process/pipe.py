@@ -7,7 +7,7 @@ import pickle
 import select
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any
 
@@ -106,28 +106,35 @@ class Writer:
 class Messages:
     """What the other process sends, until it has closed its end or is gone. Iterated once."""
 
-    def __init__(self, descriptor: int) -> None:
-        """Takes over `descriptor`."""
+    def __init__(self, descriptor: int, look_ahead: Callable[[Collection[Any]], None] = lambda messages: None) -> None:
+        """Takes over `descriptor`. `look_ahead` is called with messages that arrived together, before the first."""
         self._pipe = os.fdopen(descriptor, "rb", buffering=0)
-        self._left = 0  # bytes received behind the message that is out
+        self._look_ahead = look_ahead
+        self._received = bytearray()
+        self._waiting: deque[Any] = deque()
 
     def __iter__(self) -> Iterator[Any]:
-        received = bytearray()
         with contextlib.closing(self._pipe):
             while chunk := os.read(self._pipe.fileno(), PIPE_BYTES):
-                received += chunk
-                start = 0
-                while (body := start + LENGTH_BYTES) <= len(received):
-                    end = body + int.from_bytes(received[start:body], "little")
-                    if end > len(received):
-                        break
-                    self._left = len(received) - end
-                    yield pickle.loads(memoryview(received)[body:end])
-                    start = end
-                del received[:start]
+                self._received += chunk
+                self._unpack()
+                if len(self._waiting) > 1:
+                    self._look_ahead(self._waiting)
+                while self._waiting:
+                    yield self._waiting.popleft()
 
     def more_follow(self) -> bool:
         """Whether more have arrived behind the last one; for any thread."""
         with contextlib.suppress(ValueError):  # closed
-            return self._left > 0 or bool(select.select([self._pipe], [], [], 0)[0])
+            return bool(self._waiting or self._received or select.select([self._pipe], [], [], 0)[0])
         return False
+
+    def _unpack(self) -> None:
+        start = 0
+        while (body := start + LENGTH_BYTES) <= len(self._received):
+            end = body + int.from_bytes(self._received[start:body], "little")
+            if end > len(self._received):
+                break
+            self._waiting.append(pickle.loads(memoryview(self._received)[body:end]))
+            start = end
+        del self._received[:start]
