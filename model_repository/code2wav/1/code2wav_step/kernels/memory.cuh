@@ -4,7 +4,7 @@
 #include "barriers.cuh"
 
 __device__ __forceinline__ void copy_async(unsigned target, const half* source) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(target), "l"(source) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(target), "l"(source) : "memory");
 }
 
 __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
