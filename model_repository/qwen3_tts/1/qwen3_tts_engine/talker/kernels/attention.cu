@@ -20,9 +20,6 @@ constexpr int HALVES = D / 64;
 constexpr int QUERIES = COUNT * GROUP;
 constexpr int KEYS = 16;
 constexpr int WIDTH = (GROUP + 2) * KV_HEADS * D;
-// Cached keys and values then bypass the first-level cache. A chain of kernels of few rows is faster without: the order of
-// such loads is fixed.
-constexpr bool MANY_ROWS = WARPS <= 2;
 constexpr float NOTHING = -1e30f;
 constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -42,16 +39,10 @@ struct Softmax {
     float top, total, sum[8][4];
 };
 
-template <bool OWN = false>
-__device__ __forceinline__ uint4 load(const bf16* source) {
-    return OWN ? load_own(source) : *(const uint4*)source;
-}
-
-template <bool OWN = false>
 __device__ __forceinline__ Vector load_vector(const bf16* source, int quarter) {
     Vector v;
     #pragma unroll
-    for (int c = 0; c < PIECES; c++) v.piece[c] = load<OWN>(source + (4 * c + quarter) * 8);
+    for (int c = 0; c < PIECES; c++) v.piece[c] = *(const uint4*)(source + (4 * c + quarter) * 8);
     return v;
 }
 
@@ -131,7 +122,7 @@ __device__ __forceinline__ void load_keys(Block& block, int first, int end, int 
     #pragma unroll
     for (int tile = 0; tile < 2; tile++) {
         const int at = first + tile * 8 + group;
-        if (at < end) block.key[tile] = load_vector<MANY_ROWS>(source(at), quarter);
+        if (at < end) block.key[tile] = load_vector(source(at), quarter);
         else block.key[tile] = {};
     }
 }
@@ -143,7 +134,7 @@ __device__ __forceinline__ void load_values(Block& block, int first, int end, in
         const int at = first + 2 * quarter + i % 2 + 8 * (i / 2);
         #pragma unroll
         for (int half = 0; half < HALVES; half++)
-            block.value[i][half] = at < end ? load<MANY_ROWS>(source(at) + half * 64 + 8 * group) : make_uint4(0, 0, 0, 0);
+            block.value[i][half] = at < end ? *(const uint4*)(source(at) + half * 64 + 8 * group) : make_uint4(0, 0, 0, 0);
     }
 }
 
