@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from qwen3_tts_engine import metrics
 from qwen3_tts_engine.core.streams import FinishReason, Summary
 from qwen3_tts_engine.frontend.sequences import SequencePosition
 from qwen3_tts_engine.interfaces import ModelCall
+from qwen3_tts_engine.process.child import Child
+from qwen3_tts_engine.process.messages import Accept, Cancel
 from qwen3_tts_engine.process.parent import EngineProcess
 from qwen3_tts_engine.request import InvalidRequest, RequestError, Unavailable
 from tests.fakes.scripted import Listener
@@ -175,3 +178,13 @@ def test_an_error_of_a_sink_cancels_its_request(started: Started) -> None:
     caller.send_error = RuntimeError("the connection is gone")
     started.host.accept({"do": "send and wait"}, caller, None)
     assert isinstance(ended(caller).error, RequestError)
+
+
+def test_texts_that_arrived_together_are_tokenized_ahead_except_pieces() -> None:
+    texts: list[object] = []
+    reader = Child.__new__(Child)
+    reader.service = SimpleNamespace(tokenize=texts.extend)  # type: ignore[assignment]
+    piece = SequencePosition("call", start=True, last=False)
+    whole = [Accept(str(i), 0.0, fields, None) for i, fields in enumerate([{"text": "a"}, {}, {"text": "b"}])]
+    reader.look_ahead([whole[0], Cancel("0"), *whole[1:], Accept("3", 0.0, {"text": "c"}, piece)])
+    assert texts == ["a", None, "b"]

@@ -4,6 +4,7 @@ import gc
 import json
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,8 @@ class Service:
 
     def tokenize(self, texts: Sequence[object]) -> None:
         """Texts of requests that follow, while the talker works."""
-        self._prompts.tokenize(texts)
+        with suppress(Exception):  # the request that it concerns fails by itself
+            self._prompts.tokenize(texts)
 
     def close(self) -> None:
         """End every request with UNAVAILABLE and stop."""

@@ -131,7 +131,8 @@ class Child:
 
     def look_ahead(self, messages: Collection[Any]) -> None:
         """At messages that arrived together."""
-        self.service.tokenize([message.fields.get("text") for message in messages if isinstance(message, Accept)])
+        whole = [message for message in messages if isinstance(message, Accept) and message.position is None]
+        self.service.tokenize([message.fields.get("text") for message in whole])
 
 
 class PipeLogHandler(logging.Handler):
