@@ -199,7 +199,7 @@ def test_the_last_server_ends_the_fleet(fleet: RunningFleet) -> None:
 
 def test_a_gateway_tries_again_where_nothing_was_sent(fleet: RunningFleet) -> None:
     """Envoy is its only URL; the killed server holds one of two requests, and has not answered."""
-    late = json.dumps({"chunks": [[1500, 5]]})
+    late = json.dumps({"chunks": [[5000, 5]]})
     with RunningGateway(f"127.0.0.1:{fleet.port}") as gateway, ThreadPoolExecutor(2) as pool:
         url = f"{gateway.url}/v1/audio/speech"
         assert httpx.post(url, json={"input": json.dumps({"chunks": [[0, 1]]})}).status_code == 200
