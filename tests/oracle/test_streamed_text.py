@@ -64,8 +64,6 @@ class LocalCodec(CodeRecorder):
         self._states = CodecStates(torch.zeros(slots + 1, self._step.state_size), max_history(decoder))
 
     @torch.inference_mode()
-    def announce(self) -> None: ...
-
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         super().decode(chunks)
         rows = self._states.rows(chunks)

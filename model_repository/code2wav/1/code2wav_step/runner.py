@@ -112,7 +112,6 @@ class StepGraph:
         # The first replay uploads the graph to the device, which otherwise delays a first request.
         self._graph.replay()
         self.pool = self._graph.pool()
-        self._buffers = buffers
 
     def replay(self) -> None:
         """Of what is in the buffers. The results are valid until the next replay of any graph, before which this one

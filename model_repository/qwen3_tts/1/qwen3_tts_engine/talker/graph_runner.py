@@ -89,7 +89,7 @@ class GraphTalkerRunner(TalkerRunner):
 
     @torch.inference_mode()
     def feed(self, feeds: list[TextFeed]) -> None:
-        self._unopened = self._open_slots(self._unopened)
+        self._open_slots()
         super().feed(feeds)
 
     @torch.inference_mode()
@@ -109,18 +109,17 @@ class GraphTalkerRunner(TalkerRunner):
         return Frames(codes, codes[:, 0] == self._state.eos)
 
     def _open(self, newcomers: list[Newcomer]) -> None:
-        unopened = self._state.rows(newcomers)
+        self._unopened = self._state.rows(newcomers)
         if len(newcomers) > 1 or len(newcomers[0].frames):
-            unopened = self._open_slots(unopened)
+            self._open_slots()
         self._state.load_history(newcomers)
-        self._unopened, self._pending = unopened, self._prompt_rows(newcomers)
+        self._pending = self._prompt_rows(newcomers)
         self._fresh[[newcomer.slot for newcomer in newcomers]] = True
 
-    def _open_slots(self, unopened: np.ndarray) -> np.ndarray:
-        """Returns the rows that are left: none."""
-        for graph, rows in split(self._openings, unopened):
+    def _open_slots(self) -> None:
+        for graph, rows in split(self._openings, self._unopened):
             graph.replay(rows)
-        return unopened[:0]
+        self._unopened = self._unopened[:0]
 
     def _replays(self, slots: np.ndarray) -> list[tuple[TickGraph, tuple[np.ndarray, ...]]]:
         """The graphs of a frame of each slot, with their inputs; pending prompts that do not fit them are prefilled."""
@@ -138,12 +137,12 @@ class GraphTalkerRunner(TalkerRunner):
 
     def _prefill_pending(self, most: int = 0) -> np.ndarray:
         """Prefill pending prompt rows until at most `most` are left; returns those, which are not pending any more."""
-        rows, unopened = self._pending, self._unopened
-        self._pending, self._unopened = rows[:0], unopened[:0]
-        if len(unopened) and most < len(rows) <= max(self._entries):
-            self._entries[bucket_of(self._entries, len(rows))].replay(unopened, rows)
+        rows, self._pending = self._pending, self._pending[:0]
+        if len(self._unopened) and most < len(rows) <= max(self._entries):
+            self._entries[bucket_of(self._entries, len(rows))].replay(self._unopened, rows)
+            self._unopened = self._unopened[:0]
             return self._pending
-        self._open_slots(unopened)
+        self._open_slots()
         # Each replay stores keys before it attends, so prompts may be split anywhere.
         for part in filled_parts(rows, self._prefills, MAX_PADDED_PREFILL):
             if len(rows) <= most:
