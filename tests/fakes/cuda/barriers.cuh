@@ -10,7 +10,7 @@ inline void prepare(unsigned barrier, int count) { emulator::now->block->phases[
 inline void publish_barriers() {}
 
 inline void arrive(unsigned barrier) {
-    emulator::Phases& phases = emulator::now->block->phases.at(barrier);
+    emulator::Phases& phases = emulator::block_of(barrier).phases.at(barrier & emulator::PLACE);
     phases.arrived++;
     phases.check();
     emulator::progress++;

@@ -84,7 +84,7 @@ struct Product {
 
 struct Block {
     Index index;
-    int rank;
+    int rank, running;                              // threads that have not ended
     std::vector<unsigned char> shared;
     std::map<unsigned, Phases> phases;
     std::map<std::pair<std::string, int>, Meeting> meetings;
@@ -103,6 +103,7 @@ struct Thread {
     int products = 0;                               // that it has issued
     std::vector<int> groups;                        // that number at the end of each group
     int cluster_round = 0;
+    bool has_met_cluster = false;
     std::deque<std::vector<std::shared_ptr<bool>>> copying{{}};     // groups of its copies, and whether each is done
 };
 
@@ -207,7 +208,11 @@ inline void await_products(int pending = 0) {
 }
 
 // An address is a place in the shared memory of this block, or with the rank + 1 above it, of that block.
-inline Block& block_of(unsigned address) { return address >> BLOCK_BITS ? blocks[(address >> BLOCK_BITS) - 1] : *now->block; }
+inline Block& block_of(unsigned address) {
+    Block& block = address >> BLOCK_BITS ? blocks[(address >> BLOCK_BITS) - 1] : *now->block;
+    if (!block.running) error = "the shared memory of a block that has ended";
+    return block;
+}
 inline unsigned char* memory(unsigned address) { return block_of(address).shared.data() + (address & PLACE); }
 
 // Most copies end soon, one of `most` late.
@@ -222,6 +227,7 @@ inline void enter() {
         error = problem.what();
     }
     now->is_done = true;
+    now->block->running--;
     num_exited++;
     progress++;
     swapcontext(&now->context, &scheduler);
@@ -249,6 +255,7 @@ inline bool run_cluster(int first_block, int size, int num_threads_of_block, int
     cluster_meeting = {}, num_exited = 0, num_threads = int(threads.size());
     for (int rank = 0; rank < size; rank++) {
         blocks[rank].index = {(first_block + rank) % grid.x, (first_block + rank) / grid.x}, blocks[rank].rank = rank;
+        blocks[rank].running = num_threads_of_block;
         // What nobody has written is not a number.
         blocks[rank].shared.assign(shared_bytes, 0xff);
         for (int i = 0; i < num_threads_of_block; i++) {

@@ -10,7 +10,6 @@ struct TensorMap {
 };
 
 inline void prefetch(const TensorMap& map) {}
-inline void await_cluster(unsigned barrier, int phase) { await(barrier, phase); }
 
 // `row_of` gives the matrix's row of a tile's row.
 inline void copy_rows(unsigned target, const TensorMap& map, int column, unsigned barrier, std::function<long(int)> row_of) {
@@ -29,16 +28,29 @@ inline void copy_tile(unsigned target, const TensorMap& map, int column, int row
     copy_rows(target, map, column, barrier, [=](int r) { return row + r; });
 }
 
-inline void copy_weights(unsigned target, const TensorMap& map, int column, int row, unsigned barrier) {
-    copy_tile(target, map, column, row, barrier);
+inline unsigned in_block(unsigned address, int rank) {
+    if (!emulator::now->has_met_cluster) emulator::error = "the shared memory of a block that may not have started";
+    return address | unsigned(rank + 1) << emulator::BLOCK_BITS;
 }
 
-inline void copy_gated_weights(unsigned target, const TensorMap& map, int column, int eight, unsigned barrier) {
+inline void arrive_in(unsigned barrier) { arrive(barrier); }
+
+template <int BLOCKS>
+void copy_to_blocks(unsigned target, const TensorMap& map, int column, unsigned barrier, std::function<long(int)> row_of) {
+    if (BLOCKS == 1) return copy_rows(target, map, column, barrier, row_of);
+    for (int block = 0; block < BLOCKS; block++) copy_rows(in_block(target, block), map, column, in_block(barrier, block), row_of);
+}
+
+template <int BLOCKS>
+void copy_weights(unsigned target, const TensorMap& map, int column, int row, unsigned barrier) {
+    copy_to_blocks<BLOCKS>(target, map, column, barrier, [=](int r) { return row + r; });
+}
+
+template <int BLOCKS>
+void copy_gated_weights(unsigned target, const TensorMap& map, int column, int eight, unsigned barrier) {
     const long outputs = map.height / 2;
-    copy_rows(target, map, column, barrier, [=](int r) { return r / 8 % 2 * outputs + (eight + r / 16) * 8 + r % 8; });
+    copy_to_blocks<BLOCKS>(target, map, column, barrier, [=](int r) { return r / 8 % 2 * outputs + (eight + r / 16) * 8 + r % 8; });
 }
-
-inline unsigned in_block(unsigned address, int rank) { return address | unsigned(rank + 1) << emulator::BLOCK_BITS; }
 
 inline void send(unsigned target, const float* values, unsigned barrier) {
     unsigned char* const memory = emulator::memory(target);
@@ -55,6 +67,7 @@ inline void arrive_in_cluster() {
 inline void wait_for_cluster() {
     const int round = emulator::now->cluster_round;
     emulator::wait([&] { return emulator::cluster_meeting.round > round; });
+    emulator::now->has_met_cluster = true;
 }
 
 // Each lane has two values of a row of each tile; with rows and columns exchanged they are in a column.

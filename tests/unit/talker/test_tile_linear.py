@@ -32,6 +32,9 @@ CASES = {
     "logits": (32, TileLinear(128, 512, 32, 1, 2, 3, NORM=1, FLOAT_OUT=1)),
     "bias": (17, TileLinear(64, 512, 32, 1, 2, 4, NORM=1, BIAS=1)),
     "few rows": (9, TileLinear(64, 512, 16, 1, 2, 4, NORM=1)),
+    "shared weights": (70, TileLinear(64, 448, 32, 1, 1, 3, 2, NORM=1)),
+    "shared weights, gated": (40, TileLinear(64, 256, 32, 2, 1, 2, 2, NORM=1, GATED=1)),
+    "shared weights of four": (100, TileLinear(64, 320, 32, 1, 1, 2, 4, RESIDUAL=1)),
     "norm of more rows than threads": (180, TileLinear(64, 192, 192, 1, 1, 3, NORM=1)),
 }
 MUTATIONS = {
@@ -40,10 +43,23 @@ MUTATIONS = {
         "                await(empty + 8 * stage, (step / STAGES - 1) % 2);\n",
         "",
     ),
+    "a stage is refilled while a twin uses it": (
+        "lane < TWINS) arrive_in(in_block(empty + 8 * used, lane));",
+        "lane < TWINS) arrive(empty + 8 * used);",
+    ),
+    "a twin is told after it has ended": ("step - 1 + STAGES < STEPS && ", ""),
+    "a twin is sent weights before its barriers are prepared": (
+        "        if (CLUSTER > 1) wait_for_cluster();\n        // A lane",
+        "        // A lane",
+    ),
+    "sums are sent before barriers are prepared": (
+        "    if (CLUSTER > 1) wait_for_cluster();\n    wait_for_previous();\n",
+        "    wait_for_previous();\n",
+    ),
     "a stage is released while it is used": ("arrive(empty + 8 * used)", "arrive(empty + 8 * stage)"),
     "sums are used before the products end": ("    wait_for_products(0);\n", ""),
     "results replace what others still multiply": ("    meet_at(1, MULTIPLIERS);\n", ""),
-    "sums of other blocks are not waited for": ("        await_cluster(complete, 0);\n", ""),
+    "sums of other blocks are not waited for": ("        await(complete, 0);\n", ""),
     "results of other warps are not waited for": ("    meet_at(2 + group, GROUP);\n", ""),
 }
 # (outputs, inputs, flags) of the products of both released sizes.
@@ -70,9 +86,10 @@ def test_the_kernel_is_right_in_whatever_order_its_threads_run(tmp_path: Path, n
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_emulator_finds_a_kernel_that_does_not_wait(tmp_path: Path, name: str) -> None:
     source = mutated(SOURCE.read_text(), MUTATIONS[name])
-    split = 2 if "other blocks" in name else 1
-    form = TileLinear(128, 448 * split, 32, 2, split, 3, RESIDUAL=1)
-    found = error(form, 32, source, tmp_path)
+    split = 2 if "sums are sent" in name or "other blocks" in name else 1
+    twins = 2 if "twin" in name else 1
+    form = TileLinear(128, 448 * split, 32, 2, split, 3, twins, RESIDUAL=1)
+    found = error(form, 32 * twins, source, tmp_path)
     assert found is None or found > 0.05
 
 

@@ -18,16 +18,29 @@ __device__ __forceinline__ void copy_tile(unsigned target, const TensorMap& map,
                  :: "r"(target), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
 }
 
-// The same of weights.
+#define COPY_WEIGHTS(dimensions, to, place) \
+    "cp.async.bulk.tensor." dimensions ".shared::cluster.global.tile.mbarrier::complete_tx::bytes" to ".L2::cache_hint [%0], [%1, " place "], [%2], "
+
+// The same of weights, to that place in the first BLOCKS of the cluster, and counted at the barrier of each.
+template <int BLOCKS>
 __device__ __forceinline__ void copy_weights(unsigned target, const TensorMap& map, int column, int row, unsigned barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;"
-                 :: "r"(target), "l"(&map), "r"(column), "r"(row), "r"(barrier), "l"(read_once()) : "memory");
+    if (BLOCKS == 1)
+        asm volatile(COPY_WEIGHTS("2d", "", "{%4, %5}") "%3;"
+                     :: "r"(target), "l"(&map), "r"(barrier), "l"(read_once()), "r"(column), "r"(row) : "memory");
+    else
+        asm volatile(COPY_WEIGHTS("2d", ".multicast::cluster", "{%4, %5}") "%6, %3;"
+                     :: "r"(target), "l"(&map), "r"(barrier), "l"(read_once()), "r"(column), "r"(row), "h"((short)((1 << BLOCKS) - 1)) : "memory");
 }
 
 // Of a gated layer, whose map has rows of eights, the two parts and the eights as dimensions.
+template <int BLOCKS>
 __device__ __forceinline__ void copy_gated_weights(unsigned target, const TensorMap& map, int column, int eight, unsigned barrier) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %3, %4}], [%5], %6;"
-                 :: "r"(target), "l"(&map), "r"(column), "r"(0), "r"(eight), "r"(barrier), "l"(read_once()) : "memory");
+    if (BLOCKS == 1)
+        asm volatile(COPY_WEIGHTS("4d", "", "{%4, %5, %5, %6}") "%3;"
+                     :: "r"(target), "l"(&map), "r"(barrier), "l"(read_once()), "r"(column), "r"(0), "r"(eight) : "memory");
+    else
+        asm volatile(COPY_WEIGHTS("4d", ".multicast::cluster", "{%4, %5, %5, %6}") "%7, %3;"
+                     :: "r"(target), "l"(&map), "r"(barrier), "l"(read_once()), "r"(column), "r"(0), "r"(eight), "h"((short)((1 << BLOCKS) - 1)) : "memory");
 }
 
 // Stores tiles of 8 by 8 values of a warp, two in each lane's register, with rows and columns exchanged: lane i gives the place
@@ -39,18 +52,15 @@ __device__ __forceinline__ void store_transposed(unsigned place, unsigned first,
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" :: "r"(place), "r"(first), "r"(second) : "memory");
 }
 
-// Waits for the end of a phase of a barrier at which what other blocks of the cluster sent is counted.
-__device__ __forceinline__ void await_cluster(unsigned barrier, int phase) {
-    unsigned done = 0;
-    while (!done)
-        asm volatile("{ .reg .pred done; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done; }"
-                     : "=r"(done) : "r"(barrier), "r"(phase) : "memory");
-}
-
 __device__ __forceinline__ unsigned in_block(unsigned address, int rank) {
     unsigned mapped;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
     return mapped;
+}
+
+// Arrives at a barrier of another block. With `release.cluster` it would wait for all memory of the GPU (MEMBAR.ALL.GPU).
+__device__ __forceinline__ void arrive_in(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
 
 // Writes 16 bytes to the shared memory of another block and counts them at its barrier. Unlike plain stores before a barrier

@@ -1,12 +1,13 @@
 // y = x @ w.T for tens to hundreds of rows of x, on the tensor cores of Hopper. One thread of a block copies tiles of the
 // weights to shared memory before the previous kernel ends, and tiles of x after it; warpgroups multiply them. Blocks of a
-// cluster split K, and each completes a part of the rows.
+// cluster split K, and each completes a part of the rows; or they share weights, of which each copies a part for all.
 //
 // Compiled once for each shape, with these macros:
 //   N, K            outputs, inputs (a gated layer has 2 N rows of weights: N gates, then N ups)
 //   ROWS            rows of x that a block multiplies: 16, 32, 64, 96, 128, 160, 192 or 256
 //   GROUPS          warpgroups per block that multiply, each with 64 rows of weights
 //   SPLIT           blocks per cluster, each with K / SPLIT inputs, a multiple of 64
+//   TWINS           blocks per cluster with the same weights, if SPLIT is 1
 //   STAGES          steps of 64 inputs that shared memory holds
 //   RESIDENT        blocks per multiprocessor that registers must suffice for
 //   NORM            1: x is normalised first (RMSNorm, whose weights w includes), by its sums of squares
@@ -33,6 +34,7 @@ constexpr int OUTPUTS = OWN * GROUPS;               // of a block
 constexpr int W_BYTES = 64 * GROUPS * STEP * 2;
 constexpr int X_BYTES = ROWS * STEP * 2;
 constexpr int STAGE = W_BYTES + X_BYTES;
+constexpr int CLUSTER = SPLIT * TWINS;
 // Blocks of the next kernel that wait keep the codec's out, and gain nothing beside blocks that fill a multiprocessor.
 constexpr bool LATE = ROWS >= 64;
 constexpr int SHARE = ROWS / SPLIT;                 // rows that a block completes
@@ -48,6 +50,8 @@ constexpr int NORMED = NORM ? (SHARE + MULTIPLIERS - 1) / MULTIPLIERS : 0;  // r
 constexpr int HELD = GROUPS == 3 && ROWS > 128 ? 1 : K / SUM_OUTPUTS + !NORM;  // of a row's squares
 
 static_assert(N % OUTPUTS == 0 && K % (SPLIT * STEP) == 0, "the shape must divide");
+static_assert(SPLIT == 1 || TWINS == 1, "blocks share weights or split K");
+static_assert(4 * GROUPS % TWINS == 0, "a part of the weights has whole tiles of eight gates and ups");
 static_assert(SHARE % 8 == 0, "a block completes whole columns of the instruction's tiles");
 static_assert(STAGES <= STEPS && (STAGES > 1 || STEPS == 1), "a stage is refilled one step after its use");
 static_assert(GROUPS * SHARE * PITCH <= STAGES * STAGE, "results replace the staged operands");
@@ -68,30 +72,33 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
     float* const scales = (float*)(shared + STAGES * STAGE + INBOX + 16 * STAGES + 16);
 
     const int thread = threadIdx.x, lane = thread % LANES, warp = thread / LANES;
-    const int rank = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT;
-    const int first_output = tile % (N / OUTPUTS) * OUTPUTS, first_row = tile / (N / OUTPUTS) * ROWS;
+    const int rank = blockIdx.x % SPLIT, twin = blockIdx.x % TWINS, tile = blockIdx.x / CLUSTER;
+    const int first_output = tile % (N / OUTPUTS) * OUTPUTS, first_row = (tile / (N / OUTPUTS) * TWINS + twin) * ROWS;
 
     if (thread == MULTIPLIERS) {
         prefetch(x_map), prefetch(w_map);
-        for (int stage = 0; stage < STAGES; stage++) prepare(full + 8 * stage, 1), prepare(empty + 8 * stage, 4 * GROUPS);
+        for (int stage = 0; stage < STAGES; stage++) prepare(full + 8 * stage, 1), prepare(empty + 8 * stage, 4 * GROUPS * TWINS);
         prepare(complete, 1);
         publish_barriers();
         arrive_expecting(complete, INBOX);
     }
     __syncthreads();
-    if (SPLIT > 1) arrive_in_cluster();
+    if (CLUSTER > 1) arrive_in_cluster();
     if (!LATE) let_next_start();
 
     if (warp == 4 * GROUPS) {
         auto copy_w = [&](int step, int stage) {
             const int column = (rank * STEPS + step) * STEP;
             arrive_expecting(full + 8 * stage, STAGE);
-            if (GATED) copy_gated_weights(ring + stage * STAGE, w_map, column, first_output / 8, full + 8 * stage);
-            else copy_weights(ring + stage * STAGE, w_map, column, first_output, full + 8 * stage);
+            const unsigned target = ring + stage * STAGE + twin * (W_BYTES / TWINS);
+            if (GATED) copy_gated_weights<TWINS>(target, w_map, column, first_output / 8 + twin * (4 * GROUPS / TWINS), full + 8 * stage);
+            else copy_weights<TWINS>(target, w_map, column, first_output + twin * (64 * GROUPS / TWINS), full + 8 * stage);
         };
         auto copy_x = [&](int step, int stage) {
             copy_tile(ring + stage * STAGE + W_BYTES, x_map, (rank * STEPS + step) * STEP, first_row, full + 8 * stage);
         };
+        // Barriers of the other blocks are prepared after this, which nobody waits for later: it drops the first-level cache.
+        if (CLUSTER > 1) wait_for_cluster();
         // A lane for each of the first stages; one refills them.
         if (lane < STAGES) copy_w(lane, lane);
         wait_for_previous();
@@ -104,12 +111,12 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
             }
         __syncwarp();
         if (LATE) let_next_start();
-        if (SPLIT > 1) wait_for_cluster();
         return;
     }
 
     const int group = __shfl_sync(ALL, warp / 4, 0);
     const int own_row = first_row + rank * SHARE;
+    if (CLUSTER > 1) wait_for_cluster();
     wait_for_previous();
     // Loaded before the products, used after them: squares of the rows that this thread norms, which are also added then where
     // registers suffice, since adding waits for them; and what it adds to. It writes a piece of the rows top, top + AT_ONCE, ...
@@ -141,7 +148,9 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         await(full + 8 * stage, phase);
         multiply_step(sums, ring + stage * STAGE + group * 64 * 128, ring + stage * STAGE + W_BYTES);
         wait_for_products(1);
-        if (step && lane == 0) arrive(empty + 8 * used);
+        // Only of stages that are refilled: a twin may have ended before others arrive.
+        if (TWINS > 1 && step && step - 1 + STAGES < STEPS && lane < TWINS) arrive_in(in_block(empty + 8 * used, lane));
+        if (TWINS == 1 && step && lane == 0) arrive(empty + 8 * used);
         used = stage;
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
@@ -161,7 +170,6 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
     meet_at(1, MULTIPLIERS);
 
     float own[SHARE / 2];
-    if (SPLIT > 1) wait_for_cluster();
     #pragma unroll
     for (int owner = 0; owner < SPLIT; owner++) {
         const float* const part = sums + owner * SHARE / 2;
@@ -175,7 +183,7 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         }
     }
     if (SPLIT > 1) {
-        await_cluster(complete, 0);
+        await(complete, 0);
         #pragma unroll
         for (int i = 0; i < EIGHTS; i++) {
             float total[4] = {};

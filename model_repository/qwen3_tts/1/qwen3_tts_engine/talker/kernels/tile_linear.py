@@ -26,6 +26,7 @@ class Tile(NamedTuple):
     groups: int = 1
     split: int = 1
     paired: bool = False
+    twins: int = 1
 
 
 # By (rows of weights, inputs) and the most rows of x: the tile with which a layer was fastest, all its products in
@@ -82,6 +83,7 @@ class TileLinear(Linear):
     GROUPS: int
     SPLIT: int
     STAGES: int
+    TWINS: int = 1
 
     @property
     def macros(self) -> dict[str, int]:
@@ -93,7 +95,7 @@ class TileLinear(Linear):
 
     @property
     def cluster(self) -> int:
-        return self.SPLIT
+        return self.SPLIT * self.TWINS
 
     @property
     def height(self) -> int:
@@ -123,7 +125,7 @@ class TileLinear(Linear):
         return REGISTERS // (warps * LANES) // 8 * 8 >= self.ROWS // 2 + OTHER_REGISTERS
 
     def blocks(self, rows: int) -> int:
-        return self.N // self.outputs * math.ceil(rows / self.ROWS) * self.SPLIT
+        return self.N // self.outputs * math.ceil(rows / (self.ROWS * self.TWINS)) * self.cluster
 
 
 def tile_linear(outputs: int, inputs: int, rows: int, **flags: int) -> TileLinear | None:
@@ -151,9 +153,10 @@ def tile_of(height: int, inputs: int, rows: int) -> Tile | None:
 
 def with_stages(outputs: int, inputs: int, tile: Tile, **flags: int) -> TileLinear | None:
     """As many stages as fit; None if not even two do, or not the sums."""
-    rows, groups, split, paired = tile
+    rows, groups, split, paired, twins = tile
     steps, memory = inputs // split // STEP, PAIRED_BYTES if paired else SHARED_BYTES
     made = [
-        TileLinear(outputs, inputs, rows, groups, split, stages, **flags) for stages in range(min(2, steps), steps + 1)
+        TileLinear(outputs, inputs, rows, groups, split, stages, twins, **flags)
+        for stages in range(min(2, steps), steps + 1)
     ]
     return next((form for form in reversed(made) if form.shared_bytes <= memory and form.compiles(1)), None)
