@@ -13,7 +13,7 @@ from qwen3_tts_engine.talker.kernels.tile_linear import (
     with_stages,
 )
 
-ROWS, GROUPS, SPLITS = (16, 32, 64, 96, 128, 160, 192, 256), (1, 2, 3), (1, 2, 4, 8)
+ROWS, GROUPS, SPLITS, TWINS = (16, 32, 64, 96, 128, 160, 192, 256), (1, 2, 3), (1, 2, 4, 8), 2
 # Of one H200: multiprocessors, and those that clusters of so many blocks can use.
 MULTIPROCESSORS, CLUSTERED = 132, {1: 132, 2: 132, 4: 96, 8: 96}
 # Bytes a microsecond to a multiprocessor, and from memory to all; operations a clock of one, and clocks a microsecond.
@@ -23,20 +23,22 @@ LAUNCH, PER_GROUP, EXCHANGE, WAVE = 3.0, 0.8, 0.8, 4.0
 
 
 def candidates(outputs: int, inputs: int, rows: int, most: int, **flags: int) -> dict[Tile, TileLinear]:
-    """The `most` fastest by `bound_us`."""
-    made = dict(_all(outputs, inputs, rows, **flags))
-    return dict(sorted(made.items(), key=lambda item: bound_us(item[1], rows))[:most])
+    """The `most` fastest by `bound_us`, and of those whose blocks share weights."""
+    made = sorted(_all(outputs, inputs, rows, **flags), key=lambda item: bound_us(item[1], rows))
+    alone, twins = ([item for item in made if (item[0].twins > 1) == shared] for shared in (False, True))
+    return dict(alone[:most] + twins[:most])
 
 
 def _all(outputs: int, inputs: int, rows: int, **flags: int) -> Iterator[tuple[Tile, TileLinear]]:
     height = outputs * (1 + flags.get("GATED", 0))
-    for width, groups, split, paired in product(ROWS, GROUPS, SPLITS, (False, True)):
-        wide = width >= 2 * rows and width > 32
+    for width, groups, split, paired, twins in product(ROWS, GROUPS, SPLITS, (False, True), (1, TWINS)):
+        wide = (width >= 2 * rows and width > 32) or (twins > 1 and (split > 1 or width >= rows))
         if wide or height % (64 * groups) or inputs % (split * STEP) or width % (8 * split):
             continue
-        form = with_stages(outputs, inputs, Tile(width, groups, split, paired), **flags)
+        tile = Tile(width, groups, split, paired, twins)
+        form = with_stages(outputs, inputs, tile, **flags)
         if form and form.resident > paired and form.blocks(rows) <= 8 * MULTIPROCESSORS:
-            yield Tile(width, groups, split, paired), form
+            yield tile, form
 
 
 def bound_us(form: TileLinear, rows: int) -> float:

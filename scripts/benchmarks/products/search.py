@@ -39,7 +39,12 @@ def descend(
 
 
 def text(tile: Tile) -> str:
-    return f"{tile.rows}x{64 * tile.groups}" + f"/{tile.split}" * (tile.split > 1) + "p" * tile.paired
+    return (
+        f"{tile.rows}x{64 * tile.groups}"
+        + f"/{tile.split}" * (tile.split > 1)
+        + "p" * tile.paired
+        + "t" * (tile.twins > 1)
+    )
 
 
 def line(found: Found) -> dict[str, str]:

@@ -40,6 +40,7 @@ inline void unpack(uint4 packed, float* out) {
 
 inline uint4 pack(const float* in) { return {pack(in[0], in[1]), pack(in[2], in[3]), pack(in[4], in[5]), pack(in[6], in[7])}; }
 
+inline uint4 load_own(const bf16* address) { return *(const uint4*)address; }
 inline uint4 load_weights(const bf16* address) { return *(const uint4*)address; }
 
 #include "warp_products.cuh"

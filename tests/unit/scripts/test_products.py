@@ -16,19 +16,21 @@ GATED = {"NORM": 1, "GATED": 1}
 @pytest.mark.parametrize("rows", [16, 32, 64, 100, 256, 512])
 def test_candidates_divide_their_product_and_fit_a_multiprocessor(height: int, inputs: int, rows: int) -> None:
     found = candidates(height, inputs, rows, 7, NORM=1)
-    assert len(found) == 7
+    assert sum(tile.twins == 1 for tile in found) == 7
+    assert all(tile.split == 1 and tile.rows < rows for tile in found if tile.twins > 1)
     for tile, form in found.items():
         assert form.N % form.outputs == form.K % (form.SPLIT * STEP) == form.ROWS % (8 * form.SPLIT) == 0, form
         assert form.resident * (form.shared_bytes + 1024) <= HOPPER_BYTES, form
-        assert tile[:3] == (form.ROWS, form.GROUPS, form.SPLIT)
+        assert (*tile[:3], tile.twins) == (form.ROWS, form.GROUPS, form.SPLIT, form.TWINS)
 
 
 @pytest.mark.parametrize(("height", "inputs"), TILES)
 def test_a_served_tile_is_among_nine_candidates(height: int, inputs: int) -> None:
     flags = GATED if height > 4096 else {}
     for rows, served in TILES[height, inputs].items():
-        found = {tile[:3] for tile in candidates(height // (1 + len(flags) // 2), inputs, rows, 9, **flags)}
-        assert served is None or served[:3] in found, rows
+        made = candidates(height // (1 + len(flags) // 2), inputs, rows, 9, **flags)
+        found = {(*tile[:3], tile.twins) for tile in made}
+        assert served is None or (*served[:3], served.twins) in found, rows
 
 
 def test_the_search_takes_the_fastest_tile_of_each_product_beside_the_others() -> None:
@@ -50,6 +52,10 @@ def test_a_product_keeps_its_tile_where_none_is_faster() -> None:
 
 
 def test_a_line_names_times_and_tiles() -> None:
-    assert [text(Tile(64, 2, 4)), text(Tile(32, paired=True))] == ["64x128/4", "32x64p"]
+    assert [text(Tile(64, 2, 4)), text(Tile(32, paired=True)), text(Tile(32, twins=2))] == [
+        "64x128/4",
+        "32x64p",
+        "32x64t",
+    ]
     found = Found("predictor", 64, 32.2, 20.951, 20.949, {"qkv": "64x64", "out": "64x64/4"}, {})
     assert list(line(found).values()) == ["predictor", "64", "32.20", "20.95", "20.95", "qkv 64x64, out 64x64/4"]

@@ -36,18 +36,18 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chosen]:
 
 
 @pytest.mark.parametrize(
-    ("layer", "most_skinny", "without_tiles"),
-    [(PREDICTOR_LAYER, 16, {*range(1025, 1100)}), (TALKER_LAYER, 8, {*range(385, 513), *range(641, 1100)})],
+    ("layer", "most_skinny", "most_tiled", "without_gate"),
+    [(PREDICTOR_LAYER, 16, 1024, set()), (TALKER_LAYER, 8, 640, {*range(385, 513)})],
     ids=["predictor", "talker"],
 )
-def test_all_products_of_a_layer_run_one_kernel_so_that_its_norms_find_their_sums_of_squares(
-    chosen: Chosen, layer: list[tuple[int, int, str]], most_skinny: int, without_tiles: set[int]
+def test_products_of_a_layer_run_one_kernel_so_that_its_norms_find_their_sums_of_squares(
+    chosen: Chosen, layer: list[tuple[int, int, str]], most_skinny: int, most_tiled: int, without_gate: set[int]
 ) -> None:
-    found = {rows: chosen(layer, rows, HOPPER) for rows in range(1, 1100)}
-    assert {rows for rows, names in found.items() if names == {"skinny_linear"}} == {*range(1, most_skinny + 1)}
-    tiled = {*range(most_skinny + 1, 1100)} - without_tiles
-    assert {rows for rows, names in found.items() if names == {"tile_linear"}} == tiled
-    assert {rows for rows, names in found.items() if names == {"cuBLAS"}} == without_tiles
+    for rows in range(1, 1100):
+        expected = "skinny_linear" if rows <= most_skinny else "tile_linear" if rows <= most_tiled else "cuBLAS"
+        for product in layer:
+            is_gate = product[-1] == "GATED"
+            assert chosen([product], rows, HOPPER) == {"cuBLAS" if is_gate and rows in without_gate else expected}
 
 
 def test_the_tiles_of_a_product_are_compiled_once_ahead_of_their_use(monkeypatch: pytest.MonkeyPatch) -> None:

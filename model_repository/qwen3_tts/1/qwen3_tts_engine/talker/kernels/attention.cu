@@ -7,6 +7,7 @@
 //   PAGE                 positions per page (paged_attention, store_keys)
 //   PROMPTS              1: rows of prompts follow the frames' (paged_attention)
 //   POSITIONS            positions per row in the cache, 16 (frame_attention)
+//   RESIDENT             blocks per multiprocessor that registers must suffice for (frame_attention)
 //   INPUTS               0, or the width of x: qkv are then products of the rows of x before their RMSNorm (frame_attention)
 //
 // A warp processes 16 keys at a time on the tensor cores: scores are queries times keys, sums are transposed values times
@@ -39,10 +40,16 @@ struct Softmax {
     float top, total, sum[8][4];
 };
 
+template <bool OWN>
+__device__ __forceinline__ uint4 load(const bf16* source) {
+    return OWN ? load_own(source) : *(const uint4*)source;
+}
+
+template <bool OWN = false>
 __device__ __forceinline__ Vector load_vector(const bf16* source, int quarter) {
     Vector v;
     #pragma unroll
-    for (int c = 0; c < PIECES; c++) v.piece[c] = *(const uint4*)(source + (4 * c + quarter) * 8);
+    for (int c = 0; c < PIECES; c++) v.piece[c] = load<OWN>(source + (4 * c + quarter) * 8);
     return v;
 }
 
@@ -117,24 +124,24 @@ struct Role {
     }
 };
 
-template <typename Source>
+template <bool OWN = false, typename Source>
 __device__ __forceinline__ void load_keys(Block& block, int first, int end, int group, int quarter, Source source) {
     #pragma unroll
     for (int tile = 0; tile < 2; tile++) {
         const int at = first + tile * 8 + group;
-        if (at < end) block.key[tile] = load_vector(source(at), quarter);
+        if (at < end) block.key[tile] = load_vector<OWN>(source(at), quarter);
         else block.key[tile] = {};
     }
 }
 
-template <typename Source>
+template <bool OWN = false, typename Source>
 __device__ __forceinline__ void load_values(Block& block, int first, int end, int group, int quarter, Source source) {
     #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int at = first + 2 * quarter + i % 2 + 8 * (i / 2);
         #pragma unroll
         for (int half = 0; half < HALVES; half++)
-            block.value[i][half] = at < end ? *(const uint4*)(source(at) + half * 64 + 8 * group) : make_uint4(0, 0, 0, 0);
+            block.value[i][half] = at < end ? load<OWN>(source(at) + half * 64 + 8 * group) : make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -505,8 +512,12 @@ __device__ __forceinline__ Vector scaled(Vector v, float factor) {
     return v;
 }
 
+// Blocks that leave a thread fewer registers: norms and angles wait in shared memory, and cached keys and values bypass the
+// first-level cache.
+constexpr bool TIGHT = RESIDENT * WARPS > 12;
+
 // One warp per row and key head: a frame's positions are one block of keys.
-extern "C" __global__ void __launch_bounds__(WARPS * LANES)
+extern "C" __global__ void __launch_bounds__(WARPS * LANES, RESIDENT)
 frame_attention(const bf16* x, const bf16* qkv, const bf16* q_norm, const bf16* k_norm, const bf16* cos, const bf16* sin,
                 bf16* keys, bf16* values, bf16* out, int stride_x, int rows, int start, float eps, float scale) {
     static_assert(POSITIONS == KEYS, "a frame is one block");
@@ -514,15 +525,25 @@ frame_attention(const bf16* x, const bf16* qkv, const bf16* q_norm, const bf16* 
     const int row = index / KV_HEADS, head = index % KV_HEADS;
     const int lane = threadIdx.x % LANES, group = lane / 4, quarter = lane % 4;
     const Role role(group);
-    const Vector norm = load_vector(role.is_key ? k_norm : q_norm, quarter);
-    const Vector angles = load_angles(cos, sin, start + role.fresh, quarter);
+    // Norms of queries and keys; cosines, then sines of each new position.
+    __shared__ bf16 common[2 + COUNT][D];
+    Vector norm, angles;
+    if (TIGHT) {
+        for (int i = threadIdx.x; i < (2 + COUNT) * D / 8; i += WARPS * LANES) {
+            const int of = i / (D / 8), at = i % (D / 8) * 8, place = (start + of - 2) * (D / 2) + at;
+            *(uint4*)&common[of][at] = *(const uint4*)(of == 0 ? q_norm + at : of == 1 ? k_norm + at : at < D / 2 ? cos + place : sin + place - D / 2);
+        }
+        __syncthreads();
+    } else {
+        norm = load_vector(role.is_key ? k_norm : q_norm, quarter), angles = load_angles(cos, sin, start + role.fresh, quarter);
+    }
     auto offset = [&](int at) { return (((size_t)row * POSITIONS + at) * KV_HEADS + head) * D; };
     let_next_start();
     if (row >= rows) return;
     // Earlier positions were written before the last draw, so these loads need not wait for the previous kernel.
     Block block;
-    load_keys(block, 0, start, group, quarter, [&](int at) { return keys + offset(at); });
-    load_values(block, 0, start, group, quarter, [&](int at) { return values + offset(at); });
+    load_keys<TIGHT>(block, 0, start, group, quarter, [&](int at) { return keys + offset(at); });
+    load_values<TIGHT>(block, 0, start, group, quarter, [&](int at) { return values + offset(at); });
     wait_for_previous();
 
     const bf16* own = qkv + (size_t)row * COUNT * WIDTH;
@@ -536,6 +557,7 @@ frame_attention(const bf16* x, const bf16* qkv, const bf16* q_norm, const bf16* 
         #pragma unroll
         for (int half = 0; half < HALVES; half++) fresh_values.piece[i][half] = scaled(fresh_values.piece[i][half], factors[i]);
     }
+    if (TIGHT) norm = load_vector(common[role.is_key], quarter), angles = load_vector(common[2 + role.fresh], quarter);
     Vector query = prepare(scaled(raw, factors[role.fresh ? COUNT - 1 : 0]), norm, angles, eps);
     if (role.is_key) store_vector(keys + offset(start + role.fresh), quarter, query);
     store_values(fresh_values, group, quarter, [&](int i) { return values + offset(start + i); });

@@ -33,41 +33,42 @@ class Tile(NamedTuple):
 # tile_linear (one H200 or H100, scripts/benchmarks/products). None where cuBLAS is faster, as it is beyond the last.
 TILES: dict[tuple[int, int], dict[int, Tile | None]] = {
     (4096, 1024): {
-        32: Tile(32, 1, 2, True), 64: Tile(64), 96: Tile(96, 1, 2), 128: Tile(128, 1, 2), 192: Tile(96), 256: Tile(128),
-        384: Tile(192), 512: Tile(128, 2), 768: Tile(192, 2), 1024: Tile(256, 2),
+        32: Tile(32, 1, 2, True), 64: Tile(64), 96: Tile(96), 128: Tile(64), 192: Tile(96, twins=2), 256: Tile(128),
+        384: Tile(192, twins=2), 512: Tile(128, 2, twins=2), 768: Tile(192, 2), 1024: Tile(256, 2),
     },
     (6144, 1024): {
-        32: Tile(32, 1, 2, True), 64: Tile(64), 96: Tile(96), 128: Tile(128), 192: Tile(96, paired=True),
-        256: Tile(128, 2), 384: Tile(96, 3), 512: Tile(128, 3), 768: Tile(192, 3), 1024: Tile(128, 3),
+        32: Tile(32, 1, 2, True), 64: Tile(64), 96: Tile(96), 128: Tile(128), 192: Tile(96, 2, twins=2),
+        256: Tile(64, 3, twins=2), 384: Tile(96, 3, twins=2), 512: Tile(128, 3, twins=2), 768: Tile(192, 3),
+        1024: Tile(128, 3),
     },
     (1024, 2048): {
         32: Tile(32, 1, 4), 64: Tile(64, 1, 4), 96: Tile(96, 1, 4), 128: Tile(128, 1, 4), 256: Tile(64, 1, 2),
-        384: Tile(96, 1, 2), 512: Tile(128, 1, 2), 768: Tile(96), 1024: Tile(128, 2, 2),
+        384: Tile(96, 1, 2), 512: Tile(128, 1, 2), 768: Tile(96), 1024: Tile(64, 2, twins=2),
     },
     (1024, 3072): {
         32: Tile(32, 1, 4), 64: Tile(64, 1, 4), 96: Tile(96, 1, 4), 128: Tile(128, 1, 4), 256: Tile(64, 1, 2),
-        384: Tile(96, 1, 2), 512: Tile(128, 1, 2), 768: Tile(96), 1024: Tile(128, 2, 2),
+        384: Tile(96, 1, 2), 512: Tile(128, 1, 2), 768: Tile(96), 1024: Tile(128, twins=2),
     },
     (2048, 1024): {32: Tile(32), 128: Tile(64), 512: Tile(128), 768: Tile(192), 1024: Tile(128, 2)},
     (4096, 2048): {
         16: Tile(16, 1, 2, True), 32: Tile(32, 1, 2, True), 64: Tile(64, 1, 2), 96: Tile(96, 1, 2),
-        128: Tile(128, 1, 2), 192: Tile(96, 1, 2, True), 256: Tile(128), 320: Tile(160, 2, 2), 384: Tile(96, 2),
-        512: None, 640: Tile(160, 2),
+        128: Tile(128, 1, 2), 192: Tile(192, 1, 2), 256: Tile(128, twins=2), 320: Tile(160, twins=2), 384: Tile(192),
+        512: Tile(128, 2, twins=2), 640: Tile(160, 2, twins=2),
     },
     (2048, 2048): {
-        16: Tile(16, 1, 2, True), 32: Tile(32, 1, 2, True), 64: Tile(64, 1, 2), 96: Tile(96, 1, 4, True),
+        16: Tile(16, 1, 2, True), 32: Tile(32, 1, 2, True), 64: Tile(64, 1, 2), 96: Tile(64, twins=2),
         128: Tile(64, 1, 2), 192: Tile(96, 1, 2), 256: Tile(128, 1, 2), 320: Tile(160, 1, 2), 384: Tile(192, 1, 2),
-        512: None, 640: Tile(160),
+        512: Tile(128, twins=2), 640: Tile(160),
     },
     (12288, 2048): {
-        16: Tile(16, paired=True), 32: Tile(32, paired=True), 64: Tile(64, paired=True), 96: Tile(96, 2),
-        128: Tile(128, 2), 192: Tile(192, 2), 256: Tile(128, 3), 320: Tile(160, 3), 384: Tile(192, 3),
-        512: None, 640: Tile(160, 3),
+        16: Tile(16, paired=True), 32: Tile(32, paired=True), 64: Tile(32, 3, twins=2), 96: Tile(64, 3, twins=2),
+        128: Tile(64, 3, twins=2), 192: Tile(96, 3, twins=2), 256: Tile(128, 3, twins=2), 320: Tile(160, 3, twins=2),
+        384: Tile(192, 3), 512: None, 640: Tile(160, 3),
     },
     (2048, 6144): {
         16: Tile(16, 1, 2, True), 32: Tile(32, 1, 4, True), 64: Tile(64, 1, 2), 96: Tile(96, 2, 4),
         128: Tile(64, 1, 2), 192: Tile(96, 1, 2), 256: Tile(128, 1, 2), 320: Tile(160, 1, 2), 384: Tile(192, 1, 2),
-        512: None, 640: Tile(160, 2, 2),
+        512: Tile(128, twins=2), 640: Tile(160, 2, 2),
     },
 }  # fmt: skip
 # Of products without measurements.

@@ -34,6 +34,8 @@ FRAME_NORM_ROWS = 640
 # In batch-invariant mode.
 INVARIANT_WARPS = 4
 FRAME_WARPS, MAX_DRAW_THREADS = 4, 256
+# Blocks of frame_attention on a multiprocessor that leave threads their registers; one more if then all run at once.
+FRAME_BLOCKS = 3
 GATE_BLOCK = 1024
 # Attends for products of queries, keys and values, with what the kernels take of the cache and their last arguments.
 PagedLaunch = Callable[[Tensor, LayerWeights, Any, Tensor, Any], None]
@@ -45,6 +47,7 @@ class KernelOps:
         self._batch_invariant = batch_invariant
         major, _ = torch.cuda.get_device_capability(device)
         self._products = Products(device, batch_invariant=batch_invariant)
+        self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         overlap = major >= HOPPER
         self._launch = {"PDL": overlap, "launch_pdl": overlap}
 
@@ -122,12 +125,13 @@ class KernelOps:
 
         def attend(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
             qkv, inputs = self._frame_qkv(hidden, weights.qkv, eps)
-            share = self._carveout(len(qkv))
-            kernel = _kernel("attention.cu", "frame_attention", LANES * FRAME_WARPS, share, **macros, INPUTS=inputs)
             out, rows = qkv.new_empty(len(qkv), config.query_size), len(qkv) // count
+            blocks = triton.cdiv(rows * key_heads, FRAME_WARPS)
+            tight = FRAME_BLOCKS < blocks / self._multiprocessors <= FRAME_BLOCKS + 1
+            given = macros | {"INPUTS": inputs, "RESIDENT": FRAME_BLOCKS + tight}
+            kernel = _kernel("attention.cu", "frame_attention", LANES * FRAME_WARPS, self._carveout(len(qkv)), **given)
             memory = (weights.q_norm, weights.k_norm, cache.cos, cache.sin, *cache.data[layer], out)
-            grid = (triton.cdiv(rows * key_heads, FRAME_WARPS), 1)
-            kernel(grid, hidden.rows, qkv, *memory, hidden.rows.stride(0), rows, start, eps, scale)
+            kernel((blocks, 1), hidden.rows, qkv, *memory, hidden.rows.stride(0), rows, start, eps, scale)
             return out
 
         return attend

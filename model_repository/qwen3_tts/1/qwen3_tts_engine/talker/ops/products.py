@@ -101,7 +101,10 @@ def run(
         grid = (form.blocks, triton.cdiv(rows, form.rows))
         kernel(grid, x, weight, bias, out, rows, x.stride(0), out.stride(0), eps)
         return None
-    maps = tensor_map(x, STEP, form.ROWS), (gated_map if form.GATED else tensor_map)(weight, STEP, form.height // form.TWINS)
+    maps = (
+        tensor_map(x, STEP, form.ROWS),
+        (gated_map if form.GATED else tensor_map)(weight, STEP, form.height // form.TWINS),
+    )
     sums = x.new_empty(form.N // SUM_OUTPUTS, rows, dtype=torch.float32) if form.RESIDUAL else None
     layout = (0, 0, 0) if squares is None else (len(squares), *squares.stride())
     kernel((form.blocks(rows), 1), *maps, bias, squares, sums, out, rows, out.stride(0), *layout, eps)
