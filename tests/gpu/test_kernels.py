@@ -29,7 +29,7 @@ LIMITS = RunnerLimits(num_slots=4, num_pages=12, page_size=8, max_positions=96, 
 # (outputs, inputs) of the matrix products of both released sizes.
 LARGE = [(4096, 2048), (2048, 2048), (2048, 6144), (3072, 2048)]
 PRODUCTS = [*LARGE, (4096, 1024), (1024, 2048), (1024, 3072), (2048, 1024), (256, 128), (64, 256)]
-ROWS = [1, 2, 5, 8, 9, 16, 17, 24, 32, 33, 64, 100, 250, 300]
+ROWS = [1, 2, 5, 8, 9, 16, 17, 24, 32, 33, 64, 100, 250, 300, 400]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,17 @@ def squares_of(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs"),
-    [(17, 4096, 2048), (40, 2048, 6144), (64, 12288, 2048), (64, 2048, 1024), (100, 4096, 1024), (250, 1024, 3072)],
+    [
+        (17, 4096, 2048),
+        (40, 2048, 6144),
+        (64, 12288, 2048),
+        (64, 2048, 1024),
+        (100, 4096, 1024),
+        (180, 6144, 1024),
+        (250, 1024, 3072),
+        (250, 12288, 2048),
+        (500, 2048, 6144),
+    ],
 )
 def test_products_in_a_graph_give_equal_bits_every_time(
     ops: Any, device: torch.device, rows: int, outputs: int, inputs: int
@@ -170,7 +180,7 @@ def test_paged_attention_agrees_in_prefill_and_decode(
 
 
 @pytest.mark.parametrize("config", [real_config(), None], ids=["real", "tiny"])
-@pytest.mark.parametrize("rows", [1, 3, 40, 90])
+@pytest.mark.parametrize("rows", [1, 3, 40, 90, 230])
 def test_frame_attention_agrees_over_a_whole_frame(
     ops: Any, device: torch.device, talker: Talker, config: TalkerConfig | None, rows: int
 ) -> None:
