@@ -97,7 +97,7 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         auto copy_x = [&](int step, int stage) {
             copy_tile(ring + stage * STAGE + W_BYTES, x_map, (rank * STEPS + step) * STEP, first_row, full + 8 * stage);
         };
-        // Barriers of the other blocks are prepared after this, which nobody waits for later: it drops the first-level cache.
+        // Until the other blocks' barriers are prepared; not later, since this wait drops the first-level cache.
         if (CLUSTER > 1) wait_for_cluster();
         // A lane for each of the first stages; one refills them.
         if (lane < STAGES) copy_w(lane, lane);
@@ -183,6 +183,7 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         }
     }
     if (SPLIT > 1) {
+        // Shared memory is not cached: an acquire of the cluster would only drop the first-level cache, too.
         await(complete, 0);
         #pragma unroll
         for (int i = 0; i < EIGHTS; i++) {
