@@ -32,7 +32,10 @@ def candidates(outputs: int, inputs: int, rows: int, most: int, **flags: int) ->
 def _all(outputs: int, inputs: int, rows: int, **flags: int) -> Iterator[tuple[Tile, TileLinear]]:
     height = outputs * (1 + flags.get("GATED", 0))
     for width, groups, split, paired, twins in product(ROWS, GROUPS, SPLITS, (False, True), (1, TWINS)):
-        wide = (width >= 2 * rows and width > 32) or (twins > 1 and (split > 1 or width >= rows))
+        # Twins have different rows.
+        if twins > 1 and (split > 1 or width >= rows):
+            continue
+        wide = width >= 2 * rows and width > 32
         if wide or height % (64 * groups) or inputs % (split * STEP) or width % (8 * split):
             continue
         tile = Tile(width, groups, split, paired, twins)
