@@ -38,7 +38,7 @@ CheckpointOf = Callable[[ModelType], Path]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("timing"):
-            item.add_marker(pytest.mark.flaky(reruns=2))
+            item.add_marker(pytest.mark.flaky(reruns=4))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -91,7 +91,8 @@ class Browser:
         self.driver.execute_cdp_cmd("Page.setBypassCSP", {"enabled": False})
 
     def heard(self) -> NDArray[np.int16]:
-        """What the AudioContext has played since the page was opened, without the silence around it."""
+        """Waits for silence; what the AudioContext has played since the page was opened, without silence around it."""
+        self.until(lambda: self.run("return heard.length && heard.at(-1).every((sample) => sample === 0)"))
         samples = np.frombuffer(base64.b64decode(self.run(HEARD)), "<f4") * 32768
         assert not np.any(samples % 1), "the AudioContext has resampled"
         return trimmed(samples.astype(np.int16))

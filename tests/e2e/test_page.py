@@ -1,5 +1,6 @@
 """The page at / in a headless Chromium, in front of a stub server."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,6 +72,7 @@ def test_a_text_is_spoken_as_chosen(page: Browser, stub: StubServer) -> None:
 
 def test_stop_cancels_with_a_fade(browser: Browser, gateway: RunningGateway, stub: StubServer) -> None:
     browser.open_tapped(gateway.url)
+    browser.fill("text", json.dumps({"chunks": [[20, FRAMES]], "hang": True}))
     browser.click("speak")
     browser.until(lambda: browser.text("status") == "Speaking")
     browser.type("text", "\ue00c")  # Escape

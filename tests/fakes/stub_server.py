@@ -13,6 +13,7 @@ import json
 import struct
 import threading
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +63,7 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.ready = ready
         self.models = models
         self.received: list[service_pb2.ModelInferRequest] = []
-        self.sent_ns: list[int] = []  # when each chunk was actually sent
+        self.sent_ns: dict[str, list[int]] = defaultdict(list)  # by text: when each chunk was actually sent
         self.cancelled = 0
         self.running = 0
         self.metadata: dict[str, Any] = {}  # of the last stream
@@ -99,8 +100,7 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
                     yield voice_response(self.voices, operation, input_text(request, "voice"))
                     yield final_response()
                     continue
-                script, audio = audio_of(text_of(request), self.frames)
-                async for response in self._responses(script, audio, arrived_s):
+                async for response in self._responses(text_of(request), arrived_s):
                     yield response
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -108,10 +108,11 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         finally:
             self.running -= 1
 
-    async def _responses(self, script: Script, audio: list[Any], arrived_s: float) -> AsyncIterator[Any]:
+    async def _responses(self, text: str, arrived_s: float) -> AsyncIterator[Any]:
+        script, audio = audio_of(text, self.frames)
         for (at_ms, _), response in zip(script.chunks, audio, strict=True):
             await _sleep_until(arrived_s + at_ms / 1e3, script.exact)
-            self.sent_ns.append(time.perf_counter_ns())
+            self.sent_ns[text].append(time.perf_counter_ns())
             yield response
         if script.hang:
             await asyncio.Event().wait()
