@@ -37,7 +37,6 @@ CASES = {
     "shared weights of four": (100, TileLinear(64, 320, 32, 1, 1, 2, 4, RESIDUAL=1)),
     "norm of more rows than threads": (180, TileLinear(64, 192, 192, 1, 1, 3, NORM=1)),
 }
-PREPARED = "    if (CLUSTER > 1) wait_for_cluster();\n"
 MUTATIONS = {
     "copies are not waited for": ("        await(full + 8 * stage, phase);\n", ""),
     "a stage is refilled while it is used": (
@@ -49,8 +48,14 @@ MUTATIONS = {
         "lane < TWINS) arrive(empty + 8 * used);",
     ),
     "a twin is told after it has ended": ("step - 1 + STAGES < STEPS && ", ""),
-    "a twin is sent weights before its barriers are prepared": (PREPARED, ""),
-    "sums are sent before barriers are prepared": (PREPARED, ""),
+    "a twin is sent weights before its barriers are prepared": (
+        "        if (CLUSTER > 1) wait_for_cluster();\n        // A lane",
+        "        // A lane",
+    ),
+    "sums are sent before barriers are prepared": (
+        "    if (CLUSTER > 1) wait_for_cluster();\n    wait_for_previous();\n",
+        "    wait_for_previous();\n",
+    ),
     "a stage is released while it is used": ("arrive(empty + 8 * used)", "arrive(empty + 8 * stage)"),
     "sums are used before the products end": ("    wait_for_products(0);\n", ""),
     "results replace what others still multiply": ("    meet_at(1, MULTIPLIERS);\n", ""),

@@ -21,7 +21,6 @@ constexpr int HALVES = D / 64;
 constexpr int QUERIES = COUNT * GROUP;
 constexpr int KEYS = 16;
 constexpr int WIDTH = (GROUP + 2) * KV_HEADS * D;
-constexpr int ROOMY_WARPS = 12;                     // of a multiprocessor, whose threads have 168 registers each
 constexpr float NOTHING = -1e30f;
 constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -419,7 +418,7 @@ __device__ __forceinline__ void attend_for_prompts(Softmax& softmax, const Input
 
 // A block has a row of a frame, or up to MOST_ROWS of prompts, whose rows follow the frames. Its warps split the keys. With few
 // warps, limits registers so that 12 warps fit a multiprocessor and many rows hide each other's loads.
-extern "C" __global__ void __launch_bounds__(WARPS * LANES, WARPS <= 4 ? ROOMY_WARPS / WARPS : 1)
+extern "C" __global__ void __launch_bounds__(WARPS * LANES, WARPS <= 4 ? 12 / WARPS : 1)
 paged_attention(const bf16* qkv, const bf16* q_norm, const bf16* k_norm, const bf16* cos, const bf16* sin, bf16* keys,
                 bf16* values, const long long* page_table, const long long* slots, const long long* positions, bf16* out,
                 int frames, int rows, int stride_page_table, float eps, float scale) {
@@ -515,7 +514,7 @@ __device__ __forceinline__ Vector scaled(Vector v, float factor) {
 
 // Blocks that leave a thread fewer registers: norms and angles wait in shared memory, and cached keys and values bypass the
 // first-level cache.
-constexpr bool TIGHT = RESIDENT * WARPS > ROOMY_WARPS;
+constexpr bool TIGHT = RESIDENT * WARPS > 12;
 
 // One warp per row and key head: a frame's positions are one block of keys.
 extern "C" __global__ void __launch_bounds__(WARPS * LANES, RESIDENT)
@@ -527,12 +526,13 @@ frame_attention(const bf16* x, const bf16* qkv, const bf16* q_norm, const bf16* 
     const int lane = threadIdx.x % LANES, group = lane / 4, quarter = lane % 4;
     const Role role(group);
     // Norms of queries and keys; cosines, then sines of each new position.
-    alignas(16) __shared__ bf16 common[2 + COUNT][D];
+    __shared__ bf16 common[2 + COUNT][D];
     Vector norm, angles;
     if (TIGHT) {
-        const int of = threadIdx.x / 4;
-        if (of < 2) store_vector(common[of], quarter, load_vector(of ? k_norm : q_norm, quarter));
-        else if (of < 2 + COUNT) store_vector(common[of], quarter, load_angles(cos, sin, start + of - 2, quarter));
+        for (int i = threadIdx.x; i < (2 + COUNT) * D / 8; i += WARPS * LANES) {
+            const int of = i / (D / 8), at = i % (D / 8) * 8, place = (start + of - 2) * (D / 2) + at;
+            *(uint4*)&common[of][at] = *(const uint4*)(of == 0 ? q_norm + at : of == 1 ? k_norm + at : at < D / 2 ? cos + place : sin + place - D / 2);
+        }
         __syncthreads();
     } else {
         norm = load_vector(role.is_key ? k_norm : q_norm, quarter), angles = load_angles(cos, sin, start + role.fresh, quarter);

@@ -85,8 +85,6 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
     __syncthreads();
     if (CLUSTER > 1) arrive_in_cluster();
     if (!LATE) let_next_start();
-    // Until the other blocks' barriers are prepared; not later, since this wait drops the first-level cache.
-    if (CLUSTER > 1) wait_for_cluster();
 
     if (warp == 4 * GROUPS) {
         auto copy_w = [&](int step, int stage) {
@@ -99,6 +97,8 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         auto copy_x = [&](int step, int stage) {
             copy_tile(ring + stage * STAGE + W_BYTES, x_map, (rank * STEPS + step) * STEP, first_row, full + 8 * stage);
         };
+        // Until the other blocks' barriers are prepared; not later, since this wait drops the first-level cache.
+        if (CLUSTER > 1) wait_for_cluster();
         // A lane for each of the first stages; one refills them.
         if (lane < STAGES) copy_w(lane, lane);
         wait_for_previous();
@@ -116,6 +116,7 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
 
     const int group = __shfl_sync(ALL, warp / 4, 0);
     const int own_row = first_row + rank * SHARE;
+    if (CLUSTER > 1) wait_for_cluster();
     wait_for_previous();
     // Loaded before the products, used after them: squares of the rows that this thread norms, which are also added then where
     // registers suffice, since adding waits for them; and what it adds to. It writes a piece of the rows top, top + AT_ONCE, ...
