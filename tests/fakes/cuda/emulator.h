@@ -32,6 +32,8 @@
 #define __syncthreads() emulator::meet("block", 0, emulator::threads_per_block)
 #define __shfl_xor_sync(mask, value, distance) emulator::exchange(value, distance)
 #define __shfl_sync(mask, value, lane) emulator::from_lane(value, lane)
+#define __shfl_up_sync(mask, value, distance) emulator::from_below(value, distance)
+#define __reduce_add_sync(mask, value) emulator::added(value)
 #define __ballot_sync(mask, value) emulator::ballot(value)
 #define __popc __builtin_popcount
 #define threadIdx (emulator::now->index)
@@ -48,6 +50,12 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
 using std::max;
 using std::min;
+
+inline int atomicMin(int* place, int value) {
+    const int before = *place;
+    *place = min(before, value);
+    return before;
+}
 
 inline unsigned __byte_perm(unsigned first, unsigned second, unsigned selectors) {
     const uint64_t bytes = (uint64_t)second << 32 | first;
@@ -167,6 +175,16 @@ template <class T> T from_lane(T value, int lane) {
     meet_warp();
     std::memcpy(&value, &now->block->sent[first_of_warp() + lane], 4);
     meet_warp();
+    return value;
+}
+
+template <class T> T from_below(T value, int distance) {
+    const int lane = now->index.x % LANES;
+    return from_lane(value, lane < distance ? lane : lane - distance);
+}
+
+template <class T> T added(T value) {
+    for (int distance = 1; distance < LANES; distance *= 2) value += exchange(value, distance);
     return value;
 }
 
