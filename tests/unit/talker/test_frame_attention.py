@@ -21,6 +21,7 @@ SOURCE = Path(linear.__file__).with_name("attention.cu")
 PROGRAM = Path(compiler.__file__).with_name("frame_attention.cpp")
 BF16, POSITIONS, WARPS, ROWS = torch.bfloat16, 16, 4, 5
 ROOMY, TIGHT = 3, 4
+RIGHT, WRONG = 2e-2, 5e-2
 # Heads, key heads, size; blocks of a multiprocessor; whether it norms; new positions, and the first of them.
 CASES = {
     "the first two positions": (4, 2, 64, ROOMY, True, 2, 0),
@@ -51,23 +52,26 @@ pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")
 
 @pytest.mark.parametrize("name", CASES)
 def test_rows_attend_to_their_frame_and_store_their_keys(tmp_path: Path, name: str) -> None:
-    assert error(name, SOURCE.read_text(), tmp_path, seeds=range(3)) < 2e-2
+    assert error(name, SOURCE.read_text(), tmp_path, seeds=range(3)) < RIGHT
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_emulator_finds_a_wrong_kernel(tmp_path: Path, name: str) -> None:
     case, mutation = MUTATIONS[name]
-    assert error(case, mutated(SOURCE.read_text(), mutation), tmp_path, seeds=range(0, 300, 2)) > 0.05
+    assert error(case, mutated(SOURCE.read_text(), mutation), tmp_path, seeds=range(0, 300, 2)) > WRONG
 
 
 def error(name: str, source: str, folder: Path, seeds: range) -> float:
-    """The largest error of a row, or of a key or value, relative to its norm; infinite for what is not a number."""
+    """The largest error of a row, or of a key or value, relative to its norm, up to the first seed above WRONG."""
     heads, key_heads, size, resident, norms, count, _ = CASES[name]
     sizes = {"GROUP": heads // key_heads, "KV_HEADS": key_heads, "D": size, "POSITIONS": POSITIONS, "COUNT": count}
     inputs = transformer_config(heads, key_heads, size).hidden_size * norms
     macros = {**sizes, "INPUTS": inputs, "WARPS": WARPS, "RESIDENT": resident}
     kernel = compiled(PROGRAM, SOURCE.name, source, macros, folder, [SOURCE.parent])
-    return max(measured(kernel, name, seed) for seed in seeds)
+    errors = [0.0]
+    while errors[-1] <= WRONG and len(errors) <= len(seeds):
+        errors.append(measured(kernel, name, seeds[len(errors) - 1]))
+    return max(errors)
 
 
 def measured(kernel: Any, name: str, seed: int) -> float:
@@ -98,5 +102,6 @@ def measured(kernel: Any, name: str, seed: int) -> float:
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
+    """Of the worst vector; infinite for what is not a number."""
     errors = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1)
     return float(errors.nan_to_num(torch.inf).max())
