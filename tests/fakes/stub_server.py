@@ -98,7 +98,6 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
                     continue
                 if operation := input_text(request, "operation"):
                     yield voice_response(self.voices, operation, input_text(request, "voice"))
-                    yield final_response()
                     continue
                 async for response in self._responses(text_of(request), arrived_s):
                     yield response
@@ -169,7 +168,7 @@ def voice_response(voices: dict[str, Any] | None, operation: str, name: str) -> 
         voices[name] = {"name": name, "ref_text": None, "created": "2026-11-23T00:00:00+00:00", "x_vector_only": True}
     found = [voices.pop(name)] if operation == "delete_voice" else [voices[name]] if name else list(voices.values())
     raw = b"".join(struct.pack("<I", len(text)) + text for text in (json.dumps(voice).encode() for voice in found))
-    response = service_pb2.ModelStreamInferResponse()
+    response = final_response()
     response.infer_response.outputs.add(name="voices", datatype="BYTES", shape=[len(found)])
     response.infer_response.raw_output_contents.append(raw)
     return response

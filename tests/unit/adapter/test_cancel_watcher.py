@@ -28,6 +28,7 @@ class Sender:
 
     def __init__(self) -> None:
         self.polled: list[float] = []
+        self.messages = 0
         self.cancelled = self.ended = False
 
     def is_cancelled(self) -> bool:
@@ -36,6 +37,7 @@ class Sender:
         return self.cancelled
 
     def send(self, *response: object, flags: int = 0) -> None:
+        self.messages += 1
         self.ended |= bool(flags)
 
 
@@ -123,6 +125,15 @@ def test_delays_final_of_a_stream_that_ends_while_its_client_disconnects(watched
     assert not sender.ended
     watched.watcher.close()
     assert sender.ended
+
+
+def test_voices_and_final_are_one_message(watched: Watched) -> None:
+    """As two, Triton crashes if the client disconnects between them."""
+    sender, sinks = Sender(), []
+    watched.accept(sender, sinks.append)
+    sinks[0].reply(["{}"])
+    assert sender.ended
+    assert sender.messages == 1
 
 
 def test_close_sends_every_pending_final(watched: Watched) -> None:

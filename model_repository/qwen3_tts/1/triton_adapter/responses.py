@@ -73,14 +73,13 @@ class ResponseSink:
             self._sender.send(pb_utils.InferenceResponse(outputs))
 
     def reply(self, voices: list[str]) -> None:
-        """Send the result of a voice operation, then FINAL."""
-        with self._lock:
-            if self._sender is not None:
-                encoded = np.array([voice.encode() for voice in voices], np.object_)
-                self._sender.send(pb_utils.InferenceResponse([pb_utils.Tensor(VOICES, encoded)]))
-        self.finish(None)
+        """Send the result of a voice operation with FINAL."""
+        self._end([pb_utils.Tensor(VOICES, np.array([voice.encode() for voice in voices], np.object_))])
 
     def finish(self, error: RequestError | None, summary: Summary | None = None) -> None:
+        self._end(_outputs(summary) if summary else [], error)
+
+    def _end(self, outputs: list[Any], error: RequestError | None = None) -> None:
         with self._lock:
             # Drop the reference: Triton cannot unload the model while a response sender is alive.
             sender, self._sender = self._sender, None
@@ -89,9 +88,9 @@ class ResponseSink:
             self._completed = error is None
             self._watcher.forget(self)
             if isinstance(error, Cancelled) or (self._started and sender.is_cancelled()):
-                self._watcher.settle(partial(_send_final, sender, error, summary))
+                self._watcher.settle(partial(_send_final, sender, outputs, error))
             else:
-                _send_final(sender, error, summary)
+                _send_final(sender, outputs, error)
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone. Takes the lock, since a check after FINAL crashes Triton."""
@@ -175,12 +174,13 @@ class CancelWatcher:
                 log.exception("sending the end of a cancelled stream failed")
 
 
-def _send_final(sender: Any, error: RequestError | None, summary: Summary | None) -> None:
+def _send_final(sender: Any, outputs: list[Any], error: RequestError | None) -> None:
+    # One message: FINAL of a cancelled stream may crash Triton while another one is being written (docs/failures.md).
     final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
     if error is not None:
         sender.send(pb_utils.InferenceResponse(error=_triton_error(error)), flags=final)
-    elif summary is not None:
-        sender.send(pb_utils.InferenceResponse(_outputs(summary)), flags=final)
+    elif outputs:
+        sender.send(pb_utils.InferenceResponse(outputs), flags=final)
     else:
         sender.send(flags=final)
 
