@@ -97,7 +97,6 @@ struct Block {
     std::map<unsigned, Phases> phases;
     std::map<std::pair<std::string, int>, Meeting> meetings;
     std::map<int, std::deque<Product>> products;    // by warpgroup, not yet computed
-    std::map<int, float> exchanged;
     std::map<int, unsigned> sent;
     std::map<int, std::vector<unsigned>> operands;
 };
@@ -159,14 +158,6 @@ inline void meet(const char* name, int number, int threads) {
 inline int warp() { return now->index.x / LANES; }
 inline void meet_warp() { meet("warp", warp(), LANES); }
 
-template <class T> T exchange(T value, int distance) {
-    now->block->exchanged[now->index.x] = value;
-    meet_warp();
-    const T other = now->block->exchanged[now->index.x ^ distance];
-    meet_warp();
-    return other;
-}
-
 inline int first_of_warp() { return now->index.x / LANES * LANES; }
 
 template <class T> T from_lane(T value, int lane) {
@@ -177,6 +168,8 @@ template <class T> T from_lane(T value, int lane) {
     meet_warp();
     return value;
 }
+
+template <class T> T exchange(T value, int distance) { return from_lane(value, now->index.x % LANES ^ distance); }
 
 template <class T> T from_below(T value, int distance) {
     const int lane = now->index.x % LANES;

@@ -79,3 +79,9 @@ def layer(config: TransformerConfig) -> LayerWeights:
     none = torch.empty(0)
     norms = 1 + 0.3 * torch.randn(2, config.head_dim)
     return LayerWeights(qkv, norms[0], norms[1], none, NormLinear(None, none), none)
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    """Of the worst vector, relative to its norm; infinite for what is not a number."""
+    errors = (found.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1)
+    return float(errors.nan_to_num(torch.inf).max())

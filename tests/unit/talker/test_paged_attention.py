@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from qwen3_tts_engine.talker.kernels import linear
 from tests.fakes.cuda import compiler
 from tests.fakes.cuda.compiler import compiled, mutated
-from tests.unit.talker.attention_case import PAGE, AttentionCase, attention_case
+from tests.fakes.cuda.emulated import KERNELS
+from tests.unit.talker.attention_case import PAGE, AttentionCase, attention_case, relative_error
 
-SOURCE = Path(linear.__file__).with_name("attention.cu")
+SOURCE = KERNELS / "attention.cu"
 PROGRAM = Path(compiler.__file__).with_name("attention.cpp")
 BF16, SEEDS = torch.bfloat16, (0, 3)
 # Heads, key heads, size, warps; positions of frames; first positions and rows of prompts.
@@ -58,7 +58,7 @@ def error(name: str, source: str, folder: Path) -> float:
     heads, key_heads, size, warps, frames, prompts = CASES[name]
     case = attention_case(heads, key_heads, size, prompts, frames)
     macros = {"GROUP": heads // key_heads, "KV_HEADS": key_heads, "D": size, "COUNT": 1, "PAGE": PAGE, "WARPS": warps}
-    kernel = compiled(PROGRAM, SOURCE.name, source, macros | {"PROMPTS": 1}, folder, [SOURCE.parent])
+    kernel = compiled(PROGRAM, SOURCE.name, source, macros | {"PROMPTS": 1}, folder, [KERNELS])
     return max(measured(kernel, case, len(frames), seed) for seed in SEEDS)
 
 
@@ -75,9 +75,8 @@ def measured(kernel: Any, case: AttentionCase, frames: int, seed: int) -> float:
     assert not kernel(*pointers, frames, rows, cache.page_table.stride(0), *floats, lines, seed)
     written = cached(case, below=case.ends)
     assert data[:, ~written].isnan().all(), "wrote where no row is"
-    pairs = ((out.float(), case.expected), (data[:, written].float(), case.after[:, written]))
-    errors = [(found - wanted).norm(dim=-1) / wanted.norm(dim=-1) for found, wanted in pairs]
-    return max(float(error.nan_to_num(torch.inf).max()) for error in errors)
+    pairs = ((out, case.expected), (data[:, written], case.after[:, written]))
+    return max(relative_error(found, wanted) for found, wanted in pairs)
 
 
 def cached(case: AttentionCase, below: Tensor) -> Tensor:
