@@ -1,4 +1,4 @@
-"""Finds the tiles of tile_linear.cu with which the layers of a tick are fastest, on a Hopper GPU.
+"""Finds the form of each product with which the layers of a tick are fastest, on a Hopper GPU.
 
     python -m scripts.benchmarks.products --output products.json
 
@@ -19,11 +19,13 @@ from rich.console import Console
 
 from qwen3_tts_client.records.environment import commit
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER
-from qwen3_tts_engine.talker.kernels.tile_linear import Tile, TileLinear, tile_of
-from qwen3_tts_engine.talker.ops.products import build
+from qwen3_tts_engine.talker.kernels.linear import by_rows
+from qwen3_tts_engine.talker.kernels.skinny_linear import Block, skinny_linear
+from qwen3_tts_engine.talker.kernels.tile_linear import tile_of
+from qwen3_tts_engine.talker.ops.products import SKINNY_BEFORE_TILES, Form, build
 from scripts.benchmarks.common import show
-from scripts.benchmarks.products.candidates import candidates
-from scripts.benchmarks.products.search import REPEATS, Found, descend, line, text
+from scripts.benchmarks.products.candidates import blocks, candidates
+from scripts.benchmarks.products.search import REPEATS, Choice, Found, descend, line, text
 from scripts.benchmarks.products.stack import Product, Shape, Stack, shapes
 
 # Of a result to that of cuBLAS, relative to its norm: both round to bfloat16 many times.
@@ -50,26 +52,39 @@ def main(
         output.write_text(json.dumps({**environment(), "rows": [asdict(one) for one in found]}, indent=1) + "\n")
 
 
-def of(product: Product, rows: int, most: int) -> dict[Tile, TileLinear]:
-    return candidates(product.outputs, product.inputs, rows, most, **product.flags)
+def of(product: Product, rows: int, most: int) -> dict[Choice, Form]:
+    shape = product.outputs, product.inputs, rows
+    made = blocks(*shape, **product.flags) if is_skinny(product, rows) else candidates(*shape, most, **product.flags)
+    return dict(made.items())
+
+
+def is_skinny(product: Product, rows: int) -> bool:
+    return min(product.shape) <= by_rows(SKINNY_BEFORE_TILES, rows, 0)
+
+
+def served(product: Product, rows: int) -> Choice | None:
+    if not is_skinny(product, rows):
+        return tile_of(*product.shape, rows)
+    form = skinny_linear(product.outputs, product.inputs, rows, **product.flags)
+    return Block(form.WARPS, form.TILES)
 
 
 def search(name: str, shape: Shape, rows: int, most: int) -> Found:
     """Starts from what is served, and takes the best tile for one product after the other, all others staying."""
     stack = Stack(shape, rows, torch.device("cuda"))
     options = {product: list(of(one, rows, most)) for product, one in shape.products.items()}
-    start = {product: tile_of(*one.shape, rows) or options[product][0] for product, one in shape.products.items()}
+    start = {product: served(one, rows) or options[product][0] for product, one in shape.products.items()}
     tiles, changes = descend(stack.layer_us, start, options)
     cublas = dict.fromkeys(shape.products)
     check(stack, tiles, stack.result(cublas))
-    by_cublas, served, best = (stack.layer_us(chosen, REPEATS) for chosen in (cublas, {}, tiles))
+    by_cublas, as_served, best = (stack.layer_us(chosen, REPEATS) for chosen in (cublas, {}, tiles))
     names = {product: text(tile) for product, tile in tiles.items()}
-    found = Found(name, rows, by_cublas, served, best, names, changes)
+    found = Found(name, rows, by_cublas, as_served, best, names, changes)
     console.print(found)
     return found
 
 
-def check(stack: Stack, tiles: Mapping[str, Tile], expected: torch.Tensor) -> None:
+def check(stack: Stack, tiles: Mapping[str, Choice], expected: torch.Tensor) -> None:
     """Raises ArithmeticError unless two runs give equal bits, close to `expected`."""
     first, second = stack.result(tiles), stack.result(tiles)
     difference = float((first.double() - expected.double()).norm() / expected.double().norm())

@@ -1,11 +1,15 @@
-"""The tiles of tile_linear.cu that are compared, and what their bytes and operations take at best."""
+"""The blocks of skinny_linear.cu and tiles of tile_linear.cu that are compared; what a tile takes at best."""
 
 import math
 from collections.abc import Iterator
 from itertools import product
 
+from qwen3_tts_engine.talker.kernels.linear import LANES
+from qwen3_tts_engine.talker.kernels.skinny_linear import Block, SkinnyLinear, halves_of
 from qwen3_tts_engine.talker.kernels.tile_linear import (
     MULTIPROCESSOR_BYTES,
+    REGISTERS,
+    SCHEDULERS,
     STEP,
     SYSTEM_BYTES,
     Tile,
@@ -20,6 +24,25 @@ MULTIPROCESSORS, CLUSTERED = 132, {1: 132, 2: 132, 4: 96, 8: 96}
 INGRESS, MEMORY, MULTIPLICATIONS, CLOCK = 110e3, 4.3e6, 2048, 1755
 # Fitted to 252 measurements: a launch, a warpgroup more, an exchange of sums, a second wave of blocks; microseconds.
 LAUNCH, PER_GROUP, EXCHANGE, WAVE = 3.0, 0.8, 0.8, 4.0
+
+
+# Of skinny_linear; a thread's registers, and the share of them that weights may have; blocks of a product.
+WARPS, OUTPUT_TILES = (4, 8, 12, 16, 24, 32), (1, 2, 3, 4, 6, 8)
+THREAD_REGISTERS, WEIGHTS_SHARE, BLOCKS = 255, 0.8, range(20, 400)
+
+
+def blocks(outputs: int, inputs: int, rows: int, **flags: int) -> dict[Block, SkinnyLinear]:
+    """Those whose registers suffice."""
+    made = {}
+    for warps, tiles in product(WARPS, OUTPUT_TILES):
+        if inputs % (warps * LANES) or outputs % (8 * tiles):
+            continue
+        form = SkinnyLinear(outputs, inputs, halves_of(rows), warps, tiles, **flags)
+        weights = 4 * (inputs // warps // LANES) * tiles * (1 + form.GATED)
+        registers = min(THREAD_REGISTERS, SCHEDULERS * REGISTERS // form.threads)
+        if weights <= WEIGHTS_SHARE * registers and form.blocks in BLOCKS:
+            made[Block(warps, tiles)] = form
+    return made
 
 
 def candidates(outputs: int, inputs: int, rows: int, most: int, **flags: int) -> dict[Tile, TileLinear]:

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from qwen3_tts_engine.talker.kernels.skinny_linear import Block
 from qwen3_tts_engine.talker.kernels.tile_linear import Tile
 
 REPEATS = 3
-# Microseconds a layer with these tiles, by product, measured so often.
-LayerTime = Callable[[Mapping[str, Tile], int], float]
+Choice = Tile | Block
+# Microseconds a layer with these choices, by product, measured so often.
+LayerTime = Callable[[Mapping[str, Choice], int], float]
 Changes = dict[str, dict[str, float]]
 
 
@@ -25,8 +27,8 @@ class Found:
 
 
 def descend(
-    layer_us: LayerTime, start: Mapping[str, Tile], options: Mapping[str, Sequence[Tile]]
-) -> tuple[dict[str, Tile], Changes]:
+    layer_us: LayerTime, start: Mapping[str, Choice], options: Mapping[str, Sequence[Choice]]
+) -> tuple[dict[str, Choice], Changes]:
     """Takes the fastest tile for one product after the other, all others staying."""
     chosen, best, found = dict(start), layer_us(start, REPEATS), Changes()
     for product, tiles in options.items():
@@ -38,7 +40,9 @@ def descend(
     return chosen, found
 
 
-def text(tile: Tile) -> str:
+def text(tile: Choice) -> str:
+    if isinstance(tile, Block):
+        return f"{tile.warps} warps x {8 * tile.tiles}"
     return (
         f"{tile.rows}x{64 * tile.groups}"
         + f"/{tile.split}" * (tile.split > 1)

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.configs import TalkerConfig, TransformerConfig
-from qwen3_tts_engine.talker.kernels.tile_linear import Tile, with_stages
+from qwen3_tts_engine.talker.kernels.skinny_linear import Block, SkinnyLinear, halves_of
+from qwen3_tts_engine.talker.kernels.tile_linear import with_stages
 from qwen3_tts_engine.talker.kv_cache import FrameCache
 from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
 from qwen3_tts_engine.talker.ops.products import Form, Products
 from qwen3_tts_engine.talker.transformer import Transformer
 from scripts.benchmarks.cuda_timing import graph_us
+from scripts.benchmarks.products.search import Choice
 from scripts.synthetic.configs import model_config
 
 # Positions of a frame, and of the talker's layers, whose attention here is that of the predictor too.
@@ -75,14 +77,16 @@ class ChosenProducts(Products):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, batch_invariant=False)
-        self.tiles: dict[tuple[int, int], Tile | None] = {}
+        self.tiles: dict[tuple[int, int], Choice | None] = {}
 
     def form(self, rows: int, weight: Tensor, **flags: int) -> Form | None:
         height, inputs = weight.shape
         if (height, inputs) not in self.tiles:
             return super().form(rows, weight, **flags)
-        tile = self.tiles[height, inputs]
-        return tile and with_stages(height // (1 + flags.get("GATED", 0)), inputs, tile, **flags)
+        tile, outputs = self.tiles[height, inputs], height // (1 + flags.get("GATED", 0))
+        if isinstance(tile, Block):
+            return SkinnyLinear(outputs, inputs, halves_of(rows), *tile, **flags)
+        return tile and with_stages(outputs, inputs, tile, **flags)
 
 
 class ChosenOps(KernelOps):
@@ -105,7 +109,7 @@ class Stack:
         self._cache = FrameCache(config, rows, POSITIONS, torch.bfloat16, device)
         self._start = torch.randn(rows, config.hidden_size, device=device).bfloat16()
 
-    def layer_us(self, tiles: Mapping[str, Tile | None], repeats: int) -> float:
+    def layer_us(self, tiles: Mapping[str, Choice | None], repeats: int) -> float:
         """Microseconds of all passes, for each layer, with these tiles for the products of those names."""
         x = self._start.clone()
         self._choose(tiles)
@@ -113,7 +117,7 @@ class Stack:
         count = self._shape.passes * self._shape.config.num_hidden_layers
         return graph_us(lambda: self._run(x), repeats) / count
 
-    def result(self, tiles: Mapping[str, Tile | None]) -> Tensor:
+    def result(self, tiles: Mapping[str, Choice | None]) -> Tensor:
         """[rows, H] after all passes."""
         self._cache.data.zero_()
         x = self._start.clone()
@@ -121,7 +125,7 @@ class Stack:
         self._run(x)
         return x
 
-    def _choose(self, tiles: Mapping[str, Tile | None]) -> None:
+    def _choose(self, tiles: Mapping[str, Choice | None]) -> None:
         self._ops.products.tiles = {self._shape.products[name].shape: tile for name, tile in tiles.items()}
 
     def _run(self, x: Tensor) -> None:

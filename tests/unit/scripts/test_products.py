@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from qwen3_tts_engine.talker.kernels.skinny_linear import BLOCKS, Block
 from qwen3_tts_engine.talker.kernels.tile_linear import STEP, TILES, Tile
-from scripts.benchmarks.products.candidates import candidates
+from scripts.benchmarks.products.candidates import blocks, candidates
 from scripts.benchmarks.products.search import Found, descend, line, text
 
 HOPPER_BYTES = 227 * 1024
@@ -33,6 +34,15 @@ def test_a_served_tile_is_among_nine_candidates(height: int, inputs: int) -> Non
         assert served is None or (*served[:3], served.twins) in found, rows
 
 
+@pytest.mark.parametrize(("height", "inputs"), BLOCKS)
+def test_a_served_block_is_among_those_that_fit(height: int, inputs: int) -> None:
+    flags = GATED if height > 4096 else {}
+    for halves, served in BLOCKS[height, inputs].items():
+        made = blocks(height // (1 + len(flags) // 2), inputs, 8 * halves, **flags)
+        assert served in made
+        assert all((*block, halves) == (form.WARPS, form.TILES, form.HALVES) for block, form in made.items())
+
+
 def test_the_search_takes_the_fastest_tile_of_each_product_beside_the_others() -> None:
     narrow, wide, split = Tile(32), Tile(64), Tile(64, 1, 2)
     costs = {narrow: 3.0, wide: 2.0, split: 2.5}
@@ -52,10 +62,7 @@ def test_a_product_keeps_its_tile_where_none_is_faster() -> None:
 
 
 def test_a_line_names_times_and_tiles() -> None:
-    assert [text(Tile(64, 2, 4)), text(Tile(32, paired=True)), text(Tile(32, twins=2))] == [
-        "64x128/4",
-        "32x64p",
-        "32x64t",
-    ]
+    choices = Tile(64, 2, 4), Tile(32, paired=True), Tile(32, twins=2), Block(16, 4)
+    assert [text(choice) for choice in choices] == ["64x128/4", "32x64p", "32x64t", "16 warps x 32"]
     found = Found("predictor", 64, 32.2, 20.951, 20.949, {"qkv": "64x64", "out": "64x64/4"}, {})
     assert list(line(found).values()) == ["predictor", "64", "32.20", "20.95", "20.95", "qkv 64x64, out 64x64/4"]

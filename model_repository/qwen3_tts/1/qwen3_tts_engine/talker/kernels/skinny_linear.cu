@@ -2,10 +2,9 @@
 //
 // Compiled once for each shape, with these macros:
 //   N, K            outputs, inputs (a gated layer has 2 N rows of weights: N gates, then N ups)
-//   TILES           tiles of 8 outputs per block and round
-//   ROUNDS          1, or 2: the second round's weights are loaded during the first, for the same rows of x
 //   HALVES          groups of 8 rows of x per block: 1, 2 or 4; blockIdx.y selects them
 //   WARPS           warps per block, each with K / WARPS inputs, a multiple of 32
+//   TILES           tiles of 8 outputs per block
 //   NORM            1: x is normalised first (RMSNorm, whose weights w includes)
 //   GATED           1: y = silu(gate) * up
 //   RESIDUAL        1: out += y
@@ -40,19 +39,16 @@ skinny_linear(const bf16* x, const bf16* w, const bf16* __restrict__ bias, void*
     const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     // A lane's 16 bytes are contiguous in K. Any order of K will do, since both operands use the same.
     const int group = lane / 4, quarter = lane % 4, k = warp * (K / WARPS) + quarter * 8;
-    const int first_output = blockIdx.x * ROUNDS * OUTPUTS;
+    const int first_output = blockIdx.x * OUTPUTS;
 
-    uint4 weights[ROUNDS][UNITS][STEPS];
-    auto load_round = [&](int round) {
+    uint4 weights[UNITS][STEPS];
+    #pragma unroll
+    for (int unit = 0; unit < UNITS; unit++)
         #pragma unroll
-        for (int unit = 0; unit < UNITS; unit++)
-            #pragma unroll
-            for (int step = 0; step < STEPS; step++) {
-                const int output = first_output + round * OUTPUTS + unit % TILES * 8 + group;
-                weights[round][unit][step] = load_weights(w + (size_t)(unit / TILES * N + output) * K + k + step * 32);
-            }
-    };
-    load_round(0);
+        for (int step = 0; step < STEPS; step++) {
+            const int output = first_output + unit % TILES * 8 + group;
+            weights[unit][step] = load_weights(w + (size_t)(unit / TILES * N + output) * K + k + step * 32);
+        }
     let_next_start();
     wait_for_previous();
 
@@ -63,78 +59,68 @@ skinny_linear(const bf16* x, const bf16* w, const bf16* __restrict__ bias, void*
         #pragma unroll
         for (int step = 0; step < STEPS; step++)
             inputs[half][step] = *(const uint4*)(x + (size_t)min(half * 8 + group, rows - 1) * stride_x + k + step * 32);
-    auto place = [&](int round, int i) {
-        return (size_t)(blockIdx.y * ROWS + i / OUTPUTS) * stride_out + first_output + round * OUTPUTS + i % OUTPUTS;
-    };
-    bf16 residual[ROUNDS][STORES];
+    auto place = [&](int i) { return (size_t)(blockIdx.y * ROWS + i / OUTPUTS) * stride_out + first_output + i % OUTPUTS; };
+    bf16 residual[STORES];
     #pragma unroll
-    for (int i = 0; RESIDUAL && i < ROUNDS * STORES; i++) {
-        const int item = threadIdx.x + i % STORES * THREADS;
-        residual[i / STORES][i % STORES] = ((const bf16*)out)[place(i / STORES, min(item, rows * OUTPUTS - 1))];
-    }
+    for (int i = 0; RESIDUAL && i < STORES; i++)
+        residual[i] = ((const bf16*)out)[place(min((int)threadIdx.x + i * THREADS, rows * OUTPUTS - 1))];
+    float products[HALVES][PAIRS][4] = {};
+    float partial[HALVES] = {};
     #pragma unroll
-    for (int round = 0; round < ROUNDS; round++) {
-        if (round + 1 < ROUNDS) load_round(round + 1);
-        float products[HALVES][PAIRS][4] = {};
-        float partial[HALVES] = {};
-        #pragma unroll
-        for (int step = 0; step < STEPS; step++)
-            #pragma unroll
-            for (int half = 0; half < HALVES; half++) {
-                const uint4 v = inputs[half][step];
-                if (NORM) partial[half] += squares(v);
-                #pragma unroll
-                for (int pair = 0; pair < PAIRS; pair++) {
-                    const uint4 first = weights[round][2 * pair][step];
-                    const uint4 second = 2 * pair + 1 < UNITS ? weights[round][2 * pair + 1][step] : make_uint4(0, 0, 0, 0);
-                    multiply(products[half][pair], first.x, second.x, first.y, second.y, v.x, v.y);
-                    multiply(products[half][pair], first.z, second.z, first.w, second.w, v.z, v.w);
-                }
-            }
-
-        // The sums of the last round have been read.
-        if (round) __syncthreads();
+    for (int step = 0; step < STEPS; step++)
         #pragma unroll
         for (int half = 0; half < HALVES; half++) {
-            if (NORM) {
-                float total = partial[half];
-                total += __shfl_xor_sync(ALL, total, 1);
-                total += __shfl_xor_sync(ALL, total, 2);
-                if (quarter == 0) row_squares[warp][half * 8 + group] = total;
-            }
+            const uint4 v = inputs[half][step];
+            if (NORM) partial[half] += squares(v);
             #pragma unroll
-            for (int unit = 0; unit < UNITS; unit++)
-                #pragma unroll
-                for (int odd = 0; odd < 2; odd++)
-                    if (const int row = half * 8 + quarter * 2 + odd; row < rows)
-                        sums[warp][row][unit * 8 + group] = products[half][unit / 2][unit % 2 * 2 + odd];
+            for (int pair = 0; pair < PAIRS; pair++) {
+                const uint4 first = weights[2 * pair][step];
+                const uint4 second = 2 * pair + 1 < UNITS ? weights[2 * pair + 1][step] : make_uint4(0, 0, 0, 0);
+                multiply(products[half][pair], first.x, second.x, first.y, second.y, v.x, v.y);
+                multiply(products[half][pair], first.z, second.z, first.w, second.w, v.z, v.w);
+            }
         }
-        __syncthreads();
 
-        #pragma unroll
-        for (int j = 0; j < STORES; j++) {
-            const int i = threadIdx.x + j * THREADS, m = i / OUTPUTS, n = i % OUTPUTS;
-            if (i >= rows * OUTPUTS) break;
-            float value = 0.0f, up = 0.0f, square = 0.0f;
-            #pragma unroll
-            for (int other = 0; other < WARPS; other++) {
-                value += sums[other][m][n];
-                if (GATED) up += sums[other][m][(UNITS - TILES) * 8 + n];
-                if (NORM) square += row_squares[other][m];
-            }
-            if (NORM) {
-                const float inverse = rsqrtf(square / K + eps);
-                value *= inverse;
-                up *= inverse;
-            }
-            if (BIAS) value += widen(bias[first_output + round * OUTPUTS + n]);
-            if (GATED) {
-                const float gate = rounded(value);
-                value = rounded(gate / (1.0f + __expf(-gate))) * rounded(up);
-            }
-            if (RESIDUAL) value = rounded(value) + widen(residual[round][j]);
-            if (FLOAT_OUT) ((float*)out)[place(round, i)] = value;
-            else ((bf16*)out)[place(round, i)] = (bf16)pack(value, 0.0f);
+    #pragma unroll
+    for (int half = 0; half < HALVES; half++) {
+        if (NORM) {
+            float total = partial[half];
+            total += __shfl_xor_sync(ALL, total, 1);
+            total += __shfl_xor_sync(ALL, total, 2);
+            if (quarter == 0) row_squares[warp][half * 8 + group] = total;
         }
+        #pragma unroll
+        for (int unit = 0; unit < UNITS; unit++)
+            #pragma unroll
+            for (int odd = 0; odd < 2; odd++)
+                if (const int row = half * 8 + quarter * 2 + odd; row < rows)
+                    sums[warp][row][unit * 8 + group] = products[half][unit / 2][unit % 2 * 2 + odd];
+    }
+    __syncthreads();
+
+    #pragma unroll
+    for (int j = 0; j < STORES; j++) {
+        const int i = threadIdx.x + j * THREADS, m = i / OUTPUTS, n = i % OUTPUTS;
+        if (i >= rows * OUTPUTS) break;
+        float value = 0.0f, up = 0.0f, square = 0.0f;
+        #pragma unroll
+        for (int other = 0; other < WARPS; other++) {
+            value += sums[other][m][n];
+            if (GATED) up += sums[other][m][(UNITS - TILES) * 8 + n];
+            if (NORM) square += row_squares[other][m];
+        }
+        if (NORM) {
+            const float inverse = rsqrtf(square / K + eps);
+            value *= inverse;
+            up *= inverse;
+        }
+        if (BIAS) value += widen(bias[first_output + n]);
+        if (GATED) {
+            const float gate = rounded(value);
+            value = rounded(gate / (1.0f + __expf(-gate))) * rounded(up);
+        }
+        if (RESIDUAL) value = rounded(value) + widen(residual[j]);
+        if (FLOAT_OUT) ((float*)out)[place(i)] = value;
+        else ((bf16*)out)[place(i)] = (bf16)pack(value, 0.0f);
     }
 }

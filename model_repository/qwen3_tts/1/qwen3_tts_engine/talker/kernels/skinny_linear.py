@@ -1,17 +1,35 @@
 """The specialisations of skinny_linear.cu."""
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from qwen3_tts_engine.talker.kernels.linear import LANES, Linear, carveout
 
-# Registers per thread for weights, by warps per block: half of those available at full occupancy.
+
+class Block(NamedTuple):
+    """The macros of those names."""
+
+    warps: int
+    tiles: int
+
+
+# By (rows of weights, inputs) and HALVES: the block with which a layer was fastest (one H200,
+# scripts/benchmarks/products). Few blocks are, since those of the next kernels then load their weights on the other
+# multiprocessors.
+BLOCKS: dict[tuple[int, int], dict[int, Block]] = {
+    (4096, 1024): {1: Block(8, 8), 2: Block(4, 2)},
+    (1024, 2048): {1: Block(16, 4)},
+    (6144, 1024): {1: Block(8, 6)},
+    (1024, 3072): {1: Block(24, 2), 2: Block(12, 2)},
+    (12288, 2048): {1: Block(16, 3)},
+    (2048, 6144): {1: Block(16, 2)},
+}
+# Of other products: registers per thread for weights, by warps per block, half of those available at full occupancy;
+# and blocks.
 WEIGHT_REGISTERS = {4: 128, 8: 128, 16: 64}
+MIN_BLOCKS = 64
 # Between the sums of two rows.
 PADDING = 4
-# Fewer blocks leave too many multiprocessors idle.
-MIN_BLOCKS = 64
 
 
 @dataclass(frozen=True)
@@ -20,10 +38,8 @@ class SkinnyLinear(Linear):
     cluster: ClassVar[int] = 1
 
     HALVES: int
-
-    @property
-    def macros(self) -> dict[str, int]:
-        return super().macros | {"WARPS": self.warps, "TILES": self.tiles, "ROUNDS": self.rounds}
+    WARPS: int
+    TILES: int
 
     @property
     def carveout(self) -> int | None:
@@ -31,7 +47,7 @@ class SkinnyLinear(Linear):
 
     @property
     def threads(self) -> int:
-        return LANES * self.warps
+        return LANES * self.WARPS
 
     @property
     def rows(self) -> int:
@@ -40,36 +56,36 @@ class SkinnyLinear(Linear):
 
     @property
     def blocks(self) -> int:
-        return self.N // (8 * self.tiles * self.rounds)
+        return self.N // (8 * self.TILES)
 
     @property
     def shared_bytes(self) -> int:
         """Partial sums, and sums of squares, of every warp in float32."""
-        return 4 * self.warps * self.rows * (8 * self.tiles * (1 + self.GATED) + PADDING + 1)
+        return 4 * self.WARPS * self.rows * (8 * self.TILES * (1 + self.GATED) + PADDING + 1)
 
-    @cached_property
-    def warps(self) -> int:
-        """More warps read the weights in fewer steps; fewer warps leave each the registers for many rows."""
-        warps = 16 if self.K >= 2048 else 8
-        if self.HALVES == 4:
-            warps = 4 if self.K <= 1024 else 8 if self.N >= 4096 else 16
-        while self.K % (warps * LANES):
-            warps //= 2
-        return warps
 
-    @cached_property
-    def tiles(self) -> int:
-        """As many outputs per block as fit its registers, since each block reads the rows of x once."""
-        registers = 4 * (1 + self.GATED) * (self.K // self.warps // LANES)
-        tiles = 1
-        while tiles < 4 and registers * tiles * 2 <= WEIGHT_REGISTERS.get(self.warps, 128) and self._divides(tiles * 2):
-            tiles *= 2
-        return tiles
+def skinny_linear(outputs: int, inputs: int, rows: int, **flags: int) -> SkinnyLinear:
+    """The form for `rows`."""
+    halves, gated = halves_of(rows), flags.get("GATED", 0)
+    measured = BLOCKS.get((outputs * (1 + gated), inputs), {}).get(halves)
+    return SkinnyLinear(outputs, inputs, halves, *(measured or _fitting(outputs, inputs, halves, gated)), **flags)
 
-    @cached_property
-    def rounds(self) -> int:
-        """Two where registers do not suffice for a second tile, so that fewer blocks read the rows of x."""
-        return 2 if self.HALVES == 1 and self.tiles == 1 and self._divides(2) else 1
 
-    def _divides(self, tiles: int) -> bool:
-        return self.N % (8 * tiles) == 0 and self.N // (8 * tiles) >= MIN_BLOCKS
+def halves_of(rows: int) -> int:
+    """HALVES for `rows` of x."""
+    return 1 if rows <= 8 else 2 if rows <= 16 else 4
+
+
+def _fitting(outputs: int, inputs: int, halves: int, gated: int) -> Block:
+    # More warps read the weights in fewer steps; fewer warps leave each the registers for many rows.
+    warps = 16 if inputs >= 2048 else 8
+    if halves == 4:
+        warps = 4 if inputs <= 1024 else 8 if outputs >= 4096 else 16
+    while inputs % (warps * LANES):
+        warps //= 2
+    # As many outputs per block as fit its registers, since each block reads the rows of x once.
+    registers, tiles = 4 * (1 + gated) * (inputs // warps // LANES), 1
+    most = min(4, WEIGHT_REGISTERS.get(warps, 128) // registers, outputs // (8 * MIN_BLOCKS))
+    while tiles * 2 <= most and outputs % (16 * tiles) == 0:
+        tiles *= 2
+    return Block(warps, tiles)

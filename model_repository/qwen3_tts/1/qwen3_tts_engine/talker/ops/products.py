@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel, architecture, compiled
 from qwen3_tts_engine.talker.kernels.linear import by_rows
-from qwen3_tts_engine.talker.kernels.skinny_linear import SkinnyLinear
+from qwen3_tts_engine.talker.kernels.skinny_linear import SkinnyLinear, skinny_linear
 from qwen3_tts_engine.talker.kernels.tensor_map import gated_map, tensor_map
 from qwen3_tts_engine.talker.kernels.tile_linear import STEP, SUM_OUTPUTS, TileLinear, tile_linear, tile_linears
 from qwen3_tts_engine.talker.ops.interface import Hidden
@@ -22,8 +22,9 @@ from qwen3_tts_engine.talker.ops.interface import Hidden
 SKINNY_BEFORE_TILES = {8: 1 << 40, 16: 1024}
 # By rows: the largest weight, in elements, for which skinny_linear beats cuBLAS (measured on an H200).
 SKINNY = {16: 1 << 40, 32: 10_000_000, 64: 5_000_000}
-# Fixed launch shape in batch-invariant mode. 8 rows per block would read the weights twice as often for many rows.
-INVARIANT_HALVES = 2
+# Whose form is everybody's in batch-invariant mode. With 8 rows per block many rows would read the weights twice as
+# often.
+INVARIANT_ROWS = 16
 # Threads that compile the tiles of a product while the first graphs are captured.
 BUILDERS = 2
 Form = SkinnyLinear | TileLinear
@@ -40,8 +41,8 @@ class Products:
         height, inputs = weight.shape
         outputs = height // (1 + flags.get("GATED", 0))
         if self._batch_invariant:
-            return SkinnyLinear(outputs, inputs, INVARIANT_HALVES, **flags)
-        skinny = SkinnyLinear(outputs, inputs, 1 if rows <= 8 else 2 if rows <= 16 else 4, **flags)
+            return skinny_linear(outputs, inputs, INVARIANT_ROWS, **flags)
+        skinny = skinny_linear(outputs, inputs, rows, **flags)
         if self._has_tiles and min(height, inputs) <= by_rows(SKINNY_BEFORE_TILES, rows, 0):
             return skinny
         if self._has_tiles and (tile := tile_linear(outputs, inputs, rows, **flags)):
