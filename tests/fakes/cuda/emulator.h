@@ -218,12 +218,14 @@ inline void await_products(int pending = 0) {
     meet("waited", group, 128);
 }
 
-// An address is a place in the shared memory of this block, or with the rank + 1 above it, of that block.
+// An address is a place in the shared memory of a block, with the block's rank above it, as on a GPU.
+inline unsigned address(unsigned place, int rank) { return place | unsigned(rank) << BLOCK_BITS; }
 inline Block& block_of(unsigned address) {
-    Block& block = address >> BLOCK_BITS ? blocks[(address >> BLOCK_BITS) - 1] : *now->block;
+    Block& block = blocks.at(address >> BLOCK_BITS);
     if (!block.running) error = "the shared memory of a block that has ended";
     return block;
 }
+inline Phases& phases_of(unsigned barrier) { return block_of(barrier).phases.at(barrier & PLACE); }
 inline unsigned char* memory(unsigned address) { return block_of(address).shared.data() + (address & PLACE); }
 
 // Most copies end soon, one of `most` late.

@@ -30,7 +30,7 @@ inline void copy_tile(unsigned target, const TensorMap& map, int column, int row
 
 inline unsigned in_block(unsigned address, int rank) {
     if (!emulator::now->has_met_cluster) emulator::error = "the shared memory of a block that may not have started";
-    return address | unsigned(rank + 1) << emulator::BLOCK_BITS;
+    return emulator::address(address & emulator::PLACE, rank);
 }
 
 inline void arrive_in(unsigned barrier) { arrive(barrier); }

@@ -3,7 +3,7 @@
 #include "emulator.h"
 
 inline float element(emulator::Block& block, unsigned tile, int row, int k) {
-    const unsigned at = tile + row * 128, swizzled = at + ((unsigned(k) / 8 ^ (at >> 7 & 7)) << 4) + k % 8 * 2;
+    const unsigned at = (tile & emulator::PLACE) + row * 128, swizzled = at + ((unsigned(k) / 8 ^ (at >> 7 & 7)) << 4) + k % 8 * 2;
     unsigned short bits;
     std::memcpy(&bits, block.shared.data() + swizzled, 2);
     return widen(bits);
