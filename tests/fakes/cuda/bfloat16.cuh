@@ -40,6 +40,16 @@ inline void unpack(uint4 packed, float* out) {
 
 inline uint4 pack(const float* in) { return {pack(in[0], in[1]), pack(in[2], in[3]), pack(in[4], in[5]), pack(in[6], in[7])}; }
 
+inline unsigned fused(unsigned a, unsigned b, unsigned c) {
+    return pack(float((double)low(a) * low(b) + low(c)), float((double)high(a) * high(b) + high(c)));
+}
+inline unsigned times(unsigned a, unsigned b) { return fused(a, b, to_bits(-0.0f) | to_bits(-0.0f) >> 16); }
+inline unsigned plus(unsigned a, unsigned b) { return fused(b, pack(1.0f, 1.0f), a); }
+inline unsigned minus(unsigned a, unsigned b) { return fused(b, pack(-1.0f, -1.0f), a); }
+inline uint4 times(uint4 a, uint4 b) { return {times(a.x, b.x), times(a.y, b.y), times(a.z, b.z), times(a.w, b.w)}; }
+inline uint4 plus(uint4 a, uint4 b) { return {plus(a.x, b.x), plus(a.y, b.y), plus(a.z, b.z), plus(a.w, b.w)}; }
+inline uint4 minus(uint4 a, uint4 b) { return {minus(a.x, b.x), minus(a.y, b.y), minus(a.z, b.z), minus(a.w, b.w)}; }
+
 inline uint4 load_own(const bf16* address) { return *(const uint4*)address; }
 inline uint4 load_weights(const bf16* address) { return *(const uint4*)address; }
 

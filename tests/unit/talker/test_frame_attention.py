@@ -37,6 +37,7 @@ MUTATIONS = {
         ("common[2 + role.fresh]", "common[2]"),
     ),
     "new keys are not seen": ("one more", ("    insert_keys(block, fresh, 0, start, group);\n", "")),
+    "positions turn queries and keys the other way": ("one more", ("minus(times(a, cos)", "plus(times(a, cos)")),
     "rows are not normed": ("one more", ("if (INPUTS == 0) return 1.0f;", "return 1.0f;")),
     "the first position sees the second": (
         "the first two positions",

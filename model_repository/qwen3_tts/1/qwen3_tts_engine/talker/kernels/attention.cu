@@ -65,7 +65,7 @@ __device__ __forceinline__ float over_quarters(float value) {
 
 // RMSNorm and RoPE of a head spread over four lanes, with the reference's rounding steps.
 __device__ __forceinline__ Vector prepare(const Vector& raw, const Vector& norm, const Vector& angles, float eps) {
-    float x[PIECES][8], weight[8], squares = 0.0f;
+    float x[PIECES][8], squares = 0.0f;
     #pragma unroll
     for (int c = 0; c < PIECES; c++) {
         unpack(raw.piece[c], x[c]);
@@ -73,26 +73,19 @@ __device__ __forceinline__ Vector prepare(const Vector& raw, const Vector& norm,
         for (int i = 0; i < 8; i++) squares += x[c][i] * x[c][i];
     }
     const float inverse = rsqrtf(over_quarters(squares) / D + eps);
+    Vector normed, out;
     #pragma unroll
     for (int c = 0; c < PIECES; c++) {
-        unpack(norm.piece[c], weight);
         #pragma unroll
-        for (int i = 0; i < 8; i++) x[c][i] = rounded(rounded(x[c][i] * inverse) * weight[i]);
+        for (int i = 0; i < 8; i++) x[c][i] *= inverse;
+        normed.piece[c] = times(pack(x[c]), norm.piece[c]);
     }
-    Vector out;
     #pragma unroll
     for (int c = 0; c < PIECES / 2; c++) {
-        float cos[8], sin[8], first[8], second[8];
-        unpack(angles.piece[c], cos);
-        unpack(angles.piece[c + PIECES / 2], sin);
-        #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float a = x[c][i], b = x[c + PIECES / 2][i];
-            first[i] = rounded(a * cos[i]) - rounded(b * sin[i]);
-            second[i] = rounded(b * cos[i]) + rounded(a * sin[i]);
-        }
-        out.piece[c] = pack(first);
-        out.piece[c + PIECES / 2] = pack(second);
+        const uint4 a = normed.piece[c], b = normed.piece[c + PIECES / 2];
+        const uint4 cos = angles.piece[c], sin = angles.piece[c + PIECES / 2];
+        out.piece[c] = minus(times(a, cos), times(b, sin));
+        out.piece[c + PIECES / 2] = plus(times(b, cos), times(a, sin));
     }
     return out;
 }
