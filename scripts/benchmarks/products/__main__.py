@@ -65,7 +65,7 @@ def is_skinny(product: Product, rows: int) -> bool:
 def served(product: Product, rows: int) -> Choice | None:
     if not is_skinny(product, rows):
         return tile_of(*product.shape, rows)
-    form = skinny_linear(product.outputs, product.inputs, rows, **product.flags)
+    form = skinny_linear(product.outputs, product.inputs, rows, hopper=True, **product.flags)
     return Block(form.WARPS, form.TILES)
 
 

@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from qwen3_tts_engine.talker.kernels.linear import LANES
-from qwen3_tts_engine.talker.kernels.skinny_linear import BLOCKS, SkinnyLinear, skinny_linear
+from qwen3_tts_engine.talker.kernels.skinny_linear import (
+    BLOCKS,
+    MIN_BLOCKS,
+    WEIGHT_REGISTERS,
+    SkinnyLinear,
+    skinny_linear,
+)
 from tests.fakes.cuda.compiler import mutated
 from tests.fakes.cuda.emulated import KERNELS, error
 
@@ -49,10 +55,21 @@ def test_the_emulator_finds_a_wrong_kernel(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(("height", "inputs"), [*BLOCKS, (2048, 1024), (3072, 2048), (64, 96)])
 @pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 40])
-def test_a_form_divides_its_product_and_fits_a_multiprocessor(height: int, inputs: int, rows: int) -> None:
+@pytest.mark.parametrize("hopper", [False, True])
+def test_a_form_divides_its_product_and_fits_a_multiprocessor(
+    height: int, inputs: int, rows: int, hopper: bool
+) -> None:
     gated = height in (6144, 12288)
-    form = skinny_linear(height // (1 + gated), inputs, rows, GATED=int(gated))
+    form = skinny_linear(height // (1 + gated), inputs, rows, hopper=hopper, GATED=int(gated))
     assert form.N % (8 * form.TILES) == form.K % (LANES * form.WARPS) == 0
     weights = 4 * (1 + gated) * form.TILES * (form.K // form.WARPS // LANES)
     assert weights * form.threads <= REGISTERS
     assert form.shared_bytes <= SHARED_BYTES
+
+
+@pytest.mark.parametrize(("height", "inputs"), BLOCKS)
+def test_blocks_of_other_gpus_are_many_and_leave_half_of_the_registers(height: int, inputs: int) -> None:
+    gated = height in (6144, 12288)
+    form = skinny_linear(height // (1 + gated), inputs, 8, hopper=False, GATED=int(gated))
+    assert form.blocks >= MIN_BLOCKS
+    assert 4 * (1 + gated) * form.TILES * (form.K // form.WARPS // LANES) <= WEIGHT_REGISTERS[form.WARPS]

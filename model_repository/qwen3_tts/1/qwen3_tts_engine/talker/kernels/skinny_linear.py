@@ -24,8 +24,8 @@ BLOCKS: dict[tuple[int, int], dict[int, Block]] = {
     (12288, 2048): {1: Block(16, 3)},
     (2048, 6144): {1: Block(16, 2)},
 }
-# Of other products: registers per thread for weights, by warps per block, half of those available at full occupancy;
-# and blocks.
+# Of other products, and on other GPUs, some of which have few multiprocessors: registers per thread for weights, by
+# warps per block, half of those available at full occupancy; and blocks.
 WEIGHT_REGISTERS = {4: 128, 8: 128, 16: 64}
 MIN_BLOCKS = 64
 # Between the sums of two rows.
@@ -64,10 +64,10 @@ class SkinnyLinear(Linear):
         return 4 * self.WARPS * self.rows * (8 * self.TILES * (1 + self.GATED) + PADDING + 1)
 
 
-def skinny_linear(outputs: int, inputs: int, rows: int, **flags: int) -> SkinnyLinear:
-    """The form for `rows`."""
+def skinny_linear(outputs: int, inputs: int, rows: int, *, hopper: bool, **flags: int) -> SkinnyLinear:
+    """The form for `rows`; `hopper` is whether the GPU is like the one of the measurements."""
     halves, gated = halves_of(rows), flags.get("GATED", 0)
-    measured = BLOCKS.get((outputs * (1 + gated), inputs), {}).get(halves)
+    measured = BLOCKS.get((outputs * (1 + gated), inputs), {}).get(halves) if hopper else None
     return SkinnyLinear(outputs, inputs, halves, *(measured or _fitting(outputs, inputs, halves, gated)), **flags)
 
 

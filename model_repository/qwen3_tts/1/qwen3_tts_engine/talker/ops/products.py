@@ -34,15 +34,16 @@ class Products:
     def __init__(self, device: torch.device, *, batch_invariant: bool) -> None:
         self._batch_invariant = batch_invariant
         major, _ = torch.cuda.get_device_capability(device)
-        self._has_tiles = major == HOPPER and not batch_invariant
+        self._hopper = major == HOPPER
+        self._has_tiles = self._hopper and not batch_invariant
 
     def form(self, rows: int, weight: Tensor, **flags: int) -> Form | None:
         """The kernel for `rows` and a weight [outputs, inputs], or [2 · outputs, inputs] if GATED; None for cuBLAS."""
         height, inputs = weight.shape
         outputs = height // (1 + flags.get("GATED", 0))
         if self._batch_invariant:
-            return skinny_linear(outputs, inputs, INVARIANT_ROWS, **flags)
-        skinny = skinny_linear(outputs, inputs, rows, **flags)
+            return skinny_linear(outputs, inputs, INVARIANT_ROWS, hopper=self._hopper, **flags)
+        skinny = skinny_linear(outputs, inputs, rows, hopper=self._hopper, **flags)
         if self._has_tiles and min(height, inputs) <= by_rows(SKINNY_BEFORE_TILES, rows, 0):
             return skinny
         if self._has_tiles and (tile := tile_linear(outputs, inputs, rows, **flags)):
