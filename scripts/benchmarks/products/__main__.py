@@ -19,10 +19,9 @@ from rich.console import Console
 
 from qwen3_tts_client.records.environment import commit
 from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER
-from qwen3_tts_engine.talker.kernels.linear import by_rows
 from qwen3_tts_engine.talker.kernels.skinny_linear import Block, skinny_linear
 from qwen3_tts_engine.talker.kernels.tile_linear import tile_of
-from qwen3_tts_engine.talker.ops.products import SKINNY_BEFORE_TILES, Form, build
+from qwen3_tts_engine.talker.ops.products import Form, build, is_skinny
 from scripts.benchmarks.common import show
 from scripts.benchmarks.products.candidates import blocks, candidates
 from scripts.benchmarks.products.search import REPEATS, Choice, Found, descend, line, text
@@ -54,16 +53,13 @@ def main(
 
 def of(product: Product, rows: int, most: int) -> dict[Choice, Form]:
     shape = product.outputs, product.inputs, rows
-    made = blocks(*shape, **product.flags) if is_skinny(product, rows) else candidates(*shape, most, **product.flags)
+    skinny = is_skinny(*product.shape, rows)
+    made = blocks(*shape, **product.flags) if skinny else candidates(*shape, most, **product.flags)
     return dict(made.items())
 
 
-def is_skinny(product: Product, rows: int) -> bool:
-    return min(product.shape) <= by_rows(SKINNY_BEFORE_TILES, rows, 0)
-
-
 def served(product: Product, rows: int) -> Choice | None:
-    if not is_skinny(product, rows):
+    if not is_skinny(*product.shape, rows):
         return tile_of(*product.shape, rows)
     form = skinny_linear(product.outputs, product.inputs, rows, hopper=True, **product.flags)
     return Block(form.WARPS, form.TILES)

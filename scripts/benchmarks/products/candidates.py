@@ -24,11 +24,9 @@ MULTIPROCESSORS, CLUSTERED = 132, {1: 132, 2: 132, 4: 96, 8: 96}
 INGRESS, MEMORY, MULTIPLICATIONS, CLOCK = 110e3, 4.3e6, 2048, 1755
 # Fitted to 252 measurements: a launch, a warpgroup more, an exchange of sums, a second wave of blocks; microseconds.
 LAUNCH, PER_GROUP, EXCHANGE, WAVE = 3.0, 0.8, 0.8, 4.0
-
-
 # Of skinny_linear; a thread's registers, and the share of them that weights may have; blocks of a product.
 WARPS, OUTPUT_TILES = (4, 8, 12, 16, 24, 32), (1, 2, 3, 4, 6, 8)
-THREAD_REGISTERS, WEIGHTS_SHARE, BLOCKS = 255, 0.8, range(20, 400)
+THREAD_REGISTERS, WEIGHTS_SHARE, NUM_BLOCKS = 255, 0.8, range(20, 400)
 
 
 def blocks(outputs: int, inputs: int, rows: int, **flags: int) -> dict[Block, SkinnyLinear]:
@@ -38,9 +36,8 @@ def blocks(outputs: int, inputs: int, rows: int, **flags: int) -> dict[Block, Sk
         if inputs % (warps * LANES) or outputs % (8 * tiles):
             continue
         form = SkinnyLinear(outputs, inputs, halves_of(rows), warps, tiles, **flags)
-        weights = 4 * (inputs // warps // LANES) * tiles * (1 + form.GATED)
         registers = min(THREAD_REGISTERS, SCHEDULERS * REGISTERS // form.threads)
-        if weights <= WEIGHTS_SHARE * registers and form.blocks in BLOCKS:
+        if form.weight_registers <= WEIGHTS_SHARE * registers and form.blocks in NUM_BLOCKS:
             made[Block(warps, tiles)] = form
     return made
 

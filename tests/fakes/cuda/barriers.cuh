@@ -8,7 +8,7 @@ inline unsigned shared_address(const void* pointer) {
 inline void meet_at(int barrier, int threads) { emulator::meet("barrier", barrier, threads); }
 inline void arrive_at(int barrier, int threads) { emulator::arrive("barrier", barrier, threads); }
 
-inline void prepare(unsigned barrier, int count) { emulator::now->block->phases[barrier & emulator::PLACE] = {count}; }
+inline void prepare(unsigned barrier, int count) { emulator::now->block->phases[emulator::own_place(barrier)] = {count}; }
 inline void publish_barriers() {}
 
 inline void arrive(unsigned barrier) {
@@ -19,12 +19,12 @@ inline void arrive(unsigned barrier) {
 }
 
 inline void arrive_expecting(unsigned barrier, int bytes) {
-    emulator::phases_of(barrier).bytes += bytes;
+    emulator::now->block->phases.at(emulator::own_place(barrier)).bytes += bytes;
     arrive(barrier);
 }
 
 inline void await(unsigned barrier, int phase) {
-    emulator::Phases& phases = emulator::phases_of(barrier);
+    emulator::Phases& phases = emulator::now->block->phases.at(emulator::own_place(barrier));
     emulator::wait([&] { return phases.ended % 2 != phase; });
 }
 

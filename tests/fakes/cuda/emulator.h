@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -224,6 +225,11 @@ inline Block& block_of(unsigned address) {
     Block& block = blocks.at(address >> BLOCK_BITS);
     if (!block.running) error = "the shared memory of a block that has ended";
     return block;
+}
+// Of a barrier that only its own block prepares and waits at.
+inline unsigned own_place(unsigned barrier) {
+    if (&block_of(barrier) != now->block) throw std::out_of_range("a barrier of another block");
+    return barrier & PLACE;
 }
 inline Phases& phases_of(unsigned barrier) { return block_of(barrier).phases.at(barrier & PLACE); }
 inline unsigned char* memory(unsigned address) { return block_of(address).shared.data() + (address & PLACE); }

@@ -62,8 +62,7 @@ def test_a_form_divides_its_product_and_fits_a_multiprocessor(
     gated = height in (6144, 12288)
     form = skinny_linear(height // (1 + gated), inputs, rows, hopper=hopper, GATED=int(gated))
     assert form.N % (8 * form.TILES) == form.K % (LANES * form.WARPS) == 0
-    weights = 4 * (1 + gated) * form.TILES * (form.K // form.WARPS // LANES)
-    assert weights * form.threads <= REGISTERS
+    assert form.weight_registers * form.threads <= REGISTERS
     assert form.shared_bytes <= SHARED_BYTES
 
 
@@ -72,4 +71,4 @@ def test_blocks_of_other_gpus_are_many_and_leave_half_of_the_registers(height: i
     gated = height in (6144, 12288)
     form = skinny_linear(height // (1 + gated), inputs, 8, hopper=False, GATED=int(gated))
     assert form.blocks >= MIN_BLOCKS
-    assert 4 * (1 + gated) * form.TILES * (form.K // form.WARPS // LANES) <= WEIGHT_REGISTERS[form.WARPS]
+    assert form.weight_registers <= WEIGHT_REGISTERS[form.WARPS]

@@ -59,6 +59,11 @@ class SkinnyLinear(Linear):
         return self.N // (8 * self.TILES)
 
     @property
+    def weight_registers(self) -> int:
+        """Of a thread, for its part of the block's weights."""
+        return 4 * (1 + self.GATED) * self.TILES * (self.K // self.WARPS // LANES)
+
+    @property
     def shared_bytes(self) -> int:
         """Partial sums, and sums of squares, of every warp in float32."""
         return 4 * self.WARPS * self.rows * (8 * self.TILES * (1 + self.GATED) + PADDING + 1)
@@ -84,8 +89,8 @@ def _fitting(outputs: int, inputs: int, halves: int, gated: int) -> Block:
     while inputs % (warps * LANES):
         warps //= 2
     # As many outputs per block as fit its registers, since each block reads the rows of x once.
-    registers, tiles = 4 * (1 + gated) * (inputs // warps // LANES), 1
-    most = min(4, WEIGHT_REGISTERS.get(warps, 128) // registers, outputs // (8 * MIN_BLOCKS))
+    tiles, tile = 1, SkinnyLinear(outputs, inputs, halves, warps, 1, GATED=gated)
+    most = min(4, WEIGHT_REGISTERS.get(warps, 128) // tile.weight_registers, tile.blocks // MIN_BLOCKS)
     while tiles * 2 <= most and outputs % (16 * tiles) == 0:
         tiles *= 2
     return Block(warps, tiles)

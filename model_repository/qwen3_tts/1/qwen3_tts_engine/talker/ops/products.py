@@ -35,7 +35,6 @@ class Products:
         self._batch_invariant = batch_invariant
         major, _ = torch.cuda.get_device_capability(device)
         self._hopper = major == HOPPER
-        self._has_tiles = self._hopper and not batch_invariant
 
     def form(self, rows: int, weight: Tensor, **flags: int) -> Form | None:
         """The kernel for `rows` and a weight [outputs, inputs], or [2 · outputs, inputs] if GATED; None for cuBLAS."""
@@ -44,9 +43,9 @@ class Products:
         if self._batch_invariant:
             return skinny_linear(outputs, inputs, INVARIANT_ROWS, hopper=self._hopper, **flags)
         skinny = skinny_linear(outputs, inputs, rows, hopper=self._hopper, **flags)
-        if self._has_tiles and min(height, inputs) <= by_rows(SKINNY_BEFORE_TILES, rows, 0):
+        if self._hopper and is_skinny(height, inputs, rows):
             return skinny
-        if self._has_tiles and (tile := tile_linear(outputs, inputs, rows, **flags)):
+        if self._hopper and (tile := tile_linear(outputs, inputs, rows, **flags)):
             build_tiles(outputs, inputs, **flags)
             return tile
         return skinny if height * inputs <= by_rows(SKINNY, rows, 0) else None
@@ -66,6 +65,11 @@ class Products:
         if form is None:
             torch.addmm(residual.rows, x, weight.T, out=residual.rows)
         residual.squares = run(form, x, weight, residual.rows) if form else None
+
+
+def is_skinny(height: int, inputs: int, rows: int) -> bool:
+    """Whether skinny_linear serves a weight [height, inputs] although there are tiles."""
+    return min(height, inputs) <= by_rows(SKINNY_BEFORE_TILES, rows, 0)
 
 
 @cache
