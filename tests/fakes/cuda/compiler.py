@@ -19,7 +19,8 @@ def compiled(
     library = folder / "kernel.so"
     definitions = [f"-D{macro}={value}" for macro, value in macros.items()]
     includes = [f"-I{place}" for place in (program.parent, folder, *headers)]
-    options = ["-std=c++17", "-O2", "-shared", "-fPIC", "-w", *includes, *definitions]
+    # Without unique symbols, which a process's libraries share: the shared memory of an inline function is one.
+    options = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fno-gnu-unique", "-w", *includes, *definitions]
     subprocess.run(["g++", *options, str(program), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library)).run
 

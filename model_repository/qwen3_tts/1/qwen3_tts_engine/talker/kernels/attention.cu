@@ -122,7 +122,7 @@ __device__ __forceinline__ void load_keys(Block& block, int first, int end, int 
     #pragma unroll
     for (int tile = 0; tile < 2; tile++) {
         const int at = first + tile * 8 + group;
-        if (at < end) block.key[tile] = load_vector<OWN>(source(at), quarter);
+        if (at < end) block.key[tile] = load_vector<OWN>(source(at, tile), quarter);
         else block.key[tile] = {};
     }
 }
@@ -134,7 +134,7 @@ __device__ __forceinline__ void load_values(Block& block, int first, int end, in
         const int at = first + 2 * quarter + i % 2 + 8 * (i / 2);
         #pragma unroll
         for (int half = 0; half < HALVES; half++)
-            block.value[i][half] = at < end ? load<OWN>(source(at) + half * 64 + 8 * group) : make_uint4(0, 0, 0, 0);
+            block.value[i][half] = at < end ? load<OWN>(source(at, i) + half * 64 + 8 * group) : make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -147,8 +147,10 @@ __device__ __forceinline__ void clear(Softmax& softmax) {
 
 __device__ __forceinline__ unsigned word(uint4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-// Adds 16 keys to the online softmax of every query; `last` is the last position that this lane's query attends to.
-__device__ __forceinline__ void attend(Softmax& softmax, const Vector& query, const Block& block, int first, int last, int quarter, float scale) {
+// Adds 16 keys to the online softmax of every query; `last` is the last position that this lane's query attends to. `then` is
+// called when the keys have been read: their registers may have the next ones.
+template <typename Then>
+__device__ __forceinline__ void attend(Softmax& softmax, const Vector& query, const Block& block, int first, int last, int quarter, float scale, Then then) {
     float scores[2][4] = {};
     #pragma unroll
     for (int tile = 0; tile < 2; tile++)
@@ -158,6 +160,7 @@ __device__ __forceinline__ void attend(Softmax& softmax, const Vector& query, co
             multiply(scores[tile], q.x, 0, q.y, 0, k.x, k.y);
             multiply(scores[tile], q.z, 0, q.w, 0, k.z, k.w);
         }
+    then();
     float top = softmax.top;
     bool seen[2][2];
     #pragma unroll
@@ -287,7 +290,8 @@ struct Pages {
     const long long* table;
     int head;
 
-    __device__ __forceinline__ size_t offset(int at) const { return ((table[at / PAGE] * PAGE + at % PAGE) * KV_HEADS + head) * D; }
+    __device__ __forceinline__ size_t offset_in(long long page, int at) const { return ((page * PAGE + at % PAGE) * KV_HEADS + head) * D; }
+    __device__ __forceinline__ size_t offset(int at) const { return offset_in(table[at / PAGE], at); }
     __device__ __forceinline__ bf16* key(int at) const { return keys + offset(at); }
     __device__ __forceinline__ bf16* value(int at) const { return values + offset(at); }
 };
@@ -300,19 +304,39 @@ struct Inputs {
     float eps, scale;
 };
 
+// The pages of a lane's keys and values of 16 positions.
+struct Places {
+    int key[2], value[4];
+};
+
 __device__ __forceinline__ void attend_for_frame(Softmax& softmax, const Inputs& in, Pages pages, int row) {
+    alignas(16) __shared__ bf16 fresh[WARPS][2][D];
+
     const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, group = lane / 4, quarter = lane % 4, head = pages.head;
     const int position = (int)in.positions[row];
     pages.table = in.page_table + in.slots[row] * in.stride_page_table;
     const bf16* own = in.qkv + (size_t)row * WIDTH;
     const Role role(group);
-    auto key_at = [&](int at) { return pages.key(at); };
-    auto value_at = [&](int at) { return pages.value(at); };
+    // Where pages have whole eights, the positions from a multiple of eight on have one.
+    auto page_of = [&](int first, int at) { return (int)pages.table[min(first + (PAGE % 8 ? at : at / 8 * 8), position) / PAGE]; };
+    auto look_up = [&](int first) {
+        Places places;
+        #pragma unroll
+        for (int tile = 0; tile < 2; tile++) places.key[tile] = page_of(first, tile * 8 + group);
+        #pragma unroll
+        for (int i = 0; i < 4; i++) places.value[i] = page_of(first, 2 * quarter + i % 2 + 8 * (i / 2));
+        return places;
+    };
+    // Of the next positions to load: an address that waits for the table would hold up what is computed meanwhile.
+    Places places = look_up(warp * KEYS);
+    auto key_at = [&](int at, int tile) { return pages.keys + pages.offset_in(places.key[tile], at); };
+    auto value_at = [&](int at, int i) { return pages.values + pages.offset_in(places.value[i], at); };
 
     // No kernel of this tick writes earlier positions, so these loads need not wait for the previous kernel.
     Block block;
     load_keys(block, warp * KEYS, position, group, quarter, key_at);
     load_values(block, warp * KEYS, position, group, quarter, value_at);
+    places = look_up((warp + WARPS) * KEYS);
     const Vector norm = load_vector(role.is_key ? in.k_norm : in.q_norm, quarter);
     const Vector angles = load_angles(in.cos, in.sin, position, quarter);
     const size_t place = pages.offset(position);
@@ -322,23 +346,26 @@ __device__ __forceinline__ void attend_for_frame(Softmax& softmax, const Inputs&
     const Values fresh_values = load_new_values(own + ((GROUP + 1) * KV_HEADS + head) * D, group);
     load_together(raw.piece[0], fresh_values, in.frames >> 31);
     Vector query = prepare(raw, norm, angles, in.eps);
-    const Vector fresh[1] = {from_group(query, QUERIES, quarter)};
     if (warp == 0) {
         if (role.is_key) store_vector(pages.keys + place, quarter, query);
         store_values(fresh_values, group, quarter, [&](int) { return pages.values + place; });
     }
+    // Until a warp comes to the new position, if it does, its registers have others.
+    if (role.is_key) store_vector(fresh[warp][0], quarter, query);
+    store_values(fresh_values, group, quarter, [&](int) { return fresh[warp][1]; });
+    __syncwarp();
     if (group >= QUERIES) query = {};
 
     for (int first = warp * KEYS; first <= position; first += WARPS * KEYS) {
-        if (first >= WARPS * KEYS) {
-            load_keys(block, first, position, group, quarter, key_at);
-            load_values(block, first, position, group, quarter, value_at);
-        }
         if (position - first < KEYS) {
-            insert_keys(block, fresh, first, position, group);
-            insert_values(block, fresh_values, first, position, quarter);
+            const Vector key[1] = {load_vector(fresh[warp][0], quarter)};
+            insert_keys(block, key, first, position, group);
+            insert_values(block, load_new_values(fresh[warp][1], group), first, position, quarter);
         }
-        attend(softmax, query, block, first, position, quarter, in.scale);
+        const int next = first + WARPS * KEYS;
+        attend(softmax, query, block, first, position, quarter, in.scale, [&] { load_keys<true>(block, next, position, group, quarter, key_at); });
+        load_values<true>(block, next, position, group, quarter, value_at);
+        places = look_up(next + WARPS * KEYS);
     }
 }
 
@@ -372,8 +399,8 @@ __device__ __forceinline__ void attend_for_prompts(Softmax& softmax, const Input
         const int stored = fresh + max(top - first_row, 0), last = row >= first_row && row <= last_row ? position : -1;
         const bf16* const fresh_keys = in.qkv + (size_t)first_row * WIDTH + (GROUP * KV_HEADS + head) * D;
         pages.table = in.page_table + in.slots[last_row] * in.stride_page_table;
-        auto key_at = [&](int at) -> const bf16* { return at < fresh ? pages.key(at) : fresh_keys + (at - fresh) * WIDTH; };
-        auto value_at = [&](int at) -> const bf16* { return at < fresh ? pages.value(at) : fresh_keys + (at - fresh) * WIDTH + KV_HEADS * D; };
+        auto key_at = [&](int at, int) -> const bf16* { return at < fresh ? pages.key(at) : fresh_keys + (at - fresh) * WIDTH; };
+        auto value_at = [&](int at, int) -> const bf16* { return at < fresh ? pages.value(at) : fresh_keys + (at - fresh) * WIDTH + KV_HEADS * D; };
         for (int first = warp * KEYS; first < end; first += WARPS * KEYS) {
             Block block;
             load_keys(block, first, end, group, quarter, key_at);
@@ -401,7 +428,7 @@ __device__ __forceinline__ void attend_for_prompts(Softmax& softmax, const Input
                         if (at >= stored && at < end) *(uint4*)(pages.value(at) + half * 64 + 8 * group) = block.value[i][half];
                 }
             }
-            attend(softmax, query, block, first, last, quarter, in.scale);
+            attend(softmax, query, block, first, last, quarter, in.scale, [] {});
         }
         if (first_row <= top) return;
         last_row = first_row - 1;
@@ -411,7 +438,7 @@ __device__ __forceinline__ void attend_for_prompts(Softmax& softmax, const Input
 
 // A block has a row of a frame, or up to MOST_ROWS of prompts, whose rows follow the frames. Its warps split the keys. With few
 // warps, limits registers so that 12 warps fit a multiprocessor and many rows hide each other's loads.
-extern "C" __global__ void __launch_bounds__(WARPS * LANES, WARPS <= 4 ? 12 / WARPS : 1)
+extern "C" __global__ void __launch_bounds__(WARPS * LANES, WARPS <= 6 ? 12 / WARPS : 1)
 paged_attention(const bf16* qkv, const bf16* q_norm, const bf16* k_norm, const bf16* cos, const bf16* sin, bf16* keys,
                 bf16* values, const long long* page_table, const long long* slots, const long long* positions, bf16* out,
                 int frames, int rows, int stride_page_table, float eps, float scale) {
@@ -535,8 +562,8 @@ frame_attention(const bf16* x, const bf16* qkv, const bf16* q_norm, const bf16* 
     if (row >= rows) return;
     // Earlier positions were written before the last draw, so these loads need not wait for the previous kernel.
     Block block;
-    load_keys<TIGHT>(block, 0, start, group, quarter, [&](int at) { return keys + offset(at); });
-    load_values<TIGHT>(block, 0, start, group, quarter, [&](int at) { return values + offset(at); });
+    load_keys<TIGHT>(block, 0, start, group, quarter, [&](int at, int) { return keys + offset(at); });
+    load_values<TIGHT>(block, 0, start, group, quarter, [&](int at, int) { return values + offset(at); });
     wait_for_previous();
 
     const bf16* own = qkv + (size_t)row * COUNT * WIDTH;
@@ -563,7 +590,7 @@ frame_attention(const bf16* x, const bf16* qkv, const bf16* q_norm, const bf16* 
 
     Softmax softmax;
     clear(softmax);
-    attend(softmax, query, block, 0, start + role.fresh, quarter, scale);
+    attend(softmax, query, block, 0, start + role.fresh, quarter, scale, [] {});
     #pragma unroll
     for (int odd = 0; odd < 2; odd++) {
         const int query_index = 2 * quarter + odd;
