@@ -38,15 +38,20 @@ class AttentionCase:
 
 
 def attention_case(
-    heads: int, key_heads: int, size: int, prompts: list[tuple[int, int]], frames: list[int] | None = None
+    heads: int,
+    key_heads: int,
+    size: int,
+    prompts: list[tuple[int, int]],
+    frames: list[int] | None = None,
+    page_size: int = PAGE,
 ) -> AttentionCase:
     """`frames` are positions; `prompts` are (first position, rows). The keys before are of earlier ticks."""
     torch.manual_seed(0)
     config, frames = transformer_config(heads, key_heads, size), frames or []
     parts = [*((position, 1) for position in frames), *prompts]
-    pages = max(first + rows for first, rows in parts) // PAGE + 1
+    pages = max(first + rows for first, rows in parts) // page_size + 1
     table = torch.randperm(len(parts) * pages).reshape(len(parts), pages)
-    cache = PagedCache(config, len(parts) * pages, PAGE, table, torch.float32)
+    cache = PagedCache(config, len(parts) * pages, page_size, table, torch.float32)
     cache.data.normal_()
     before = cache.data[LAYER].clone()
     slots = torch.cat([torch.full((rows,), slot) for slot, (_, rows) in enumerate(parts)])

@@ -17,18 +17,31 @@ from tests.unit.talker.attention_case import PAGE, AttentionCase, attention_case
 SOURCE = KERNELS / "attention.cu"
 PROGRAM = Path(compiler.__file__).with_name("attention.cpp")
 BF16, SEEDS = torch.bfloat16, (0, 3)
+IN_SMALL_PAGES = "in pages of five positions"
 # Heads, key heads, size, warps; positions of frames; first positions and rows of prompts.
 CASES = {
     "frames": (4, 2, 64, 2, [0, 15, 16, 40], []),
     "frames, more warps than blocks of keys": (2, 1, 128, 4, [3, 33], []),
+    "frames, several blocks of keys a warp": (4, 2, 64, 3, [130, 95, 96, 47], []),
+    IN_SMALL_PAGES: (2, 1, 64, 2, [101, 14], [(5, 9)]),
     "a prompt": (4, 2, 64, 2, [], [(0, 21)]),
     "prompts that share blocks": (4, 2, 64, 2, [], [(0, 2), (0, 1), (0, 3), (0, 18)]),
     "prompts whose beginnings are cached": (4, 2, 64, 2, [], [(8, 9), (40, 3), (16, 1)]),
-    "beside frames": (2, 1, 128, 4, [20, 5, 1], [(8, 13), (0, 38)]),
+    "beside frames": (2, 1, 128, 4, [20, 5, 1, 150], [(8, 13), (0, 38)]),
     "three heads a key head": (3, 1, 64, 1, [18], [(0, 5), (24, 20)]),
     "a prompt of many rows": (1, 1, 64, 1, [2], [(0, 75)]),
 }
 MUTATIONS = {
+    "the third keys of a warp are in the pages of the second": ("        places = look_up(next + WARPS * KEYS);\n", ""),
+    "the next keys replace keys that are still read": (
+        "    float scores[2][4] = {};\n",
+        "    then();\n    float scores[2][4] = {};\n",
+    ),
+    "a new key is seen by the first block of keys alone": ("if (position - first < KEYS) {", "if (position < KEYS) {"),
+    "new keys are read before they are written": (
+        "    __syncwarp();\n    if (group >= QUERIES)",
+        "    if (group >= QUERIES)",
+    ),
     "sums of the row before are still read": ("        if (row > top) __syncthreads();\n", ""),
     "sums of other warps are not waited for": (
         "        __syncthreads();\n        for (int i = threadIdx",
@@ -56,9 +69,10 @@ def test_the_emulator_finds_a_wrong_kernel(tmp_path: Path, name: str) -> None:
 def error(name: str, source: str, folder: Path) -> float:
     """The largest error of a row, or of a key or value, relative to its norm; infinite for what is not a number."""
     heads, key_heads, size, warps, frames, prompts = CASES[name]
-    case = attention_case(heads, key_heads, size, prompts, frames)
-    macros = {"GROUP": heads // key_heads, "KV_HEADS": key_heads, "D": size, "COUNT": 1, "PAGE": PAGE, "WARPS": warps}
-    kernel = compiled(PROGRAM, SOURCE.name, source, macros | {"PROMPTS": 1}, folder, [KERNELS])
+    page = 5 if name == IN_SMALL_PAGES else PAGE
+    case = attention_case(heads, key_heads, size, prompts, frames, page)
+    sizes = {"GROUP": heads // key_heads, "KV_HEADS": key_heads, "D": size, "COUNT": 1, "PAGE": page, "PROMPTS": 1}
+    kernel = compiled(PROGRAM, SOURCE.name, source, sizes | {"WARPS": warps}, folder, [KERNELS])
     return max(measured(kernel, case, len(frames), seed) for seed in SEEDS)
 
 
@@ -81,8 +95,8 @@ def measured(kernel: Any, case: AttentionCase, frames: int, seed: int) -> float:
 
 def cached(case: AttentionCase, below: Tensor) -> Tensor:
     """Whether the cache has a position below that of its slot, bool [positions of the cache]."""
-    table = case.cache.page_table
-    places = table[:, :, None] * PAGE + torch.arange(PAGE)
+    table, page = case.cache.page_table, case.cache.page_size
+    places = table[:, :, None] * page + torch.arange(page)
     found = torch.zeros(case.after.shape[1], dtype=torch.bool)
-    found[places] = (torch.arange(table.shape[1] * PAGE) < below[:, None]).view(places.shape)
+    found[places] = (torch.arange(table.shape[1] * page) < below[:, None]).view(places.shape)
     return found

@@ -19,11 +19,11 @@ from qwen3_tts_engine.talker.ops.products import Products, norms_itself, run
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
-# Warps of a block of paged_attention, by blocks per key head: few leave multiprocessors idle, so each gets more; many
-# should be resident at once, beyond these with one (measured on an H200: 64 rows 2 % of a tick faster with 2 than 4).
-ATTENTION_WARPS = {16: 8, 48: 4, 640: 2}
-# Beside prompts eight would leave no registers to the next kernel.
-PROMPT_WARPS = 4
+# Warps of a block of paged_attention, by blocks per key head, beyond these one: of frames alone the number with which
+# a tick was fastest (one H200, prompts of 60 rows), often that with which all blocks, or whole rounds of them, run at
+# once; beside prompts more than four would leave no registers to the next kernel.
+FRAMES_WARPS = {16: 8, 24: 4, 32: 3, 48: 4, 64: 3, 96: 2, 128: 3, 192: 1, 256: 2}
+PROMPTS_WARPS = {48: 4, 640: 2}
 # Of rows of prompts, of such a block.
 ATTENTION_QUERIES = 8
 # The most rows of prompts alone for which paged_attention, whose blocks prepare all keys that they read, is as fast as
@@ -144,8 +144,8 @@ class KernelOps:
 
     def _paged_blocks(self, sizes: dict[str, int], frames: int, prompts: int) -> PagedLaunch:
         blocks = frames + triton.cdiv(prompts, ATTENTION_QUERIES // sizes["GROUP"])
-        warps = INVARIANT_WARPS if self._batch_invariant else by_rows(ATTENTION_WARPS, blocks, 1)
-        warps = min(warps, PROMPT_WARPS) if prompts else warps
+        fastest = by_rows(PROMPTS_WARPS if prompts else FRAMES_WARPS, blocks, 1)
+        warps = INVARIANT_WARPS if self._batch_invariant else fastest
         macros = {"COUNT": 1, "PROMPTS": int(prompts > 0), "WARPS": warps}
         share = self._carveout(frames + prompts)
         kernel = _kernel("attention.cu", "paged_attention", LANES * warps, share, **sizes, **macros)
