@@ -327,7 +327,7 @@ __device__ __forceinline__ void attend_for_frame(Softmax& softmax, const Inputs&
         for (int i = 0; i < 4; i++) places.value[i] = page_of(first, 2 * quarter + i % 2 + 8 * (i / 2));
         return places;
     };
-    // Of the next positions to load: an address that waits for the table would hold up what is computed meanwhile.
+    // Of the next positions to load, looked up a step before: an address that waits for the table holds up what follows it.
     Places places = look_up(warp * KEYS);
     auto key_at = [&](int at, int tile) { return pages.keys + pages.offset_in(places.key[tile], at); };
     auto value_at = [&](int at, int i) { return pages.values + pages.offset_in(places.value[i], at); };
@@ -362,6 +362,7 @@ __device__ __forceinline__ void attend_for_frame(Softmax& softmax, const Inputs&
             insert_keys(block, key, first, position, group);
             insert_values(block, load_new_values(fresh[warp][1], group), first, position, quarter);
         }
+        // By load_own, which the compiler leaves in its place; it moves plain loads of keys behind the softmax.
         const int next = first + WARPS * KEYS;
         attend(softmax, query, block, first, position, quarter, in.scale, [&] { load_keys<true>(block, next, position, group, quarter, key_at); });
         load_values<true>(block, next, position, group, quarter, value_at);
