@@ -32,9 +32,17 @@ def main(
     checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
     batches: Annotated[str, typer.Option(help="batch sizes")] = "1,2,4,8,16,32,64,128,256",
     repeats: Annotated[int, typer.Option(help="runs of 70 frames; reports the median")] = 5,
+    attention_warps: Annotated[
+        int | None, typer.Option(min=1, max=8, help="of a block that attends over pages, not those served")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
     sizes = [int(size) for size in batches.split(",")]
+    if attention_warps:
+        # Imports what a machine without a GPU may lack.
+        from qwen3_tts_engine.talker.ops import kernel_ops
+
+        kernel_ops.FRAMES_WARPS = {max(sizes): attention_warps}
     config = settings(checkpoint, max(sizes))
     device = choose_device(config, "cuda:0")
     opened = Checkpoint.open(checkpoint)
