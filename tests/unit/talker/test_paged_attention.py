@@ -17,19 +17,18 @@ from tests.unit.talker.attention_case import PAGE, AttentionCase, attention_case
 SOURCE = KERNELS / "attention.cu"
 PROGRAM = Path(compiler.__file__).with_name("attention.cpp")
 BF16, SEEDS = torch.bfloat16, (0, 3)
-IN_SMALL_PAGES = "in pages of five positions"
-# Heads, key heads, size, warps; positions of frames; first positions and rows of prompts.
+# Heads, key heads, size, warps, positions of a page; positions of frames; first positions and rows of prompts.
 CASES = {
-    "frames": (4, 2, 64, 2, [0, 15, 16, 40], []),
-    "frames, more warps than blocks of keys": (2, 1, 128, 4, [3, 33], []),
-    "frames, several blocks of keys a warp": (4, 2, 64, 3, [130, 95, 96, 47], []),
-    IN_SMALL_PAGES: (2, 1, 64, 2, [101, 14], [(5, 9)]),
-    "a prompt": (4, 2, 64, 2, [], [(0, 21)]),
-    "prompts that share blocks": (4, 2, 64, 2, [], [(0, 2), (0, 1), (0, 3), (0, 18)]),
-    "prompts whose beginnings are cached": (4, 2, 64, 2, [], [(8, 9), (40, 3), (16, 1)]),
-    "beside frames": (2, 1, 128, 4, [20, 5, 1, 150], [(8, 13), (0, 38)]),
-    "three heads a key head": (3, 1, 64, 1, [18], [(0, 5), (24, 20)]),
-    "a prompt of many rows": (1, 1, 64, 1, [2], [(0, 75)]),
+    "frames": (4, 2, 64, 2, PAGE, [0, 15, 16, 40], []),
+    "frames, more warps than blocks of keys": (2, 1, 128, 4, PAGE, [3, 33], []),
+    "frames, several blocks of keys a warp": (4, 2, 64, 3, PAGE, [130, 95, 96, 47], []),
+    "in pages of five positions": (2, 1, 64, 2, 5, [101, 14], [(5, 9)]),
+    "a prompt": (4, 2, 64, 2, PAGE, [], [(0, 21)]),
+    "prompts that share blocks": (4, 2, 64, 2, PAGE, [], [(0, 2), (0, 1), (0, 3), (0, 18)]),
+    "prompts whose beginnings are cached": (4, 2, 64, 2, PAGE, [], [(8, 9), (40, 3), (16, 1)]),
+    "beside frames": (2, 1, 128, 4, PAGE, [20, 5, 1, 150], [(8, 13), (0, 38)]),
+    "three heads a key head": (3, 1, 64, 1, PAGE, [18], [(0, 5), (24, 20)]),
+    "a prompt of many rows": (1, 1, 64, 1, PAGE, [2], [(0, 75)]),
 }
 MUTATIONS = {
     "the third keys of a warp are in the pages of the second": ("        places = look_up(next + WARPS * KEYS);\n", ""),
@@ -68,8 +67,7 @@ def test_the_emulator_finds_a_wrong_kernel(tmp_path: Path, name: str) -> None:
 
 def error(name: str, source: str, folder: Path) -> float:
     """The largest error of a row, or of a key or value, relative to its norm; infinite for what is not a number."""
-    heads, key_heads, size, warps, frames, prompts = CASES[name]
-    page = 5 if name == IN_SMALL_PAGES else PAGE
+    heads, key_heads, size, warps, page, frames, prompts = CASES[name]
     case = attention_case(heads, key_heads, size, prompts, frames, page)
     sizes = {"GROUP": heads // key_heads, "KV_HEADS": key_heads, "D": size, "COUNT": 1, "PAGE": page, "PROMPTS": 1}
     kernel = compiled(PROGRAM, SOURCE.name, source, sizes | {"WARPS": warps}, folder, [KERNELS])

@@ -28,11 +28,15 @@ struct Vector {
     uint4 piece[PIECES];
 };
 
-// Keys of two tiles of 8, and values of 16 keys: rows 2 q, 2 q + 1, 2 q + 8, 2 q + 9 of quarter q.
+// Keys of two tiles of 8, and values of 16 keys.
 struct Block {
     Vector key[2];
     uint4 value[4][HALVES];
 };
+
+// Of the 16, those that a lane holds: keys group and group + 8; values 2 q, 2 q + 1, 2 q + 8, 2 q + 9 of quarter q.
+__device__ __forceinline__ int key_of(int tile, int group) { return tile * 8 + group; }
+__device__ __forceinline__ int value_of(int i, int quarter) { return 2 * quarter + i % 2 + 8 * (i / 2); }
 
 // top and total belong to the query of this lane's group. sum[i] are the elements 8 group + i of the first half of a head
 // (0, 1) and of the second (2, 3), for the queries 2 quarter (0, 2) and 2 quarter + 1 (1, 3).
@@ -121,7 +125,7 @@ template <bool OWN = false, typename Source>
 __device__ __forceinline__ void load_keys(Block& block, int first, int end, int group, int quarter, Source source) {
     #pragma unroll
     for (int tile = 0; tile < 2; tile++) {
-        const int at = first + tile * 8 + group;
+        const int at = first + key_of(tile, group);
         if (at < end) block.key[tile] = load_vector<OWN>(source(at, tile), quarter);
         else block.key[tile] = {};
     }
@@ -131,7 +135,7 @@ template <bool OWN = false, typename Source>
 __device__ __forceinline__ void load_values(Block& block, int first, int end, int group, int quarter, Source source) {
     #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int at = first + 2 * quarter + i % 2 + 8 * (i / 2);
+        const int at = first + value_of(i, quarter);
         #pragma unroll
         for (int half = 0; half < HALVES; half++)
             block.value[i][half] = at < end ? load<OWN>(source(at, i) + half * 64 + 8 * group) : make_uint4(0, 0, 0, 0);
@@ -229,7 +233,7 @@ __device__ __forceinline__ void insert_keys(Block& block, const Vector (&fresh)[
     for (int tile = 0; tile < 2; tile++)
         #pragma unroll
         for (int i = 0; i < COUNT; i++)
-            if (first + tile * 8 + group == start + i) block.key[tile] = fresh[i];
+            if (first + key_of(tile, group) == start + i) block.key[tile] = fresh[i];
 }
 
 // A lane's pieces of the values of new positions.
@@ -237,7 +241,7 @@ struct Values {
     uint4 piece[COUNT][HALVES];
 };
 
-// `source`: of the first new position, as it comes from the products.
+// `source`: of the first new position; those after it are WIDTH apart.
 __device__ __forceinline__ Values load_new_values(const bf16* source, int group) {
     Values values;
     #pragma unroll
@@ -264,7 +268,7 @@ __device__ __forceinline__ void insert_values(Block& block, const Values& fresh,
     for (int i = 0; i < 4; i++)
         #pragma unroll
         for (int new_one = 0; new_one < COUNT; new_one++)
-            if (first + 2 * quarter + i % 2 + 8 * (i / 2) == start + new_one)
+            if (first + value_of(i, quarter) == start + new_one)
                 #pragma unroll
                 for (int half = 0; half < HALVES; half++) block.value[i][half] = fresh.piece[new_one][half];
 }
@@ -322,9 +326,9 @@ __device__ __forceinline__ void attend_for_frame(Softmax& softmax, const Inputs&
     auto look_up = [&](int first) {
         Places places;
         #pragma unroll
-        for (int tile = 0; tile < 2; tile++) places.key[tile] = page_of(first, tile * 8 + group);
+        for (int tile = 0; tile < 2; tile++) places.key[tile] = page_of(first, key_of(tile, group));
         #pragma unroll
-        for (int i = 0; i < 4; i++) places.value[i] = page_of(first, 2 * quarter + i % 2 + 8 * (i / 2));
+        for (int i = 0; i < 4; i++) places.value[i] = page_of(first, value_of(i, quarter));
         return places;
     };
     // Of the next positions to load, looked up a step before: an address that waits for the table holds up what follows it.
@@ -409,7 +413,7 @@ __device__ __forceinline__ void attend_for_prompts(Softmax& softmax, const Input
                 const Vector norm = load_vector(in.k_norm, quarter);
                 #pragma unroll
                 for (int tile = 0; tile < 2; tile++) {
-                    const int at = first + tile * 8 + group;
+                    const int at = first + key_of(tile, group);
                     const Vector key = prepare(block.key[tile], norm, load_angles(in.cos, in.sin, min(at, end - 1), quarter), in.eps);
                     if (at >= fresh) block.key[tile] = key;
                 }
@@ -418,12 +422,12 @@ __device__ __forceinline__ void attend_for_prompts(Softmax& softmax, const Input
             if (first + KEYS > stored) {
                 #pragma unroll
                 for (int tile = 0; tile < 2; tile++) {
-                    const int at = first + tile * 8 + group;
+                    const int at = first + key_of(tile, group);
                     if (at >= stored && at < end) store_vector(pages.key(at), quarter, block.key[tile]);
                 }
                 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const int at = first + 2 * quarter + i % 2 + 8 * (i / 2);
+                    const int at = first + value_of(i, quarter);
                     #pragma unroll
                     for (int half = 0; half < HALVES; half++)
                         if (at >= stored && at < end) *(uint4*)(pages.value(at) + half * 64 + 8 * group) = block.value[i][half];
