@@ -51,6 +51,9 @@ inline uint4 plus(uint4 a, uint4 b) { return {plus(a.x, b.x), plus(a.y, b.y), pl
 inline uint4 minus(uint4 a, uint4 b) { return {minus(a.x, b.x), minus(a.y, b.y), minus(a.z, b.z), minus(a.w, b.w)}; }
 
 inline uint4 load_own(const bf16* address) { return *(const uint4*)address; }
+inline void load_own_if(bool wanted, uint4& values, const bf16* address) {
+    if (wanted) values = load_own(address);
+}
 inline uint4 load_weights(const bf16* address) { return *(const uint4*)address; }
 
 #include "warp_products.cuh"

@@ -285,6 +285,29 @@ __device__ __forceinline__ void store_values(const Values& fresh, int group, int
 
 #ifdef PAGE
 
+// Those from `first` on instead; what lies before them stays where positions have ended, and nobody attends to it.
+template <typename Source>
+__device__ __forceinline__ void replace_keys(Block& block, int first, int end, int group, int quarter, Source source) {
+    #pragma unroll
+    for (int tile = 0; tile < 2; tile++) {
+        const int at = first + key_of(tile, group);
+        const bf16* const key = source(at, tile);
+        #pragma unroll
+        for (int c = 0; c < PIECES; c++) load_own_if(at < end, block.key[tile].piece[c], key + (4 * c + quarter) * 8);
+    }
+}
+
+template <typename Source>
+__device__ __forceinline__ void replace_values(Block& block, int first, int end, int group, int quarter, Source source) {
+    #pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int at = first + value_of(i, quarter);
+        const bf16* const value = source(at, i);
+        #pragma unroll
+        for (int half = 0; half < HALVES; half++) load_own_if(at < end, block.value[i][half], value + half * 64 + 8 * group);
+    }
+}
+
 // Of prompts in a block: a warp has eight queries.
 constexpr int MOST_ROWS = 8 / GROUP;
 
@@ -366,10 +389,11 @@ __device__ __forceinline__ void attend_for_frame(Softmax& softmax, const Inputs&
             insert_keys(block, key, first, position, group);
             insert_values(block, load_new_values(fresh[warp][1], group), first, position, quarter);
         }
-        // By load_own, which the compiler leaves in its place; it moves plain loads of keys behind the softmax.
+        // In branches, out of which the compiler does not move them; it would put loads of keys behind the softmax.
         const int next = first + WARPS * KEYS;
-        attend(softmax, query, block, first, position, quarter, in.scale, [&] { load_keys<true>(block, next, position, group, quarter, key_at); });
-        load_values<true>(block, next, position, group, quarter, value_at);
+        const bool more = next < position;
+        attend(softmax, query, block, first, position, quarter, in.scale, [&] { if (more) replace_keys(block, next, position, group, quarter, key_at); });
+        if (more) replace_values(block, next, position, group, quarter, value_at);
         places = look_up(next + WARPS * KEYS);
     }
 }

@@ -76,6 +76,12 @@ __device__ __forceinline__ uint4 load_own(const bf16* address) {
     return values;
 }
 
+// The same in place, if wanted. Values that come from either of two branches may be copied after the load, which waits for it.
+__device__ __forceinline__ void load_own_if(bool wanted, uint4& values, const bf16* address) {
+    asm volatile("{ .reg .pred wanted; setp.ne.b32 wanted, %5, 0; @wanted ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                 : "+r"(values.x), "+r"(values.y), "+r"(values.z), "+r"(values.w) : "l"(address), "r"((int)wanted) : "memory");
+}
+
 // sums[16 rows, 8 columns] += a[16, 16] b[16, 8] of one warp, in the layout of the instruction.
 __device__ __forceinline__ void multiply(float* sums, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
