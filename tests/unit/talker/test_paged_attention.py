@@ -36,6 +36,11 @@ MUTATIONS = {
         "    float scores[2][4] = {};\n",
         "    then();\n    float scores[2][4] = {};\n",
     ),
+    "a warp keeps its first values": (
+        "        if (more) replace_values(block, next, position, group, quarter, value_at);\n",
+        "",
+    ),
+    "positions after the last have values": ("load_own_if(at < end, block.value", "load_own_if(true, block.value"),
     "a new key is seen by the first block of keys alone": ("if (position - first < KEYS) {", "if (position < KEYS) {"),
     "new keys are read before they are written": (
         "    __syncwarp();\n    if (group >= QUERIES)",

@@ -33,10 +33,9 @@ UNTILED_PROMPTS = 256
 FRAME_NORM_ROWS = 640
 # In batch-invariant mode.
 INVARIANT_WARPS = 4
-FRAME_WARPS, MAX_DRAW_THREADS = 4, 256
-# Blocks of frame_attention on a multiprocessor that leave threads their registers; one more if then all run at once.
-FRAME_BLOCKS = 3
-GATE_BLOCK = 1024
+# Warps of a block of frame_attention, with more rows four; and of a multiprocessor, the second if then all run at once.
+FRAME_WARPS, FRAME_RESIDENT = {128: 2}, (12, 16)
+GATE_BLOCK, MAX_DRAW_THREADS = 1024, 256
 # Attends for products of queries, keys and values, with what the kernels take of the cache and their last arguments.
 PagedLaunch = Callable[[Tensor, LayerWeights, Any, Tensor, Any], None]
 
@@ -121,17 +120,18 @@ class KernelOps:
     def frame_attention(self, cache: FrameCache, start: int, count: int) -> Attention:
         config, key_heads = cache.config, cache.config.num_key_value_heads
         eps, scale = config.rms_norm_eps, config.head_dim**-0.5
-        macros = _heads(config) | {"POSITIONS": cache.data.shape[3], "COUNT": count, "WARPS": FRAME_WARPS}
+        sizes = _heads(config) | {"POSITIONS": cache.data.shape[3], "COUNT": count}
 
         def attend(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
             qkv, inputs = self._frame_qkv(hidden, weights.qkv, eps)
             out, rows = qkv.new_empty(len(qkv), config.query_size), len(qkv) // count
-            blocks = triton.cdiv(rows * key_heads, FRAME_WARPS)
-            tight = FRAME_BLOCKS < blocks / self._multiprocessors <= FRAME_BLOCKS + 1
-            given = macros | {"INPUTS": inputs, "RESIDENT": FRAME_BLOCKS + tight}
-            kernel = _kernel("attention.cu", "frame_attention", LANES * FRAME_WARPS, self._carveout(len(qkv)), **given)
+            warps, (roomy, tight) = by_rows(FRAME_WARPS, rows, 4), FRAME_RESIDENT
+            resident = tight if roomy < rows * key_heads / self._multiprocessors <= tight else roomy
+            macros = sizes | {"INPUTS": inputs, "WARPS": warps, "RESIDENT": resident // warps}
+            kernel = _kernel("attention.cu", "frame_attention", LANES * warps, self._carveout(len(qkv)), **macros)
             memory = (weights.q_norm, weights.k_norm, cache.cos, cache.sin, *cache.data[layer], out)
-            kernel((blocks, 1), hidden.rows, qkv, *memory, hidden.rows.stride(0), rows, start, eps, scale)
+            grid, stride = (triton.cdiv(rows * key_heads, warps), 1), hidden.rows.stride(0)
+            kernel(grid, hidden.rows, qkv, *memory, stride, rows, start, eps, scale)
             return out
 
         return attend
