@@ -285,7 +285,7 @@ __device__ __forceinline__ void store_values(const Values& fresh, int group, int
 
 #ifdef PAGE
 
-// Those from `first` on instead; what lies before them stays where positions have ended, and nobody attends to it.
+// In place of those at hand, which stay where positions have ended: nobody attends to them there.
 template <typename Source>
 __device__ __forceinline__ void replace_keys(Block& block, int first, int end, int group, int quarter, Source source) {
     #pragma unroll
