@@ -76,7 +76,7 @@ __device__ __forceinline__ uint4 load_own(const bf16* address) {
     return values;
 }
 
-// The same in place, if wanted. Values that come from either of two branches may be copied after the load, which waits for it.
+// The same in place, if wanted. Values from either of two branches may be copied right after a load, and the copy waits.
 __device__ __forceinline__ void load_own_if(bool wanted, uint4& values, const bf16* address) {
     asm volatile("{ .reg .pred wanted; setp.ne.b32 wanted, %5, 0; @wanted ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4]; }"
                  : "+r"(values.x), "+r"(values.y), "+r"(values.z), "+r"(values.w) : "l"(address), "r"((int)wanted) : "memory");

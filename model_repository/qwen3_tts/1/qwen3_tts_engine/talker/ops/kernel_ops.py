@@ -33,8 +33,8 @@ UNTILED_PROMPTS = 256
 FRAME_NORM_ROWS = 640
 # In batch-invariant mode.
 INVARIANT_WARPS = 4
-# Warps of a block of frame_attention, with more rows four; and of a multiprocessor, the second if then all run at once.
-FRAME_WARPS, FRAME_RESIDENT = {128: 2}, (12, 16)
+# Warps of a block of frame_attention, by rows, beyond these four; of a multiprocessor, TIGHT if all then run at once.
+FRAME_WARPS, ROOMY_WARPS, TIGHT_WARPS = {128: 2}, 12, 16
 GATE_BLOCK, MAX_DRAW_THREADS = 1024, 256
 # Attends for products of queries, keys and values, with what the kernels take of the cache and their last arguments.
 PagedLaunch = Callable[[Tensor, LayerWeights, Any, Tensor, Any], None]
@@ -125,13 +125,13 @@ class KernelOps:
         def attend(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
             qkv, inputs = self._frame_qkv(hidden, weights.qkv, eps)
             out, rows = qkv.new_empty(len(qkv), config.query_size), len(qkv) // count
-            warps, (roomy, tight) = by_rows(FRAME_WARPS, rows, 4), FRAME_RESIDENT
-            resident = tight if roomy < rows * key_heads / self._multiprocessors <= tight else roomy
+            warps, busy = by_rows(FRAME_WARPS, rows, 4), rows * key_heads / self._multiprocessors
+            resident = TIGHT_WARPS if ROOMY_WARPS < busy <= TIGHT_WARPS else ROOMY_WARPS
             macros = sizes | {"INPUTS": inputs, "WARPS": warps, "RESIDENT": resident // warps}
             kernel = _kernel("attention.cu", "frame_attention", LANES * warps, self._carveout(len(qkv)), **macros)
             memory = (weights.q_norm, weights.k_norm, cache.cos, cache.sin, *cache.data[layer], out)
-            grid, stride = (triton.cdiv(rows * key_heads, warps), 1), hidden.rows.stride(0)
-            kernel(grid, hidden.rows, qkv, *memory, stride, rows, start, eps, scale)
+            blocks = triton.cdiv(rows * key_heads, warps)
+            kernel((blocks, 1), hidden.rows, qkv, *memory, hidden.rows.stride(0), rows, start, eps, scale)
             return out
 
         return attend
