@@ -177,9 +177,20 @@ def test_envoy_is_started_again(fleet: RunningFleet) -> None:
 
 
 def test_a_server_that_does_not_start_ends_the_fleet(tmp_path: Path) -> None:
-    with running(tmp_path, STUB, ["sh", "-c", "echo no checkpoint; exit 3"]) as fleet:
+    with running(tmp_path, ["sh", "-c", "exec sleep 600"], ["sh", "-c", "echo no checkpoint; exit 3"]) as fleet:
         assert fleet.process.wait(PATIENCE) == 1
         assert "server 1 | no checkpoint" in fleet.log
+        assert fleet.log.splitlines()[-1] == "error: server 1 did not start; its lines above say why"
+
+
+def test_a_server_that_serves_is_drained_when_another_does_not_start(tmp_path: Path) -> None:
+    fails = tmp_path / "fails"
+    with running(tmp_path, STUB, ["sh", "-c", f"until [ -e {fails} ]; do sleep 0.05; done; exit 3"]) as fleet:
+        fleet.wait_for(fleet.launchers)
+        fails.touch()
+        fleet.wait_for((fleet.folder / "0" / "drain").exists)
+        (fleet.folder / "0" / "drained").touch()
+        assert fleet.process.wait(PATIENCE) == 1
         assert fleet.log.splitlines()[-1] == "error: server 1 did not start; its lines above say why"
 
 
