@@ -96,9 +96,10 @@ tritonserver --model-repository=/var/lib/qwen3-tts/model_repository --model-cont
     --http-max-input-size=67108864 --grpc-max-response-pool-size=8192 \
     --backend-config=python,shm-default-byte-size=67108864 --backend-config=python,shm-growth-byte-size=16777216 \
     --cuda-memory-pool-byte-size=0:2147483648 "${options[@]}" "$@" &
-# No exec: the kernel protects a container's first process from the guard that ends a dead server.
-server=$!
-[ "$signals" -eq 0 ] || kill -TERM "$server" || true
+# No exec: the kernel protects a container's first process from the guard that ends a dead server. One command, so that a
+# signal comes before the server is known, and ends it, or after, and drains it.
+early=$signals server=$!
+[ "$early" -eq 0 ] || kill -TERM "$server" || true
 while [ "$seen" -ne "$signals" ]; do  # a signal interrupts the wait
     seen=$signals code=0
     wait "$server" || code=$?

@@ -26,7 +26,8 @@ class Child:
             # Ctrl-C at the terminal reaches the fleet, which ends its parts in order.
             start_new_session=True,
         )
-        threading.Thread(target=self._copy_output, name=f"output of {name}", daemon=True).start()
+        self._output = threading.Thread(target=self._copy_output, name=f"output of {name}", daemon=True)
+        self._output.start()
 
     @property
     def pid(self) -> int:
@@ -47,6 +48,10 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def print_rest(self) -> None:
+        """Returns when its last line is printed; after KILL_SECONDS, if what it left behind keeps the pipe open."""
+        self._output.join(KILL_SECONDS)
 
     def _copy_output(self) -> None:
         assert self._process.stdout is not None

@@ -135,6 +135,8 @@ class Fleet:
 
     def _check_servers(self) -> None:
         """Raises FleetError if a server does not start, or the last one has ended."""
+        if self._stopping.is_set():
+            return
         for server in self._servers:
             if server.state is State.FAILED and not server.was_ready:
                 raise FleetError(f"server {server.plan.number} did not start; its lines above say why")
@@ -181,6 +183,10 @@ class Fleet:
                     server.child.signal(signal.SIGTERM)
             self._show()
             time.sleep(POLL_SECONDS)
+        parts = [server.child for server in self._servers]
         if self._envoy is not None:
             self._envoy.end()
+            parts.append(self._envoy)
         end_orphans()
+        for part in parts:
+            part.print_rest()

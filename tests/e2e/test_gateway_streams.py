@@ -64,6 +64,7 @@ def cancelled_turn(gateway: RunningGateway) -> Iterator[None]:
         time.sleep(2 * FREED_SECONDS)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("stream", [http_stream, websocket_stream, cancelled_turn])
 def test_a_listener_who_leaves_frees_the_slot(
     server: TritonServer, gateway: RunningGateway, stream: Callable[[RunningGateway], Iterator[None]]

@@ -98,6 +98,7 @@ def single(
         yield server
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("is_typed", [False, True], ids=["text", "words"])
 def test_stop_frees_the_slot(browser: Browser, single: TritonServer, is_typed: bool) -> None:
     with RunningGateway(f"localhost:{single.ports.grpc}") as gateway, Caller(single) as caller:

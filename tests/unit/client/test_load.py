@@ -87,6 +87,7 @@ def test_closed_loop_staggers_its_first_requests() -> None:
     assert np.median(late_s) < 0.04
 
 
+@pytest.mark.timing
 def test_closed_loop_stops_sending_at_the_window_end_and_drains_its_streams() -> None:
     server = Server(seconds=0.3)
     window = phase("closed", 2, stop_s=0.5)
@@ -96,6 +97,7 @@ def test_closed_loop_stops_sending_at_the_window_end_and_drains_its_streams() ->
     assert server.ended == len(server.sent) == 4
 
 
+@pytest.mark.timing
 def test_open_loop_sends_on_schedule_regardless_of_pending_requests() -> None:
     server = Server(seconds=0.5)
     asyncio.run(run_phase(phase("open", 100, requests=20), ALONE, server.send))

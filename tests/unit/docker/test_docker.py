@@ -383,7 +383,9 @@ def test_stopped_container_waits_for_the_server(tmp_path: Path) -> None:
         assert script.wait(30) == 7
 
 
-UNTIL_TERM = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done"
+# Ready once the script waits for it, since a signal before that ends it without a drain.
+WAITED = "until grep -q '^State:.S' /proc/$PPID/status; do sleep 0.01; done"
+UNTIL_TERM = f"trap 'exit 7' TERM; {WAITED}; echo ready; while :; do sleep 0.01; done"
 
 
 def test_stopped_container_drains_the_server_first(tmp_path: Path) -> None:
@@ -406,7 +408,7 @@ def test_second_signal_ends_a_container_that_drains(tmp_path: Path) -> None:
     with serve_script(
         tmp_path,
         UNTIL_TERM,
-        f"echo draining; exec >&-; while [ -d {tmp_path} ]; do sleep 0.1; done & echo $! >{tmp_path}/pid; wait",
+        f"while [ -d {tmp_path} ]; do sleep 0.1; done >&- & echo $! >{tmp_path}/pid; echo draining; exec >&-; wait",
     ) as script:
         assert script.stdout is not None
         assert [script.stdout.readline() for _ in range(2)] == ["started\n", "ready\n"]

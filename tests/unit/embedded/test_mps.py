@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from tests.subprocesses import same_imports
 
 SOCKET_PATH_BYTES = 108
 LONGEST_SOCKET = "/control_privileged"
-NEVER_READY = 0.5  # s
+NEVER_READY, PATIENCE = 0.5, 60.0  # s
 
 
 @pytest.fixture
@@ -151,16 +152,21 @@ def test_time_of_the_probe_is_limited(
 def test_kills_a_daemon_that_does_not_listen(
     control: MpsControl, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mps, "START_SECONDS", NEVER_READY)
+    def clock() -> float:
+        return time.monotonic() + (mps.START_SECONDS if control.daemons else 0)
+
+    monkeypatch.setattr(mps, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     monkeypatch.setattr(mps, "QUIT_SECONDS", 0.1)
     control.install("exec sleep 1000")
-    assert without_mps(control, capfd) == f"MPS was not ready after {NEVER_READY:g} s"
+    assert without_mps(control, capfd) == f"MPS was not ready after {mps.START_SECONDS:g} s"
     assert len(control.daemons) == 1
 
 
 def test_kills_a_daemon_that_does_not_quit_and_its_mps_server(
     control: MpsControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    send = MpsDaemon._control
+    monkeypatch.setattr(MpsDaemon, "_control", lambda daemon, command, _: send(daemon, command, PATIENCE))
     monkeypatch.setattr(mps, "QUIT_SECONDS", 0.1)
     control.install(f"sleep 1000 & echo $! >{tmp_path}/server; {LISTENS.replace('exit 0', 'exec sleep 1000')}")
     with MpsDaemon(environment()):

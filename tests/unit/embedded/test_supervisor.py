@@ -108,7 +108,7 @@ def test_forwards_signals_and_returns_the_servers_exit_code(number: signal.Signa
 
 
 # Records that it was ended; ready from its start.
-DRAINED = "trap 'echo ended >>ended; exit 7' TERM; echo started; while :; do sleep 0.01; done"
+DRAINED = "trap 'echo ended >>ended; exit 7' TERM; echo started; touch started; while :; do sleep 0.01; done"
 
 
 def drained(tmp_path: Path, seconds: float) -> subprocess.Popen[bytes]:
@@ -117,7 +117,7 @@ def drained(tmp_path: Path, seconds: float) -> subprocess.Popen[bytes]:
         "import os, sys\nfrom contextlib import nullcontext\nfrom pathlib import Path\n"
         "from scripts.embedded import drain, supervisor\n"
         "drain.is_idle = lambda metrics: Path('idle').exists()\n"
-        "supervisor.responds = lambda url: os.write(1, b'ready\\n') > 0\n"
+        "supervisor.responds = lambda url: Path('started').exists() and os.write(1, b'ready\\n') > 0\n"
         f"one = drain.Drain(Path('drain'), 'http://localhost:9/', {seconds}, notice_seconds=0)\n"
         f"server = ['sh', '-c', {DRAINED!r}]\n"
         "sys.exit(supervisor.supervise(server, lambda: nullcontext(os.environ), one))"

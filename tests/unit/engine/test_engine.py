@@ -149,10 +149,19 @@ def test_streams_share_codec_calls(harness: Harness) -> None:
     assert max(rows for rows, _ in harness.codec.calls) > 1
 
 
-def test_cancel_stops_the_talker_within_a_tick(harness: Harness) -> None:
+def test_cancel_stops_the_talker_within_a_tick(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, is_cancelled = harness.runner.launch, threading.Event()
+
+    def launch_ten(slots: np.ndarray) -> Frames:
+        if harness.runner.launched == 10:
+            is_cancelled.wait(WAIT)
+        return launch(slots)
+
+    monkeypatch.setattr(harness.runner, "launch", launch_ten)
     listener = harness.speak(frames=256)
     eventually(lambda: len(listener.pcm) > 0)
     harness.engine.cancel("0")
+    is_cancelled.set()
     assert listener.ended.wait(WAIT)
     assert isinstance(listener.error, RequestError)
     assert listener.error.outcome is Outcome.CANCELLED

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from tests.fakes.stub_server import StubServer
+from tests.ports import free_ports
 from tests.unit.helm.chart import MINIMAL, NAME, NAMESPACE, one, render
 
 ENVOY = Path(sys.executable).parent / "envoy"
@@ -137,7 +138,7 @@ def get(url: str) -> tuple[int, str]:
 @contextmanager
 def running(servers: list[Server], folder: Path, names: NameServer | None = None) -> Iterator[Proxy]:
     """Envoy with the chart's configuration on free ports, in front of these servers of this machine."""
-    ports = _free_ports(3)
+    ports = free_ports(3)
     config = configuration()
     config["admin"]["address"]["socket_address"]["port_value"] = ports[2]
     resources = config["static_resources"]
@@ -168,9 +169,3 @@ def _endpoint(host: str, port: int, health_port: int | None = None) -> dict[str,
     if health_port:
         endpoint["health_check_config"] = {"port_value": health_port}
     return {"endpoint": endpoint}
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [found.getsockname()[1] for found in sockets]

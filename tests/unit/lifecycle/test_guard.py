@@ -30,6 +30,7 @@ SERVER = f"""
 import subprocess, sys, time
 stub = subprocess.Popen([sys.executable, "-c", {STUB!r}])
 stub.wait()
+sys.stdin.read()
 time.sleep(1)
 sys.exit(5)
 """

@@ -1,5 +1,6 @@
 """The last steps of a start: the codec proof, the warm-up and the gate that holds requests until then."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.codec.proof import CodecProofError
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.core.streams import Sink, Stream
-from qwen3_tts_engine.lifecycle import opening
+from qwen3_tts_engine.lifecycle import opening, warm_up
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.lifecycle.opening import Opening
 from qwen3_tts_engine.lifecycle.warm_up import speak, utterance
@@ -175,7 +176,8 @@ def test_the_gate_keeps_the_order_and_is_bounded() -> None:
     assert done == [0, 1, 2, 4]
 
 
-def test_warm_up_is_excluded_from_metrics(opened: Opened) -> None:
+def test_warm_up_is_excluded_from_metrics(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_up, "ROUND_SECONDS", math.inf)
     opened.harness.engine.start()
     opened.gate.open()
     speak(opened.harness.engine, make_warm_up, opened.config)
@@ -228,6 +230,7 @@ def test_skips_warm_up_streams_that_the_engine_refuses(monkeypatch: pytest.Monke
         submit(*arguments)
 
     monkeypatch.setattr(harness.engine, "submit", refuse_every_other)
+    monkeypatch.setattr(warm_up, "ROUND_SECONDS", math.inf)
     harness.engine.start()
     speak(harness.engine, make_warm_up, EngineConfig(checkpoint="any"))
     assert submitted > 2

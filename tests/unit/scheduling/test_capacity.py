@@ -173,8 +173,16 @@ def test_streams_beyond_real_time_wait_and_running_ones_never_stall() -> None:
         harness.engine.close()
 
 
-def test_refuses_streams_beyond_real_time_if_configured() -> None:
+def declare_costs(capacity: Capacity, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of those measured, which other load on the machine lengthens."""
+    add_tick, add_call = capacity.add_tick, capacity.add_codec_call
+    monkeypatch.setattr(capacity, "add_tick", lambda streams, _, rows: add_tick(streams, ROW_SECONDS * streams, rows))
+    monkeypatch.setattr(capacity, "add_codec_call", lambda frames, _: add_call(frames, 1e-5 * frames))
+
+
+def test_refuses_streams_beyond_real_time_if_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness(slots=32, load_limit=LOAD_LIMIT, refuse=True)
+    declare_costs(harness.engine.scheduler.capacity, monkeypatch)
     harness.runner.row_seconds = ROW_SECONDS
     harness.engine.start()
     try:
@@ -186,11 +194,15 @@ def test_refuses_streams_beyond_real_time_if_configured() -> None:
             while len(admitted) < 3 * FITTING:
                 admitted.append(harness.speak(frames=8))
 
+        # None ends while others come.
+        harness.runner.gate.clear()
         with pytest.raises(Unavailable, match="real time"):
             speak_until_refused()
+        harness.runner.gate.set()
         assert 1 <= len(admitted) <= FITTING
         assert all(listener.ended.wait(WAIT) and listener.error is None for listener in admitted)
     finally:
+        harness.runner.gate.set()
         harness.engine.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qwen3_tts_engine.voice import Voice
-from qwen3_tts_engine.voices import database, postgres_store
+from qwen3_tts_engine.voices import database, postgres_store, sqlite_store
 from qwen3_tts_engine.voices.postgres_store import PostgresStore
 from qwen3_tts_engine.voices.record import Origin
 from qwen3_tts_engine.voices.sqlite_store import SqliteStore
@@ -33,12 +33,17 @@ def make_voice(seed: int = 0, frames: int = 5) -> Voice:
     return Voice(random.normal(size=64).astype(np.float32), codes, f"text {seed}", torch.randn(100))
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def be_patient(patch: pytest.MonkeyPatch) -> None:
     """Other load on the machine is no outage of the database."""
     for name in ("KNOWN_SECONDS", "READ_SECONDS", "WRITE_SECONDS"):
-        monkeypatch.setattr(postgres_store, name, 60.0)
-    monkeypatch.setattr(database, "ANSWER_SECONDS", 60.0)
+        patch.setattr(postgres_store, name, 60.0)
+    patch.setattr(database, "ANSWER_SECONDS", 60.0)
+    patch.setattr(sqlite_store, "BUSY_SECONDS", 60.0)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_patient(monkeypatch)
 
 
 @pytest.fixture

@@ -111,6 +111,7 @@ def test_a_frozen_database_delays_a_known_voice_once_and_is_cut_off(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its kernel still acknowledges what the server sends, so that only the deadline helps."""
+    monkeypatch.setattr(database, "ANSWER_SECONDS", 5.0)
     caplog.set_level(logging.WARNING)
     anna = store.add("anna", make_voice(), 1.0, ORIGIN)
     monkeypatch.setattr(postgres_store, "KNOWN_SECONDS", 0.1)

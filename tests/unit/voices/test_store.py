@@ -17,9 +17,11 @@ from tests.unit.voices.conftest import MIB, ORIGIN, OpenStore, make_voice
 ADD_TEN = """
 import sys
 import numpy as np
+import pytest
 from qwen3_tts_engine.request import InvalidRequest
 from qwen3_tts_engine.voice import Voice
-from tests.unit.voices.conftest import ORIGIN, store_at
+from tests.unit.voices.conftest import ORIGIN, be_patient, store_at
+be_patient(pytest.MonkeyPatch())
 store = store_at(sys.argv[1], 100, 1 << 20)
 won = 0
 for i in range(10):
