@@ -206,9 +206,9 @@ def test_text_is_sent_again_to_another_server(stub: StubServer) -> None:
 
 
 def test_an_idle_client_is_disconnected(stub: StubServer) -> None:
-    with RunningGateway(stub.url, idle_seconds=0.2) as gateway, open_socket(gateway) as socket:
+    with RunningGateway(stub.url, idle_seconds=1) as gateway, open_socket(gateway) as socket:
         configure(socket)
-        say(socket, script(chunks=[[0, 1], [500, 1]]))
+        say(socket, script(chunks=[[0, 1], [2000, 1]]))
         until_done(socket)
         assert json.loads(socket.recv(timeout=10))["code"] == "idle"
 
