@@ -127,6 +127,8 @@ class Fleet:
                     server.start()
         self._list_endpoints()
         self._show()
+        if self._stopping.is_set():  # by a signal that may have ended its parts, too
+            return
         self._check_servers()
         if self._envoy is not None and self._envoy.poll() is not None:
             print_line(NAME, "Envoy has ended; it is started again")
@@ -135,8 +137,6 @@ class Fleet:
 
     def _check_servers(self) -> None:
         """Raises FleetError if a server does not start, or the last one has ended."""
-        if self._stopping.is_set():
-            return
         for server in self._servers:
             if server.state is State.FAILED and not server.was_ready:
                 raise FleetError(f"server {server.plan.number} did not start; its lines above say why")
