@@ -60,6 +60,7 @@ def server(
     environment = scripted_environment | {
         f"{SECOND.upper()}_CHECKPOINT": scripted_environment["QWEN3_TTS_CHECKPOINT"],
         "QWEN3_TTS_DRAIN_SECONDS": str(getattr(request, "param", 1000)),
+        "QWEN3_TTS_MAX_FRAMES_LIMIT": "8192",
     }
     with launched(repository, environment, ports, folder) as process:
         eventually(lambda: is_ready(ports, "qwen3_tts") and is_ready(ports, SECOND), PATIENCE)
@@ -89,15 +90,15 @@ def test_open_streams_of_all_models_finish_and_new_requests_are_refused(server: 
 
 
 def test_cancelled_streams_end_a_drain(server: Launched) -> None:
-    streams = [server.caller.stream(seed=seed, max_frames=4000) for seed in range(2)]
+    streams = [server.caller.stream(seed=seed, max_frames=8000) for seed in range(2)]
     for stream in streams:
         next(stream)
     server.drain()
     assert server.process.poll() is None
     for stream in streams:
         stream.close()  # type: ignore[attr-defined]
-    # 4 000 frames would take 40 s.
-    assert server.process.wait(20) == 0
+    # 8 000 frames would take 80 s.
+    assert server.process.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize("server", [LIMIT_SECONDS], indirect=True)

@@ -4,7 +4,6 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,10 @@ import numpy as np
 import pytest
 
 from qwen3_tts_client.protocol import SpeechRequest, TextPiece, encode
-from scripts.embedded.server import TritonServer
 from tests.e2e.serving import Caller, eventually, pcm_of, serve
 
 SAMPLES_PER_FRAME = 1920
-IDLE_SECONDS = 2.0
 ids = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def scripted(
-    scripted_repository: Path, scripted_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TritonServer]:
-    environment = scripted_environment | {"QWEN3_TTS_SEQUENCE_IDLE_SECONDS": str(IDLE_SECONDS)}
-    with serve(scripted_repository, tmp_path_factory.mktemp("server"), environment) as server:
-        yield server
 
 
 class SequenceStream:
@@ -131,6 +119,7 @@ def test_cancelled_sequences_free_their_slots(caller: Caller) -> None:
     stream, without_text = SequenceStream(caller), SequenceStream(caller)
     stream.send("Hello you", start=True, max_frames=60)
     without_text.send("", start=True)
+    eventually(lambda: caller.metric("qwen3_tts_requests_open") == 2)
     eventually(lambda: caller.metric("qwen3_tts_requests_running") == 1)
     cancelled = caller.metric("qwen3_tts_requests_total", outcome="cancelled")
     stream.call.cancel()
@@ -139,15 +128,17 @@ def test_cancelled_sequences_free_their_slots(caller: Caller) -> None:
     eventually(lambda: caller.metric("qwen3_tts_requests_total", outcome="cancelled") == cancelled + 2)
 
 
-def test_idle_sequence_is_cancelled(caller: Caller) -> None:
-    stream = SequenceStream(caller, "forgotten")
-    stream.send("Hello you", start=True, max_frames=60)
-    eventually(lambda: stream.errors != [], 4 * IDLE_SECONDS)
-    assert (
-        f"CANCELLED: sequence_id: 'forgotten': neither text nor sequence_end for {IDLE_SECONDS:g} s" in stream.errors[0]
-    )
-    eventually(lambda: caller.metric("qwen3_tts_requests_running") == 0)
-    stream.finish()
+def test_idle_sequence_is_cancelled(
+    scripted_repository: Path, scripted_environment: dict[str, str], tmp_path: Path
+) -> None:
+    environment = scripted_environment | {"QWEN3_TTS_SEQUENCE_IDLE_SECONDS": "2.0"}
+    with serve(scripted_repository, tmp_path, environment) as server, Caller(server) as caller:
+        stream = SequenceStream(caller, "forgotten")
+        stream.send("Hello you", start=True, max_frames=60)
+        eventually(lambda: stream.errors != [])
+        assert "CANCELLED: sequence_id: 'forgotten': neither text nor sequence_end for 2 s" in stream.errors[0]
+        eventually(lambda: caller.metric("qwen3_tts_requests_running") == 0)
+        stream.finish()
 
 
 @pytest.mark.parametrize("sequence_id", [7_000, 2**63 - 1, "a-name"])

@@ -26,7 +26,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.add_model import add_model
 from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.conftest import CheckpointOf
-from tests.e2e.serving import ROOT, Caller, Received, repository_with, serve
+from tests.e2e.serving import ROOT, Caller, Received, eventually, repository_with, serve
 from tests.oracle.test_encoders import recording
 
 DESIGN = "qwen3_tts_design"
@@ -91,12 +91,14 @@ def test_unsupported_mode_is_rejected_with_the_supported_one(caller: Caller) -> 
 
 
 def test_metrics_are_separate_for_each_model(caller: Caller) -> None:
+    def ended(model: str) -> float:
+        return caller.metric("qwen3_tts_requests_total", outcome="ok", model=model)
+
     time.sleep(1.5)  # metrics are exported every 0.5 s
-    before = [caller.metric("qwen3_tts_requests_total", outcome="ok", model=m) for m in ("qwen3_tts", DESIGN)]
+    before = [ended("qwen3_tts"), ended(DESIGN)]
     request_speech(caller, [SpeechRequest("Hello.", max_frames=5, instruct="Calm.")], DESIGN)
-    time.sleep(1.5)
-    after = [caller.metric("qwen3_tts_requests_total", outcome="ok", model=m) for m in ("qwen3_tts", DESIGN)]
-    assert (after[0] - before[0], after[1] - before[1]) == (0, 1)
+    eventually(lambda: ended(DESIGN) > before[1])
+    assert [ended("qwen3_tts"), ended(DESIGN)] == [before[0], before[1] + 1]
 
 
 @pytest.mark.timing
