@@ -1,9 +1,17 @@
-"""Profiles a tick: kernels, gaps between them, and the host."""
+"""Profiles a tick: kernels, gaps between them, and the host.
+
+    python -m scripts.benchmarks.profile_tick --checkpoint CHECKPOINT --batches 32,256
+    python -m scripts.benchmarks.profile_tick --checkpoint CHECKPOINT --concurrency 64,256
+
+The second starts a server, and prints the share of the time in which the GPU runs graphs of the talker, of the codec,
+of both and of neither.
+"""
 
 import re
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -21,6 +29,8 @@ from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.startup import choose_device
 from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
 from qwen3_tts_engine.talker.loader import load_runner
+from scripts.benchmarks import gpu_share
+from scripts.benchmarks.common import show as show_rows
 from scripts.benchmarks.talker import newcomer, settings
 
 # Measured on one H200: bytes and bfloat16 operations per second.
@@ -41,7 +51,17 @@ def main(
     batches: Annotated[str, typer.Option(help="batch sizes")] = "1,8,64",
     newcomers: Annotated[str, typer.Option(help="numbers of prompts that are prefilled in a tick")] = "0",
     rows: Annotated[int, typer.Option(help="kernels to list")] = 14,
+    concurrency: Annotated[
+        str | None, typer.Option(help="closed loops through a server: the busy share of each process, no kernels")
+    ] = None,
+    artifact_dir: Annotated[Path, typer.Option(help="of --concurrency: a folder without a record")] = Path(
+        "artifacts/gpu-share"
+    ),
 ) -> None:
+    if concurrency:
+        streams = [int(count) for count in concurrency.split(",")]
+        show_rows(gpu_share.measure(checkpoint, streams, artifact_dir), console)
+        return
     sizes = [int(size) for size in batches.split(",")]
     counts = [int(count) for count in newcomers.split(",")]
     config = settings(checkpoint, max(sizes) + max(counts))

@@ -74,7 +74,7 @@ def test_a_folder_has_a_limited_number_of_modules(folder: Path) -> None:
     assert len(modules) <= MAX_MODULES
 
 
-@pytest.mark.parametrize("name", ["guard.py", "cuda_module.py", "barriers.cuh"])
+@pytest.mark.parametrize("name", ["guard.py", "cuda_module.py", "gpu_trace.py", "barriers.cuh"])
 def test_files_that_both_models_need_are_equal(name: str) -> None:
     """A model's folder holds all that it imports."""
     first, second = REPOSITORY.rglob(name)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from code2wav_step.buckets import MAX_ROW_FRAMES, BatchShape, Buckets
 from code2wav_step.config import StepConfig
+from code2wav_step.kernels.gpu_trace import traced
 from code2wav_step.step import Step
 
 Progress = Callable[[int, int], None]
@@ -106,12 +107,12 @@ class StepGraph:
 
         run()  # compiles kernels, which is impossible during capture
         torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
             self._outputs = run()
         # The first replay uploads the graph to the device, which otherwise delays a first request.
-        self._graph.replay()
-        self.pool = self._graph.pool()
+        graph.replay()
+        self._graph, self.pool = traced(graph), graph.pool()
 
     def replay(self) -> None:
         """Of what is in the buffers. The results are valid until the next replay of any graph, before which this one

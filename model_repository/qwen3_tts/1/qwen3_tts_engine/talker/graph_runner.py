@@ -161,7 +161,7 @@ class GraphTalkerRunner(TalkerRunner):
             run(*(torch.from_numpy(rows).to(self._device) for rows in padding))
             torch.cuda.synchronize()
             graph = TickGraph(padding, run, self._device, self._pool)
-            self._pool = graph._graph.pool()
+            self._pool = graph.pool
             return graph
 
     def _padding_slots(self, rows: int) -> np.ndarray:

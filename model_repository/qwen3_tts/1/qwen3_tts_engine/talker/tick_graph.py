@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.pinned_memory import to_pinned
+from qwen3_tts_engine.talker.kernels.gpu_trace import traced
 
 Run = Callable[..., Tensor | None]
 # Replays of one graph that the host may be ahead of the device.
@@ -58,11 +59,13 @@ class TickGraph:
         blocks = to_pinned(np.tile(unused, (HOST_BLOCKS, 1)))
         self._hosts = cycle([HostInputs(block, padding, self.stream) for block in blocks])
         self._block = torch.from_numpy(unused).to(device)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
             self._output = run(*split_like(self._block, padding))
         # Of padding only. The first replay uploads the graph to the device, which otherwise delays a first request.
-        self._graph.replay()
+        graph.replay()
+        self._graph = traced(graph)
+        self.pool = graph.pool()
 
     def replay(self, *inputs: np.ndarray) -> Tensor | None:
         """The function's output, valid until the next replay."""

@@ -1,0 +1,122 @@
+"""Spans of CUDA graphs, with events that need no GPU; tests/gpu/test_gpu_trace.py has real ones."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from qwen3_tts_engine.talker.kernels import gpu_trace
+from qwen3_tts_engine.talker.kernels.gpu_trace import Spans, traced
+
+
+class FakeGpu:
+    """Runs nothing until `run`; its clock then has gone on by what each graph takes."""
+
+    def __init__(self) -> None:
+        self.now_ms, self.launched = 0.0, []  # type: ignore[var-annotated]
+
+    def run(self) -> None:
+        for work in self.launched:
+            work()
+        self.launched.clear()
+
+
+class FakeEvent:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu, self.at_ms = gpu, None
+
+    def record(self, stream: object = None) -> None:
+        self._gpu.launched.append(self._pass)
+
+    def synchronize(self) -> None:
+        self._gpu.run()
+
+    def query(self) -> bool:
+        return self.at_ms is not None
+
+    def elapsed_time(self, other: "FakeEvent") -> float:
+        return other.at_ms - self.at_ms  # type: ignore[operator]
+
+    def _pass(self) -> None:
+        self.at_ms = self._gpu.now_ms  # type: ignore[assignment]
+
+
+class FakeGraph:
+    def __init__(self, gpu: FakeGpu, ms: float) -> None:
+        self._gpu, self._ms = gpu, ms
+
+    def replay(self) -> None:
+        self._gpu.launched.append(self._run)
+
+    def _run(self) -> None:
+        self._gpu.now_ms += self._ms
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGpu]:
+    """The clock of the machine is that of the GPU, and no thread writes: the tests do."""
+    gpu = FakeGpu()
+    monkeypatch.setenv(gpu_trace.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(gpu_trace, "timed_event", lambda: FakeEvent(gpu))
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    monkeypatch.setattr(gpu_trace.time, "perf_counter_ns", lambda: 7_000_000_000 + round(gpu.now_ms * 1e6))
+    monkeypatch.setattr(Spans, "_run", lambda spans: None)
+    gpu_trace.spans_in.cache_clear()
+    yield gpu
+    gpu_trace.spans_in.cache_clear()
+
+
+def written(folder: Path) -> list[list[int]]:
+    [file] = folder.glob(f"qwen3_tts_engine-{os.getpid()}")
+    return [[int(number) for number in line.split()] for line in file.read_text().splitlines()]
+
+
+def test_without_a_folder_a_graph_is_not_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(gpu_trace.VARIABLE, raising=False)
+    graph = FakeGraph(FakeGpu(), 1.0)
+    assert traced(graph) is graph
+
+
+def test_writes_a_span_for_each_graph_that_has_ended(gpu: FakeGpu, tmp_path: Path) -> None:
+    short, long = traced(FakeGraph(gpu, 1.5)), traced(FakeGraph(gpu, 4.0))
+    assert list(tmp_path.iterdir()) == [], "nothing is asked of the GPU while graphs may still be captured"
+    short.replay()
+    long.replay()
+    spans = gpu_trace.spans_in(tmp_path)
+    spans.write()
+    assert written(tmp_path) == []
+    gpu.run()
+    gpu.now_ms += 2.0
+    short.replay()
+    spans.write()
+    expected = [[7_000_000_000, 7_001_500_000], [7_001_500_000, 7_005_500_000]]
+    assert written(tmp_path) == expected
+    gpu.run()
+    spans.write()
+    assert written(tmp_path) == [*expected, [7_007_500_000, 7_009_000_000]]
+
+
+def test_a_span_keeps_the_origin_from_before_it(gpu: FakeGpu, tmp_path: Path) -> None:
+    graph = traced(FakeGraph(gpu, 20_000.0))
+    graph.replay()
+    spans = gpu_trace.spans_in(tmp_path)
+    gpu.run()
+    graph.replay()
+    # Writes the first span, and has another origin from here on.
+    spans.write()
+    graph.replay()
+    gpu.run()
+    spans.write()
+    starts = [7_000_000_000 + 20_000_000_000 * number for number in range(3)]
+    assert written(tmp_path) == [[start, start + 20_000_000_000] for start in starts]
+
+
+def test_a_thread_writes_until_the_process_ends(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran = threading.Event()
+    monkeypatch.setattr(Spans, "_run", lambda spans: ran.set())
+    traced(FakeGraph(gpu, 1.0)).replay()
+    assert ran.wait(60)
+    assert not [thread for thread in threading.enumerate() if thread.name == "gpu trace" and not thread.daemon]
