@@ -4,7 +4,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
@@ -24,11 +24,18 @@ ON_SECOND_DEVICE = "instance_group [ { count: 1 kind: KIND_GPU gpus: [ 1 ] } ]"
 
 
 @contextmanager
-def serving(repository: Path, folder: Path, checkpoint: Path, **settings: str) -> Iterator[Caller]:
+def serving(
+    repository: Path,
+    folder: Path,
+    checkpoint: Path,
+    form: str = "python",
+    real_backends: Sequence[Path] = (),
+    **settings: str,
+) -> Iterator[Caller]:
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), "QWEN3_TTS_MAX_STREAMS": str(STREAMS)}
     environment |= settings
-    options = (*EXPLICIT, *EXIT, *configuration("python"))
-    with serve(repository, folder, environment, options) as server, Caller(server) as caller:
+    options = (*EXPLICIT, *EXIT, *configuration(form))
+    with serve(repository, folder, environment, options, real_backends) as server, Caller(server) as caller:
         yield caller
 
 

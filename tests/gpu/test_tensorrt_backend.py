@@ -25,6 +25,8 @@ from qwen3_tts_engine.codec.contract import CODES, HISTORY, MAX_BATCH, MAX_FRAME
 from scripts.embedded.installation import LIBRARIES, ServerError, find_library
 from tests.e2e.codec import Codec, serve_codec
 from tests.e2e.serving import copy_repository, real_backend
+from tests.gpu.test_mps import MPS, SHARED, kill_beside_streams
+from tests.gpu.test_serving import serving
 
 PYTHON = os.environ.get(TENSORRT_PYTHON)
 HERE = importlib.util.find_spec("tensorrt") is not None
@@ -52,14 +54,17 @@ def form(tmp_path_factory: pytest.TempPathFactory) -> Form:
 
 
 @pytest.fixture(scope="module")
-def codec(
-    backend: Path, checkpoint: Checkpoint, form: Form, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Codec]:
-    folder = tmp_path_factory.mktemp("tensorrt_backend")
-    repository = copy_repository(folder / "model_repository", fakes=False)
+def plans(checkpoint: Checkpoint, form: Form, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with the plan."""
+    repository = copy_repository(tmp_path_factory.mktemp("plans") / "model_repository", fakes=False)
     with Progress(disable=True) as progress:
         export(checkpoint, repository, form, progress)
-    with serve_codec(repository, folder, (), [backend]) as codec:
+    return repository
+
+
+@pytest.fixture(scope="module")
+def codec(backend: Path, plans: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Codec]:
+    with serve_codec(plans, tmp_path_factory.mktemp("server"), (), [backend]) as codec:
         yield codec
 
 
@@ -98,3 +103,13 @@ def test_malformed_call_fails_and_the_next_one_succeeds(codec: Codec) -> None:
         with pytest.raises(InferenceServerException):
             codec.call(request)
         np.testing.assert_array_equal(codec.call(codec.request())[WAVEFORM], expected[WAVEFORM])
+
+
+@pytest.mark.skipif(not MPS, reason="no MPS")
+def test_talker_and_plan_share_the_gpu_and_end_together(
+    backend: Path, plans: Path, endless_checkpoint: Path, tmp_path: Path
+) -> None:
+    with serving(plans, tmp_path, endless_checkpoint, "tensorrt", [backend]) as caller:
+        assert caller.speak(max_frames=4).error is None
+        assert SHARED in (tmp_path / "server.log").read_text()
+        kill_beside_streams(caller, "qwen3_tts")
