@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.progress import Progress
+from tritonclient.grpc import service_pb2
 
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
 from export.forms.graph import ONNX_RUNTIME
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from scripts.benchmarks import references
 from scripts.embedded.server import EXPLICIT
 from scripts.synthetic import configs as synthetic_configs
 from scripts.synthetic.checkpoint import make_checkpoint
@@ -77,6 +79,23 @@ def ttfa_ms(caller: Caller, **fields: Any) -> float:
     received = caller.speak(TEXT, **({"speaker": None} | fields), seed=3, max_frames=4)
     assert received.error is None
     return (received.arrivals[0] - received.sent) / 1e6
+
+
+def test_benchmark_of_references(callers: tuple[Caller, Caller]) -> None:
+    _, base = callers
+
+    def encoded() -> int:
+        request = service_pb2.ModelStatisticsRequest(name=SPEAKER_ENCODER.name)
+        return int(base.stub.ModelStatistics(request).model_stats[0].execution_count)
+
+    before = encoded()
+    rows = references.measure(base.stub, 2, 1.0)
+    assert [(row["reference"], row["requests"]) for row in rows] == [
+        (f"{met}, {kind}", 2) for kind in ("in context", "x-vector") for met in ("new", "again")
+    ]
+    assert all(0 < row["p50_ms"] <= row["p95_ms"] for row in rows)
+    # Two and a warm-up, of both kinds; none for a reference that was met.
+    assert encoded() == before + 2 * (2 + references.WARM_UP)
 
 
 def test_cached_voices_reach_first_audio_within_the_limit(callers: tuple[Caller, Caller]) -> None:
