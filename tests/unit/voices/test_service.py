@@ -38,14 +38,14 @@ class ScriptedEncoder:
         self.gate.set()
         self.entered = threading.Event()
 
-    def encode(self, audio: np.ndarray, mel: np.ndarray, num_samples: int, in_context: bool) -> Voice:
+    def encode(self, samples: np.ndarray, in_context: bool) -> Voice:
         self.entered.set()
         self.gate.wait(WAIT)
         self.calls += 1
         if self.fail:
             raise self.fail
-        vector = np.array([num_samples, self.calls, 0, 0, 0, 0, 0, 0], np.float32)
-        codes = np.zeros((len(audio), 16), np.int32)
+        vector = np.array([len(samples), self.calls, 0, 0, 0, 0, 0, 0], np.float32)
+        codes = np.zeros((len(frames(samples)), 16), np.int32)
         return Voice(vector, codes, state=torch.zeros(1000)) if in_context else Voice(vector)
 
     def adopt(self, voice: Voice) -> Voice:

@@ -12,6 +12,7 @@ from qwen3_tts_engine.interfaces import CallModel, ModelCall
 from qwen3_tts_engine.request import RequestError
 from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voices import encoders
+from qwen3_tts_engine.voices.reference_audio import frames, log_mel
 
 
 class ModelEncoder:
@@ -29,13 +30,13 @@ class ModelEncoder:
         self._state_after, self._place, self._call_model = state_after, place, call_model
         self._speakers = ThreadPoolExecutor(1, thread_name_prefix="x-vectors")
 
-    def encode(self, audio: np.ndarray, mel: np.ndarray, num_samples: int, in_context: bool) -> Voice:
+    def encode(self, samples: np.ndarray, in_context: bool) -> Voice:
         if not in_context:
-            return Voice(self._x_vector(mel))
+            return Voice(self._x_vector(samples))
         # Two models on the same recording, at the same time.
-        x_vector = self._speakers.submit(self._x_vector, mel)
-        count = torch.tensor([[num_samples]], dtype=torch.int32)
-        inputs = {encoders.AUDIO: torch.from_numpy(audio)[None], encoders.NUM_SAMPLES: count}
+        x_vector = self._speakers.submit(self._x_vector, samples)
+        count = torch.tensor([[len(samples)]], dtype=torch.int32)
+        inputs = {encoders.AUDIO: torch.from_numpy(frames(samples))[None], encoders.NUM_SAMPLES: count}
         codes = self._call(encoders.CODEC_ENCODER, inputs, encoders.CODES)
         state = self._state_after(codes, self._max_chunk_frames)
         return Voice(x_vector.result(), codes[0].numpy().copy(), state=state)
@@ -45,9 +46,10 @@ class ModelEncoder:
             return voice
         return Voice(voice.x_vector, voice.codes, voice.text, self._place(voice.state))
 
-    def _x_vector(self, mel: np.ndarray) -> np.ndarray:
+    def _x_vector(self, samples: np.ndarray) -> np.ndarray:
         """float32 [talker hidden]"""
-        vector = self._call(self._speaker_encoder, {encoders.MEL: torch.from_numpy(mel)[None]}, encoders.X_VECTOR)
+        mel = torch.from_numpy(log_mel(samples))[None]
+        vector = self._call(self._speaker_encoder, {encoders.MEL: mel}, encoders.X_VECTOR)
         x_vector: np.ndarray = vector[0].numpy().copy()
         if not np.isfinite(x_vector).all():
             raise RequestError(f"{self._speaker_encoder}: returned a vector that is not finite")

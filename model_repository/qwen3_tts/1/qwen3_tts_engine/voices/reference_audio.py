@@ -90,12 +90,11 @@ def frames(samples: np.ndarray) -> np.ndarray:
 def log_mel(samples: np.ndarray) -> np.ndarray:
     """Log-mel of 24 kHz samples, float32 [frames of 256 samples, 128]."""
     padded = torch.from_numpy(np.pad(samples, MEL_PADDING, mode="reflect"))
-    spectrum = torch.stft(
-        padded, FFT_SIZE, HOP, window=torch.hann_window(FFT_SIZE), center=False, return_complex=True
-    )  # fmt: skip
-    magnitude = torch.sqrt(torch.view_as_real(spectrum).pow(2).sum(-1) + MAGNITUDE_FLOOR)
-    mel = torch.from_numpy(mel_filters()) @ magnitude
-    features: np.ndarray = mel.clamp(min=MEL_FLOOR).log().T.contiguous().numpy()
+    window = torch.hann_window(FFT_SIZE)
+    spectrum = torch.stft(padded, FFT_SIZE, HOP, window=window, center=False, return_complex=True).T
+    magnitude = (spectrum.real.square() + spectrum.imag.square() + MAGNITUDE_FLOOR).sqrt()
+    mel = magnitude @ torch.from_numpy(mel_filters()).T
+    features: np.ndarray = mel.clamp(min=MEL_FLOOR).log().numpy()
     return features
 
 

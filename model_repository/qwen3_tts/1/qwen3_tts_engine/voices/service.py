@@ -14,7 +14,7 @@ from qwen3_tts_engine.threads import Worker
 from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voices.cache import VoiceCache
 from qwen3_tts_engine.voices.record import Origin, VoiceRecord
-from qwen3_tts_engine.voices.reference_audio import ReferenceAudio, frames, log_mel
+from qwen3_tts_engine.voices.reference_audio import ReferenceAudio
 from qwen3_tts_engine.voices.store import VoiceStore
 
 log = logging.getLogger(__name__)
@@ -30,11 +30,8 @@ Result = TypeVar("Result")
 class ReferenceEncoder(Protocol):
     """The encoder models. Called only on the encoder thread."""
 
-    def encode(self, audio: np.ndarray, mel: np.ndarray, num_samples: int, in_context: bool) -> Voice:
-        """A voice without its text from `audio` float32 [frames, 1920] and `mel` float32 [mels, 128].
-
-        Raises RequestError.
-        """
+    def encode(self, samples: np.ndarray, in_context: bool) -> Voice:
+        """A voice without its text from float32 [samples] at 24 kHz. Raises RequestError."""
 
     def adopt(self, voice: Voice) -> Voice:
         """A stored voice with its state moved to the codec's device."""
@@ -176,8 +173,7 @@ class Voices:
         _call_back(callback, [record])
 
     def _encode(self, audio: ReferenceAudio, text: str | None) -> Voice:
-        samples = audio.resampled()
-        voice = self._encoder.encode(frames(samples), log_mel(samples), len(samples), in_context=text is not None)
+        voice = self._encoder.encode(audio.resampled(), in_context=text is not None)
         return Voice(voice.x_vector, voice.codes, text, voice.state)
 
     def _fetch(self, key: Hashable, make: Callable[[], Voice], callback: OnVoice) -> None:

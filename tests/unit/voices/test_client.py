@@ -1,0 +1,81 @@
+"""Calls of the encoder models, with a stand-in for Triton."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.interfaces import ModelCall
+from qwen3_tts_engine.request import RequestError
+from qwen3_tts_engine.voices import client
+from qwen3_tts_engine.voices.client import ModelEncoder
+from qwen3_tts_engine.voices.encoders import AUDIO, CODEC_ENCODER, MEL, NUM_SAMPLES, SPEAKER_ENCODER
+from qwen3_tts_engine.voices.reference_audio import frames, log_mel
+
+WAIT = 60
+SAMPLES = np.random.default_rng(0).uniform(-0.5, 0.5, 5000).astype(np.float32)
+
+
+class Models:
+    """The x-vector is the mean of the spectrogram; each code is the number of samples, and the state that of frames."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, dict[str, Tensor]] = {}
+        self.codec_called = threading.Event()
+        config = EngineConfig(checkpoint="any", max_chunk_frames=16)
+        self.encoder = ModelEncoder(config, self.state_after, lambda state: state, self.call)
+
+    def call(self, call: ModelCall) -> list[Tensor]:
+        self.inputs[call.model] = call.inputs
+        if call.model == SPEAKER_ENCODER:
+            return [call.inputs[MEL].mean(1)]
+        self.codec_called.set()
+        count = call.inputs[AUDIO].shape[1]
+        return [call.inputs[NUM_SAMPLES].expand(count, 16)[None].contiguous()]
+
+    def state_after(self, codes: Tensor, max_chunk_frames: int) -> Tensor:
+        return torch.tensor([codes.shape[1], max_chunk_frames])
+
+
+def test_a_voice_in_context_has_vector_codes_and_state() -> None:
+    models = Models()
+    voice = models.encoder.encode(SAMPLES, in_context=True)
+    np.testing.assert_allclose(voice.x_vector, log_mel(SAMPLES).mean(0), rtol=1e-5)
+    assert voice.codes is not None
+    assert (voice.codes == len(SAMPLES)).all()
+    assert voice.codes.shape == (3, 16)
+    assert voice.state is not None
+    assert voice.state.tolist() == [3, 16]
+    np.testing.assert_array_equal(models.inputs[CODEC_ENCODER][AUDIO][0], frames(SAMPLES))
+
+
+def test_a_vector_alone_needs_no_codec() -> None:
+    models = Models()
+    voice = models.encoder.encode(SAMPLES, in_context=False)
+    assert (voice.codes, voice.state) == (None, None)
+    assert models.inputs.keys() == {SPEAKER_ENCODER}
+
+
+def test_the_codec_does_not_wait_for_the_spectrogram(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = Models()
+
+    def late(samples: np.ndarray) -> np.ndarray:
+        assert models.codec_called.wait(WAIT)
+        return log_mel(samples)
+
+    monkeypatch.setattr(client, "log_mel", late)
+    assert models.encoder.encode(SAMPLES, in_context=True).codes is not None
+
+
+@pytest.mark.parametrize("in_context", [False, True])
+def test_a_vector_that_is_not_finite_is_an_error(in_context: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(samples: np.ndarray) -> Any:
+        return np.full_like(log_mel(samples), np.nan)
+
+    monkeypatch.setattr(client, "log_mel", broken)
+    with pytest.raises(RequestError, match="not finite"):
+        Models().encoder.encode(SAMPLES, in_context)
