@@ -1,6 +1,6 @@
 """The CUDA runner with graphs, compared with eager operations and with the CPU runner."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import SynthesisRequest
+from qwen3_tts_engine.talker import graph_runner
 from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.runner import TalkerRunner
@@ -27,6 +28,8 @@ SLOTS = 16
 JOINING = 3
 TEXTS = ("Hello there.", "What a day it is", "Numbers", "No", "Once upon a time there was", "Yes, of course")
 PAGE = 32
+# Streams of the largest tick that has memory.
+PART = 4
 CPU = torch.device("cpu")
 
 
@@ -115,6 +118,25 @@ def test_batch_invariant_codes_do_not_depend_on_the_batch(checkpoint: Checkpoint
     batched = speak(runner, [newcomer(checkpoint, slot) for slot in range(SLOTS)], together=True)
     for slot in (0, 7, SLOTS - 1):
         np.testing.assert_array_equal(speak(runner, [newcomer(checkpoint, slot)])[:, 0], batched[:, slot])
+
+
+def test_ticks_in_parts_give_the_same_codes(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the GPU has no memory for larger graphs."""
+    config = config_of(checkpoint, batch_invariant=True)
+    whole = speak(load_runner(checkpoint, config, DEVICE), [newcomer(checkpoint, slot) for slot in range(SLOTS)])
+
+    class SmallGraph(TickGraph):
+        def __init__(self, padding: Sequence[np.ndarray], run: Any, *rest: Any) -> None:
+            super().__init__(padding, run, *rest)
+            if run.__name__ == "_mixed_frame" and len(padding[0]) > PART:
+                raise torch.OutOfMemoryError("injected")
+
+    monkeypatch.setattr(graph_runner, "TickGraph", SmallGraph)
+    monkeypatch.setattr(graph_runner, "NEEDED_ROWS", PART)
+    runner = load_runner(checkpoint, config, DEVICE)
+    assert isinstance(runner, GraphTalkerRunner)
+    assert max(runner._frames) == PART < SLOTS
+    np.testing.assert_array_equal(speak(runner, [newcomer(checkpoint, slot) for slot in range(SLOTS)]), whole)
 
 
 def test_long_and_concurrent_prompts_write_the_same_cache(checkpoint: Checkpoint, graphs: TalkerRunner) -> None:

@@ -1,5 +1,7 @@
 """The rows from which a CUDA graph prefills prompts, run on the CPU without a graph."""
 
+import re
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -136,3 +138,56 @@ def clone(prompts: PromptBuilder, slot: int, page_size: int) -> Newcomer:
     stream = prompts.stream(request, Listener(), str(slot))
     pages = -(-stream.num_positions // page_size)
     return Newcomer(stream, slot, list(range(slot * pages, (slot + 1) * pages)))
+
+
+class CapturedRows:
+    """A graph that records what it replays."""
+
+    def __init__(self, padding: Sequence[np.ndarray]) -> None:
+        self.sizes = [len(rows) for rows in padding]
+
+
+def capture_with_memory_for(most: int, checkpoint_of: CheckpointOf, streams: int = 300) -> GraphTalkerRunner:
+    """A runner whose graphs of more than `most` rows have no memory."""
+    checkpoint = Checkpoint.open(str(checkpoint_of("base")))
+    config = EngineConfig(checkpoint=str(checkpoint.folder), max_streams=streams, max_text_tokens=8, max_frames_limit=8)
+    graphs = as_graph_runner(load_runner(checkpoint, config, torch.device("cpu")))
+
+    def capture(padding: Sequence[np.ndarray], run: object) -> CapturedRows:
+        if sum(map(len, padding)) > most:
+            raise torch.OutOfMemoryError("injected")
+        return CapturedRows(padding)
+
+    graphs._capture, graphs._make_tick = capture, object  # type: ignore[assignment, method-assign]
+    graphs.capture()
+    return graphs
+
+
+def test_ticks_without_memory_for_their_graph_run_in_parts(
+    checkpoint_of: CheckpointOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    graphs = capture_with_memory_for(128, checkpoint_of)
+    assert max(graphs._frames) == 128
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert re.match(r"the GPU has no memory for \d+ of \d+ CUDA graphs: ticks of many streams run in parts", warning)
+    graphs._fresh[:] = False
+    slots = np.arange(300)
+    replays = graphs._replays(slots)
+    assert [graph.sizes for graph, _ in replays] == [[128], [128], [48]]  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(np.concatenate([pairs[:, 0] for _, (pairs,) in replays]), slots)
+    # 64 frames have a graph with 64 rows of prompts; 128 have none.
+    assert {count: set(joint) for count, joint in graphs._joints.items()}[64] == {64}
+    assert graphs._joints[128] == {}
+
+
+def test_a_model_without_memory_for_small_graphs_does_not_start(checkpoint_of: CheckpointOf) -> None:
+    with pytest.raises(torch.OutOfMemoryError, match="injected"):
+        capture_with_memory_for(63, checkpoint_of)
+
+
+def test_with_memory_for_all_graphs_there_is_no_warning(
+    checkpoint_of: CheckpointOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    graphs = capture_with_memory_for(1 << 20, checkpoint_of)
+    assert max(graphs._frames) == 300
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]

@@ -1,6 +1,5 @@
 """The CUDA runner: every tick and prefill replays graphs captured at startup."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -13,9 +12,7 @@ from torch import Tensor
 from qwen3_tts_engine.core.batches import Frames, Newcomer, TextFeed
 from qwen3_tts_engine.talker.ops.interface import Hidden
 from qwen3_tts_engine.talker.runner import TalkerRunner
-from qwen3_tts_engine.talker.tick_graph import Run, TickGraph, bucket_of, filled_parts, split, up_to
-
-log = logging.getLogger(__name__)
+from qwen3_tts_engine.talker.tick_graph import Run, TickGraph, bucket_of, capture_in_order, filled_parts, split, up_to
 
 ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 FIRST_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
@@ -30,6 +27,8 @@ MAX_PADDED_PREFILL = 512
 MAX_JOINT_PROMPTS, SMALL_JOINT_PROMPTS, TILE_ROWS = 512, (64, 128), 128
 # Products of fewer rows have faster kernels, which prompts cannot use.
 MIN_JOINT_FRAMES = 16
+# Without memory for graphs of up to so many rows the model does not start.
+NEEDED_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,10 @@ class GraphTalkerRunner(TalkerRunner):
     lookahead = 1
 
     def capture(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Build all kernels and capture all graphs; none is captured later, under traffic."""
+        """Build all kernels and capture all graphs; none is captured later, under traffic.
+
+        Without memory for a graph of many rows they run in parts, without a joint one prompts run before the frames.
+        """
         self._pool: Any = None
         # Of prefilled newcomers, for the next launch: the slot of a lone one, and prompts.
         self._unopened, self._pending = self._state.padding_rows(0), self._padding_rows(0)
@@ -70,9 +72,8 @@ class GraphTalkerRunner(TalkerRunner):
             joint = self._joints[count] = {}
             padding = [(rows, [pairs(count), prompts(rows)]) for rows in reversed(joint_prompts(count))]
             plan += [(joint, rows, unused, self._joint_frame) for rows, unused in padding]
-        for done, (graphs, bucket, unused, run) in enumerate(plan, start=1):
-            graphs[bucket] = self._capture(unused, run)
-            progress(done, len(plan))
+        capture_in_order(plan, self._capture, self._is_needed, progress)
+        self._joints = {count: joint for count, joint in self._joints.items() if count in self._frames}
 
     @torch.inference_mode()
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
@@ -163,6 +164,9 @@ class GraphTalkerRunner(TalkerRunner):
             graph = TickGraph(padding, run, self._device, self._pool)
             self._pool = graph.pool
             return graph
+
+    def _is_needed(self, rows: int, run: Run) -> bool:
+        return rows <= NEEDED_ROWS and run != self._joint_frame
 
     def _padding_slots(self, rows: int) -> np.ndarray:
         return np.full(rows, self._state.padding_slot)

@@ -1,5 +1,6 @@
 """A function captured as a CUDA graph, and how rows are split among captured sizes."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle
 from math import prod
@@ -12,9 +13,15 @@ from torch import Tensor
 from qwen3_tts_engine.pinned_memory import to_pinned
 from qwen3_tts_engine.talker.kernels.gpu_trace import traced
 
+log = logging.getLogger(__name__)
+
 Run = Callable[..., Tensor | None]
 # Replays of one graph that the host may be ahead of the device.
 HOST_BLOCKS = 4
+LACKING = (
+    "the GPU has no memory for %d of %d CUDA graphs: ticks of many streams run in parts, and prompts apart from them, "
+    "which takes longer; lower kv_cache_gib or max_streams"
+)
 
 
 class HostInputs:
@@ -72,6 +79,29 @@ class TickGraph:
         next(self._hosts).upload(inputs, self._block)
         self._graph.replay()
         return self._output
+
+
+def capture_in_order(
+    plan: Sequence[tuple[dict[int, TickGraph], int, Sequence[np.ndarray], Run]],
+    capture: Callable[[Sequence[np.ndarray], Run], TickGraph],
+    is_needed: Callable[[int, Run], bool],
+    progress: Callable[[int, int], None],
+) -> None:
+    """`plan`: where each graph belongs, its number of rows, its padding and what it runs.
+
+    Goes on without those for which there is no memory. Raises torch.OutOfMemoryError if one of them is needed.
+    """
+    lacking = 0
+    for done, (graphs, rows, padding, run) in enumerate(plan, start=1):
+        try:
+            graphs[rows] = capture(padding, run)
+        except torch.OutOfMemoryError:
+            if is_needed(rows, run):
+                raise
+            lacking += 1
+        progress(done, len(plan))
+    if lacking:
+        log.warning(LACKING, lacking, len(plan))
 
 
 def split_like(block: Any, parts: Sequence[np.ndarray]) -> list[Any]:
