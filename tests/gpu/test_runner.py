@@ -129,7 +129,7 @@ def test_ticks_in_parts_give_the_same_codes(checkpoint: Checkpoint, monkeypatch:
         def __init__(self, padding: Sequence[np.ndarray], run: Any, *rest: Any) -> None:
             super().__init__(padding, run, *rest)
             if run.__name__ == "_mixed_frame" and len(padding[0]) > PART:
-                raise torch.OutOfMemoryError("injected")
+                raise torch.OutOfMemoryError("CUDA out of memory (injected)")
 
     monkeypatch.setattr(graph_runner, "TickGraph", SmallGraph)
     monkeypatch.setattr(graph_runner, "NEEDED_ROWS", PART)

@@ -140,6 +140,10 @@ def clone(prompts: PromptBuilder, slot: int, page_size: int) -> Newcomer:
     return Newcomer(stream, slot, list(range(slot * pages, (slot + 1) * pages)))
 
 
+ALLOCATOR = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+DRIVER = RuntimeError("CUDA error: out of memory")
+
+
 class CapturedRows:
     """A graph that records what it replays."""
 
@@ -147,7 +151,9 @@ class CapturedRows:
         self.sizes = [len(rows) for rows in padding]
 
 
-def capture_with_memory_for(most: int, checkpoint_of: CheckpointOf, streams: int = 300) -> GraphTalkerRunner:
+def capture_with_memory_for(
+    most: int, checkpoint_of: CheckpointOf, error: Exception = ALLOCATOR, streams: int = 300
+) -> GraphTalkerRunner:
     """A runner whose graphs of more than `most` rows have no memory."""
     checkpoint = Checkpoint.open(str(checkpoint_of("base")))
     config = EngineConfig(checkpoint=str(checkpoint.folder), max_streams=streams, max_text_tokens=8, max_frames_limit=8)
@@ -155,7 +161,7 @@ def capture_with_memory_for(most: int, checkpoint_of: CheckpointOf, streams: int
 
     def capture(padding: Sequence[np.ndarray], run: object) -> CapturedRows:
         if sum(map(len, padding)) > most:
-            raise torch.OutOfMemoryError("injected")
+            raise error
         return CapturedRows(padding)
 
     graphs._capture, graphs._make_tick = capture, object  # type: ignore[assignment, method-assign]
@@ -163,10 +169,11 @@ def capture_with_memory_for(most: int, checkpoint_of: CheckpointOf, streams: int
     return graphs
 
 
+@pytest.mark.parametrize("error", [ALLOCATOR, DRIVER])
 def test_ticks_without_memory_for_their_graph_run_in_parts(
-    checkpoint_of: CheckpointOf, caplog: pytest.LogCaptureFixture
+    checkpoint_of: CheckpointOf, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    graphs = capture_with_memory_for(128, checkpoint_of)
+    graphs = capture_with_memory_for(128, checkpoint_of, error)
     assert max(graphs._frames) == 128
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert re.match(r"the GPU has no memory for \d+ of \d+ CUDA graphs: ticks of many streams run in parts", warning)
@@ -181,8 +188,13 @@ def test_ticks_without_memory_for_their_graph_run_in_parts(
 
 
 def test_a_model_without_memory_for_small_graphs_does_not_start(checkpoint_of: CheckpointOf) -> None:
-    with pytest.raises(torch.OutOfMemoryError, match="injected"):
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
         capture_with_memory_for(63, checkpoint_of)
+
+
+def test_another_error_of_a_large_graph_is_raised(checkpoint_of: CheckpointOf) -> None:
+    with pytest.raises(RuntimeError, match="illegal address"):
+        capture_with_memory_for(128, checkpoint_of, RuntimeError("CUDA error: illegal address"))
 
 
 def test_with_memory_for_all_graphs_there_is_no_warning(

@@ -89,14 +89,15 @@ def capture_in_order(
 ) -> None:
     """`plan`: where each graph belongs, its number of rows, its padding and what it runs.
 
-    Goes on without those for which there is no memory. Raises torch.OutOfMemoryError if one of them is needed.
+    Goes on without those for which there is no memory. Raises RuntimeError if one of them is needed.
     """
     lacking = 0
     for done, (graphs, rows, padding, run) in enumerate(plan, start=1):
         try:
             graphs[rows] = capture(padding, run)
-        except torch.OutOfMemoryError:
-            if is_needed(rows, run):
+        except RuntimeError as error:
+            # Of PyTorch's allocator, or of CUDA when it makes the graph.
+            if "out of memory" not in str(error) or is_needed(rows, run):
                 raise
             lacking += 1
         progress(done, len(plan))
