@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, TypeVar
@@ -10,6 +11,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from qwen3_tts_client.protocol import SpeechRequest, encode
+from qwen3_tts_client.stream import Timeouts
+from qwen3_tts_client.sync_stream import speak
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, SECRET_SETTINGS
 from qwen3_tts_engine.core.streams import Summary
 from qwen3_tts_engine.request import RequestError
@@ -18,12 +22,24 @@ from scripts.embedded.protection import ADMIN_KEY_VARIABLE
 Item = TypeVar("Item")
 
 
+TEXT = "Thanks for calling. Your order left the warehouse today, it should be with you by Friday."
+
+
 class NullSink:
     """A sink that discards audio."""
 
     def send(self, pcm: np.ndarray) -> None: ...
 
     def finish(self, error: RequestError | None, summary: Summary | None = None) -> None: ...
+
+
+def first_audio_ms(stub: Any, request: SpeechRequest) -> float | None:
+    """Milliseconds to the first chunk, None without one; reads the stream to its end. Raises SpeechError."""
+    message, first = encode(request), None
+    started = time.perf_counter_ns()
+    for arrived, _ in speak(stub, [message], Timeouts(60, 60)):
+        first = first or (arrived - started) / 1e6
+    return first
 
 
 def run_in_processes(run: Callable[[Item], object], items: Iterable[Item]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from qwen3_tts_client.analysis.table import load_name
 from qwen3_tts_client.records.record import LoadRecord, read_run
+from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
 from qwen3_tts_engine.talker.kernels.gpu_trace import VARIABLE
 from scripts.benchmarks.serving import REPOSITORY, run, server_of
 
@@ -25,7 +26,7 @@ def measure(checkpoint: str, streams: Sequence[int], folder: Path) -> list[dict[
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", "python")
     bench = ["bench", "--concurrency", ",".join(map(str, streams)), "--artifact-dir", folder, "--workers", 8]
     bench += ["--measurement-interval", MEASUREMENT_MS, "--max-frames", MAX_FRAMES, "--speaker", "vivian"]
-    setting = {VARIABLE.removeprefix("QWEN3_TTS_"): str(trace)}
+    setting = {VARIABLE.removeprefix(ENVIRONMENT_PREFIX): str(trace)}
     with server_of("python", checkpoint, max(streams), folder / "server.log", [], setting):
         run("qwen3_tts_client", *bench)
     spans = {process: read(trace, package) for process, package in PROCESSES.items()}

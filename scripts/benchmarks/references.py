@@ -9,7 +9,6 @@ the reference's text and codes) and with the speaker's vector alone. References 
 import json
 import shlex
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,14 +19,11 @@ import typer
 from rich.console import Console
 from tritonclient.grpc import service_pb2_grpc
 
-from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest, encode
+from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest
 from qwen3_tts_client.records.environment import environment
-from qwen3_tts_client.stream import Timeouts
-from qwen3_tts_client.sync_stream import speak
-from scripts.benchmarks.common import gpu_of, settings_of_environment, show
+from scripts.benchmarks.common import TEXT, first_audio_ms, gpu_of, settings_of_environment, show
 from scripts.benchmarks.serving import REPOSITORY, run, server_of
 
-TEXT = "Thanks for calling. Your order left the warehouse today, it should be with you by Friday."
 WHOLE = SpeechRequest(TEXT, ref_sample_rate=SAMPLE_RATE, max_frames=20)
 KINDS = {
     "in context": replace(WHOLE, ref_text="My parcel has not arrived, and I would like to know where it is."),
@@ -75,7 +71,8 @@ def measure(stub: service_pb2_grpc.GRPCInferenceServiceStub, requests: int, seco
             seed = len(KINDS) * (index + WARM_UP) + number
             request = replace(request, seed=seed, ref_audio=noise(seconds, seed))
             for met in ("new", "again"):
-                first_ms = ttfa_ms(stub, request)
+                first_ms = first_audio_ms(stub, request)
+                assert first_ms, "no audio"
                 if index >= 0:
                     found[kind, met].append(first_ms)
     return [row(kind, met, times) for (kind, met), times in found.items()]
@@ -84,14 +81,6 @@ def measure(stub: service_pb2_grpc.GRPCInferenceServiceStub, requests: int, seco
 def noise(seconds: float, seed: int) -> np.ndarray:
     """A reference, float32 in -1..1."""
     return np.random.default_rng(seed).uniform(-0.3, 0.3, round(seconds * SAMPLE_RATE)).astype(np.float32)
-
-
-def ttfa_ms(stub: service_pb2_grpc.GRPCInferenceServiceStub, request: SpeechRequest) -> float:
-    """Raises SpeechError. All audio is received, so that the next request meets an idle server."""
-    message = encode(request)
-    sent = time.perf_counter_ns()
-    arrivals = [arrival for arrival, _ in speak(stub, [message], Timeouts(120, 60))]
-    return (arrivals[0] - sent) / 1e6
 
 
 def row(kind: str, met: str, times: list[float]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import shlex
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,20 +29,17 @@ from export.modules.codec import CodecStep
 from export.tensorrt.process import TENSORRT_PYTHON, TensorRtSettings
 from export.verify import Verification
 from qwen3_tts_client.errors import SpeechError
-from qwen3_tts_client.protocol import SpeechRequest, encode
-from qwen3_tts_client.stream import Timeouts
-from qwen3_tts_client.sync_stream import speak
+from qwen3_tts_client.protocol import SpeechRequest
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, input_shapes
-from scripts.benchmarks.common import settings_of_environment
+from scripts.benchmarks.common import TEXT, first_audio_ms, settings_of_environment
 from scripts.benchmarks.serving import REPOSITORY, ROOT, read_summary, rows, run, server_of
 
 TIMED_BATCHES = (1, 8, 32, MAX_BATCH)
 LOADS = "1,64"
 STREAMS = "64"
 MAX_STREAMS = 128
-TEXT = "Thanks for calling. Your order left the warehouse today, it should be with you by Friday."
 PROOF = re.compile(r"agrees with its golden cases: .*, ([\d.]+) s")
 console = Console()
 
@@ -120,21 +116,18 @@ def first_requests(text: str) -> dict[str, float]:
         grpc.channel_ready_future(channel).result()
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         # A refused request takes the client's own start-up cost.
-        refused = first_audio_ms(stub, SpeechRequest(text, speaker="nobody"))
+        refused = served_ms(stub, SpeechRequest(text, speaker="nobody"))
         assert refused is None, "refused"
-        first, *others = [first_audio_ms(stub, SpeechRequest(text, speaker="vivian", max_frames=20)) for _ in range(13)]
+        first, *others = [served_ms(stub, SpeechRequest(text, speaker="vivian", max_frames=20)) for _ in range(13)]
     return {"first_ms": round(first or 0, 1), "median_ms": round(statistics.median(ms or 0 for ms in others), 1)}
 
 
-def first_audio_ms(stub: Any, request: SpeechRequest) -> float | None:
-    """Milliseconds to the first chunk, None without one; reads the stream to its end."""
-    started, first = time.perf_counter_ns(), None
+def served_ms(stub: Any, request: SpeechRequest) -> float | None:
+    """first_audio_ms, None for a request that failed."""
     try:
-        for arrived, _ in speak(stub, [encode(request)], Timeouts(60, 60)):
-            first = first or (arrived - started) / 1e6
+        return first_audio_ms(stub, request)
     except SpeechError:
         return None
-    return first
 
 
 @contextmanager

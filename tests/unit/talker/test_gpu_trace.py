@@ -115,8 +115,9 @@ def test_a_span_keeps_the_origin_from_before_it(gpu: FakeGpu, tmp_path: Path) ->
 
 
 def test_a_thread_writes_until_the_process_ends(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ran = threading.Event()
-    monkeypatch.setattr(Spans, "_run", lambda spans: ran.set())
+    ran, stop = threading.Event(), threading.Event()
+    monkeypatch.setattr(Spans, "_run", lambda spans: (ran.set(), stop.wait(60)))
     traced(FakeGraph(gpu, 1.0)).replay()
     assert ran.wait(60)
-    assert not [thread for thread in threading.enumerate() if thread.name == "gpu trace" and not thread.daemon]
+    assert {thread.daemon for thread in threading.enumerate() if thread.name == "gpu trace"} == {True}
+    stop.set()

@@ -151,12 +151,10 @@ class CapturedRows:
         self.sizes = [len(rows) for rows in padding]
 
 
-def capture_with_memory_for(
-    most: int, checkpoint_of: CheckpointOf, error: Exception = ALLOCATOR, streams: int = 300
-) -> GraphTalkerRunner:
+def capture_with_memory_for(most: int, checkpoint_of: CheckpointOf, error: Exception = ALLOCATOR) -> GraphTalkerRunner:
     """A runner whose graphs of more than `most` rows have no memory."""
     checkpoint = Checkpoint.open(str(checkpoint_of("base")))
-    config = EngineConfig(checkpoint=str(checkpoint.folder), max_streams=streams, max_text_tokens=8, max_frames_limit=8)
+    config = EngineConfig(checkpoint=str(checkpoint.folder), max_streams=300, max_text_tokens=8, max_frames_limit=8)
     graphs = as_graph_runner(load_runner(checkpoint, config, torch.device("cpu")))
 
     def capture(padding: Sequence[np.ndarray], run: object) -> CapturedRows:
