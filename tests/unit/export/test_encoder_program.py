@@ -53,6 +53,14 @@ def inputs(encoder: EncoderExport, frames: int) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in encoder.inputs(frames).items()}
 
 
+def test_biases_of_the_speaker_encoder_are_added_by_operations_of_their_own(repository: Path) -> None:
+    """PyTorch's convolution without cuDNN whose taps are apart launches a kernel for the bias of each channel."""
+    graph = torch.export.load(model_file(repository, SPEAKER_ENCODER)).graph
+    convolutions = [node for node in graph.nodes if node.target is torch.ops.aten.conv1d.default]
+    assert convolutions
+    assert all(node.args[2:3] in [(), (None,)] for node in convolutions)
+
+
 @each_encoder
 def test_program_equals_the_module_at_all_lengths(
     encoder: EncoderExport, repository: Path, checkpoint: Checkpoint
