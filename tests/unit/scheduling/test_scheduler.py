@@ -223,15 +223,30 @@ def test_new_streams_get_their_own_batch_while_all_others_have_buffered_audio() 
     assert scheduler.next_batch(NOW + 1).slots.tolist() == [0, 1, 2, 3], "a buffer is about to run dry"
 
 
-def test_batches_of_new_streams_take_a_tenth_of_the_time() -> None:
+def test_batches_of_new_streams_cost_a_hundredth_of_the_time() -> None:
+    """A tick of theirs takes as long as one of all streams."""
     scheduler = make_scheduler(slots=30, pages=200)
     measure(scheduler)
     listen(scheduler, count=2, lead=1000.0)
+    assert alone_at(scheduler, [0, 60, 120, 180, 240]) == [True, False, True, False, True]
+
+
+def test_new_streams_get_their_own_batch_where_each_stream_costs_as_much_as_another() -> None:
+    scheduler = make_scheduler(slots=30, pages=200)
+    measure(scheduler)
+    for streams in (1, 2, 4, 8) * 50:
+        scheduler.capacity.add_tick(streams, streams * TICK_SECONDS)
+    listen(scheduler, count=2, lead=1000.0)
+    assert alone_at(scheduler, [0, 1, 2, 3]) == [True] * 4
+
+
+def alone_at(scheduler: Scheduler, ticks: list[int]) -> list[bool]:
+    """Whether a newcomer after each number of ticks has a batch of its own."""
     alone = []
-    for i in range(20):
+    for i, tick in enumerate(ticks):
         scheduler.submit(make_stream(str(i), Listener()))
-        alone.append(len(scheduler.next_batch(NOW + i * TICK_SECONDS)) == 1)
-    assert alone == ([True] + [False] * 9) * 2
+        alone.append(len(scheduler.next_batch(NOW + tick * TICK_SECONDS)) == 1)
+    return alone
 
 
 def measure(scheduler: Scheduler) -> None:

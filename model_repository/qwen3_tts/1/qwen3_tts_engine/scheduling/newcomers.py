@@ -10,8 +10,8 @@ from qwen3_tts_engine.scheduling.slot_table import SlotTable
 
 # The first newcomer of a group waits for the prefill of the last.
 MAX_PREFILL_SECONDS = 0.025
-# Share of the time that newcomers' ticks without the other streams may take.
-ALONE_SHARE = 0.1
+# Share of the time that newcomers' ticks without the other streams may cost.
+ALONE_SHARE = 0.01
 # Requests sent at once reach the queue at smaller intervals than this: a busy host takes 0.1 to 0.3 ms for each.
 MAX_INTERVAL = 0.0005
 # Weight of an interval in their average.
@@ -58,16 +58,19 @@ class NewcomerPolicy:
         left = self._lead(now) - URGENT_LEAD - self._capacity.first_audio_seconds(streams, 0)
         return min(max(left, self._capacity.tick_seconds(streams)), self._max_seconds)
 
-    def go_alone(self, now: float, count: int, rows: int) -> bool:
-        """Whether `count` newcomers with prompts of `rows` in all make their first frame alone.
+    def go_alone(self, now: float, count: int, rows: int, others: int) -> bool:
+        """Whether `count` newcomers with prompts of `rows` in all make their first frame without the `others`.
 
         That saves them the others' part of the tick, and costs the others a tick: allowed while they have enough
-        audio buffered, and seldom enough to cost little throughput.
+        audio buffered, and seldom enough to cost little throughput, which two ticks instead of one do unless a
+        stream costs as much alone as among others.
         """
-        spare = self._lead(now) - urgent_lead(self._capacity.frame_seconds(self._table.in_use.num_active))
-        if now < self._next_alone or self._capacity.first_audio_seconds(count, rows) > spare:
+        capacity = self._capacity
+        spare = self._lead(now) - urgent_lead(capacity.frame_seconds(self._table.in_use.num_active))
+        if now < self._next_alone or capacity.first_audio_seconds(count, rows) > spare:
             return False
-        self._next_alone = now + self._capacity.tick_seconds(count) / ALONE_SHARE
+        costs = capacity.tick_seconds(count) + capacity.tick_seconds(others) - capacity.tick_seconds(count + others)
+        self._next_alone = now + max(costs, 0.0) / ALONE_SHARE
         return True
 
     def _lead(self, now: float) -> float:

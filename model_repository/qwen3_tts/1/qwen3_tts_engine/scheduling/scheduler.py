@@ -75,7 +75,8 @@ class Scheduler:
         newcomers, rows = self._admit(now)
         table = self.table.in_use
         slots = np.flatnonzero(table.runnable)
-        if 0 < len(newcomers) < len(slots) and self.newcomers.go_alone(now, len(newcomers), rows):
+        others = len(slots) - len(newcomers)
+        if newcomers and others and self.newcomers.go_alone(now, len(newcomers), rows, others):
             slots = np.sort([newcomer.slot for newcomer in newcomers])
         if len(slots) > self.limits.max_batch:
             order = np.argsort(table.deadline[slots], kind="stable")
