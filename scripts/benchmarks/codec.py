@@ -6,9 +6,7 @@ Without a checkpoint, measures random weights of the released size.
 """
 
 import json
-import shlex
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +35,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
 from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes
 from qwen3_tts_engine.codec.contract import MAX_BATCH, MAX_FRAMES, max_history
-from scripts.benchmarks.common import show
+from scripts.benchmarks.common import origin, show
 from scripts.synthetic.configs import CODEC_DECODER
 from scripts.synthetic.weights import initial
 
@@ -201,9 +199,7 @@ def _runner(reference: CodecStep, device: torch.device, kernels: bool, shapes: l
 
 def environment(checkpoint: str | None, kernels: bool) -> dict[str, Any]:
     return {
-        "gpu": torch.cuda.get_device_name(),
-        "commit": commit(),
-        "command": shlex.join(["python", "-m", "scripts.benchmarks.codec", *sys.argv[1:]]),
+        **origin("scripts.benchmarks.codec", torch.cuda.get_device_name(), commit()),
         "engine": f"PyTorch {torch.__version__}, CUDA graphs, {'fused kernels' if kernels else 'PyTorch operations'}",
         "weights": checkpoint or "random, of the released size",
     }

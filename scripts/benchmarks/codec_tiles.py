@@ -7,8 +7,6 @@ second-level cache. A faster tile is worth serving only if scripts.benchmarks.co
 """
 
 import json
-import shlex
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,7 +26,7 @@ from code2wav_step.step import Step
 from code2wav_step.tiles import SKINNY_ROWS, Tile, divisor
 from qwen3_tts_client.records.environment import commit
 from scripts.benchmarks.codec import Streams, load_weights, reference_step, shape_of
-from scripts.benchmarks.common import run_in_processes, show
+from scripts.benchmarks.common import origin, run_in_processes, show
 from scripts.benchmarks.cuda_timing import REPEATS, graph_us
 
 # Of one H200.
@@ -171,8 +169,7 @@ def main(
         console.print(f"{shape[0]}x{shape[1]}: products {total:.0f} us, with the best tiles {best:.0f} us")
     show(table, console)
     if output:
-        command = shlex.join(["python", "-m", "scripts.benchmarks.codec_tiles", *sys.argv[1:]])
-        record = {"gpu": torch.cuda.get_device_name(), "commit": commit(), "command": command, "rows": table}
+        record = origin("scripts.benchmarks.codec_tiles", torch.cuda.get_device_name(), commit()) | {"rows": table}
         output.write_text(json.dumps(record, indent=1) + "\n")
 
 

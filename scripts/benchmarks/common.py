@@ -1,7 +1,9 @@
-"""Shared by the benchmarks: tables of rows, the settings of a run, a sink, work in processes."""
+"""Shared by the benchmarks: tables of rows, origin and settings of a record, a sink, work in processes."""
 
 import multiprocessing
 import os
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -21,7 +23,6 @@ from scripts.embedded.protection import ADMIN_KEY_VARIABLE
 
 Item = TypeVar("Item")
 
-
 TEXT = "Thanks for calling. Your order left the warehouse today, it should be with you by Friday."
 
 
@@ -33,13 +34,12 @@ class NullSink:
     def finish(self, error: RequestError | None, summary: Summary | None = None) -> None: ...
 
 
-def first_audio_ms(stub: Any, request: SpeechRequest) -> float | None:
-    """Milliseconds to the first chunk, None without one; reads the stream to its end. Raises SpeechError."""
-    message, first = encode(request), None
+def first_audio_ms(stub: Any, request: SpeechRequest) -> float:
+    """Milliseconds to the first chunk; reads the stream to its end. Raises SpeechError."""
+    message = encode(request)
     started = time.perf_counter_ns()
-    for arrived, _ in speak(stub, [message], Timeouts(60, 60)):
-        first = first or (arrived - started) / 1e6
-    return first
+    first, *_ = [arrived for arrived, _ in speak(stub, [message], Timeouts(60, 60))]
+    return (first - started) / 1e6
 
 
 def run_in_processes(run: Callable[[Item], object], items: Iterable[Item]) -> None:
@@ -53,6 +53,11 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     for row in rows:
         table.add_row(*map(str, row.values()))
     console.print(table)
+
+
+def origin(module: str, gpu: str | None, commit: str | None) -> dict[str, str | None]:
+    """What each record begins with: GPU, commit and command of this run of `module`."""
+    return {"gpu": gpu, "commit": commit, "command": shlex.join(["python", "-m", module, *sys.argv[1:]])}
 
 
 def gpu_of(machine: Mapping[str, Any]) -> str:

@@ -7,8 +7,6 @@ Each part replaces its own figures in the record.
 """
 
 import json
-import shlex
-import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -20,7 +18,7 @@ import typer
 from qwen3_tts_client.protocol import SpeechRequest
 from qwen3_tts_client.records.audible import THRESHOLD_DBFS
 from qwen3_tts_client.records.environment import environment
-from scripts.benchmarks.common import gpu_of
+from scripts.benchmarks.common import gpu_of, origin
 from scripts.benchmarks.serving import REPOSITORY, read_summary, run, server_of
 from scripts.demo_voice import flite
 from scripts.demo_voice.evaluation import report, teach
@@ -146,9 +144,7 @@ def level(sounds: Sounds) -> float:
 def write(output: Path, part: Part, figures: dict[str, Any]) -> None:
     machine = environment()
     own = {
-        "gpu": gpu_of(machine),
-        "commit": machine["commit"],
-        "command": shlex.join(["python", "-m", "scripts.benchmarks.demo_voice", *sys.argv[1:]]),
+        **origin("scripts.benchmarks.demo_voice", gpu_of(machine), machine["commit"]),
     }
     found = json.loads(output.read_text()) if output.is_file() else {}
     found = found | own | {"parts": found.get("parts", {}) | {part: own | figures}}

@@ -8,7 +8,6 @@ load a server is killed by SIGKILL.
 
 import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ import typer
 from rich.console import Console
 
 from qwen3_tts_client.records.environment import environment
-from scripts.benchmarks.common import gpu_of, settings_of_environment, show
+from scripts.benchmarks.common import gpu_of, origin, settings_of_environment, show
 from scripts.benchmarks.serving import EXIT, REPOSITORY, configuration, environment_of, read_summary, rows, run
 from scripts.fleet.background import BackgroundFleet
 from scripts.fleet.plan import FleetError, plan_servers
@@ -152,9 +151,7 @@ class Loads:
 def record(table: list[dict[str, Any]], form: str, max_streams: int, text: str | None) -> dict[str, Any]:
     machine = environment()
     return {
-        "gpu": gpu_of(machine),
-        "commit": machine["commit"],
-        "command": shlex.join(["python", "-m", "scripts.benchmarks.fleet", *sys.argv[1:]]),
+        **origin("scripts.benchmarks.fleet", gpu_of(machine), machine["commit"]),
         "settings": {"codec": form, "max_streams": max_streams, "text": text, "environment": settings_of_environment()},
         "rows": table,
     }

@@ -7,7 +7,6 @@ A server must be running: a tritonserver, or `python -m tests.fakes.stub_server`
 
 import json
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import typer
 from rich.console import Console
 
 from qwen3_tts_client.records.environment import environment
-from scripts.benchmarks.common import gpu_of, settings_of_environment, show
+from scripts.benchmarks.common import gpu_of, origin, settings_of_environment, show
 from scripts.benchmarks.serving import read_summary, rows, run
 
 FORMATS = ("pcm", "mp3", "opus")
@@ -92,9 +91,7 @@ def measured(folder: Path, arguments: list[object], path: str, response_format: 
 def record(table: list[dict[str, Any]]) -> dict[str, Any]:
     machine = environment()
     return {
-        "gpu": gpu_of(machine),
-        "commit": machine["commit"],
-        "command": shlex.join(["python", "-m", "scripts.benchmarks.gateway", *sys.argv[1:]]),
+        **origin("scripts.benchmarks.gateway", gpu_of(machine), machine["commit"]),
         "settings": settings_of_environment(),
         "rows": table,
     }

@@ -6,8 +6,6 @@ Serves with overload=refuse, and sends requests at the rate, at four times the r
 """
 
 import json
-import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from rich.console import Console
 from qwen3_tts_client.analysis.playback import MS, NS, play
 from qwen3_tts_client.records.environment import environment
 from qwen3_tts_client.records.record import LoadRecord, RequestRecord, Run, read_run
-from scripts.benchmarks.common import gpu_of, settings_of_environment, show
+from scripts.benchmarks.common import gpu_of, origin, settings_of_environment, show
 from scripts.benchmarks.serving import run, server_of
 
 OVERLOAD = 4
@@ -100,9 +98,7 @@ def recorded(run: Run) -> dict[str, Any]:
     before, during, after = Load.all_of(run)
     machine = environment()
     return {
-        "gpu": gpu_of(machine),
-        "commit": machine["commit"],
-        "command": shlex.join(["python", "-m", "scripts.benchmarks.overload", *sys.argv[1:]]),
+        **origin("scripts.benchmarks.overload", gpu_of(machine), machine["commit"]),
         "settings": settings_of_environment(),
         "normal_after_s": normal_after(before, after),
         "rows": [load.row() for load in (before, during, after)],

@@ -6,7 +6,6 @@ Writes the client's record, its report and the server's log to the folder; `--ou
 """
 
 import json
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from qwen3_tts_client.analysis.table import load_name
 from qwen3_tts_client.records.prometheus import total
 from qwen3_tts_client.records.record import read_run
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
-from scripts.benchmarks.common import gpu_of, settings_of_environment
+from scripts.benchmarks.common import gpu_of, origin, settings_of_environment
 from scripts.embedded.installation import backend_options
 from scripts.embedded.server import EXPLICIT, GPU_OPTIONS, TritonServer
 
@@ -127,9 +126,7 @@ def record(
 ) -> dict[str, Any]:
     """The record of a run in docs/benchmarks/; `calls` are the codec's of each load."""
     return {
-        "gpu": gpu_of(summary),
-        "commit": summary["commit"],
-        "command": shlex.join(["python", "-m", "scripts.benchmarks.serving", *sys.argv[1:]]),
+        **origin("scripts.benchmarks.serving", gpu_of(summary), summary["commit"]),
         "settings": {
             "codec": form,
             "max_streams": max_streams,

@@ -1,9 +1,7 @@
 """Milliseconds per frame of the talker and code predictor, by batch size, on a CUDA device."""
 
 import json
-import shlex
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +20,7 @@ from qwen3_tts_engine.request import SynthesisRequest
 from qwen3_tts_engine.startup import choose_device
 from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
 from qwen3_tts_engine.talker.loader import load_runner
-from scripts.benchmarks.common import NullSink, settings_of_environment, show
+from scripts.benchmarks.common import NullSink, origin, settings_of_environment, show
 
 console = Console()
 FRAMES = 70
@@ -119,9 +117,7 @@ def newcomer(runner: GraphTalkerRunner, prompts: PromptBuilder, slot: int) -> Ne
 def environment(checkpoint: Checkpoint) -> dict[str, Any]:
     config = checkpoint.config
     return {
-        "gpu": torch.cuda.get_device_name(),
-        "commit": commit(),
-        "command": shlex.join(["python", "-m", "scripts.benchmarks.talker", *sys.argv[1:]]),
+        **origin("scripts.benchmarks.talker", torch.cuda.get_device_name(), commit()),
         "settings": {
             "checkpoint": f"{config.tts_model_size} {config.tts_model_type}",
             "environment": settings_of_environment(),

@@ -9,8 +9,6 @@ outcome.
 """
 
 import json
-import shlex
-import sys
 import threading
 import time
 from collections import Counter
@@ -34,7 +32,7 @@ from qwen3_tts_client.protocol import encode
 from qwen3_tts_client.records.environment import environment
 from qwen3_tts_client.stream import Timeouts
 from qwen3_tts_client.sync_stream import speak
-from scripts.benchmarks.common import gpu_of
+from scripts.benchmarks.common import gpu_of, origin
 from scripts.benchmarks.serving import configuration
 from scripts.soak.callers import KINDS, MIXED, Caller, Outcome
 from scripts.soak.faults import Fault, Faults
@@ -202,9 +200,7 @@ def idle_figures(server: Server) -> Figures:
 def recorded(tally: Tally, faults: Faults, before: Figures, after: Figures) -> dict[str, Any]:
     machine = environment()
     return {
-        "gpu": gpu_of(machine),
-        "commit": machine["commit"],
-        "command": shlex.join(["python", "-m", "scripts.soak", *sys.argv[1:]]),
+        **origin("scripts.soak", gpu_of(machine), machine["commit"]),
         "requests": len(tally.outcomes),
         "hung": len(tally.of_result(TIMED_OUT)),
         "mixed": len(tally.of_result(MIXED)),

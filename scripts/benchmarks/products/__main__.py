@@ -6,8 +6,6 @@ README.md in this folder explains the table.
 """
 
 import json
-import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +20,7 @@ from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER
 from qwen3_tts_engine.talker.kernels.skinny_linear import Block, skinny_linear
 from qwen3_tts_engine.talker.kernels.tile_linear import tile_of
 from qwen3_tts_engine.talker.ops.products import Form, build, is_skinny
-from scripts.benchmarks.common import show
+from scripts.benchmarks.common import origin, show
 from scripts.benchmarks.products.candidates import blocks, candidates
 from scripts.benchmarks.products.search import REPEATS, Choice, Found, descend, line, text
 from scripts.benchmarks.products.stack import Product, Shape, Stack, shapes
@@ -90,9 +88,7 @@ def check(stack: Stack, tiles: Mapping[str, Choice], expected: torch.Tensor) -> 
 
 def environment() -> dict[str, Any]:
     return {
-        "gpu": torch.cuda.get_device_name(),
-        "commit": commit(),
-        "command": shlex.join(["python", "-m", "scripts.benchmarks.products", *sys.argv[1:]]),
+        **origin("scripts.benchmarks.products", torch.cuda.get_device_name(), commit()),
         "settings": {"weights": "random, 1.7B", "torch": torch.__version__},
     }
 
