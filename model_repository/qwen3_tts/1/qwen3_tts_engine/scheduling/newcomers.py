@@ -62,8 +62,8 @@ class NewcomerPolicy:
         """Whether `count` newcomers with prompts of `rows` in all make their first frame without the `others`.
 
         That saves them the others' part of the tick, and costs the others a tick: allowed while they have enough
-        audio buffered, and seldom enough to cost little throughput, which two ticks instead of one do unless a
-        stream costs as much alone as among others.
+        audio buffered, and seldom enough to cost little throughput: two ticks take longer than one, unless a stream
+        costs as much alone as among others.
         """
         capacity = self._capacity
         spare = self._lead(now) - urgent_lead(capacity.frame_seconds(self._table.in_use.num_active))
