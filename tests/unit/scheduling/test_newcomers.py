@@ -89,3 +89,13 @@ def test_later_newcomers_do_not_count_as_a_burst() -> None:
         queue.now += 1.0
         queue.arrive()
     assert queue.policy._interval == before
+
+
+def test_going_alone_before_any_measurement_does_not_forbid_it_later() -> None:
+    """On a CPU the predicted time is infinite then."""
+    capacity = Capacity(0, 16, batching_is_free=False)
+    policy = NewcomerPolicy(SlotTable(4, 256, NUM_CODEBOOKS), deque(), capacity, 1.0)
+    assert policy.go_alone(NOW, 1, 8, others=1)
+    for streams in (1, 2) * 20:
+        capacity.add_tick(streams, streams * TICK)
+    assert policy.go_alone(NOW + 1, 1, 8, others=1)

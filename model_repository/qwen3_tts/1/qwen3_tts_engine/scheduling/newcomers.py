@@ -61,16 +61,17 @@ class NewcomerPolicy:
     def go_alone(self, now: float, count: int, rows: int, others: int) -> bool:
         """Whether `count` newcomers with prompts of `rows` in all make their first frame without the `others`.
 
-        That saves them the others' part of the tick, and costs the others a tick: allowed while they have enough
-        audio buffered, and seldom enough to cost little throughput: two ticks take longer than one, unless a stream
-        costs as much alone as among others.
+        That saves them the others' part of the tick, and costs the others a tick. Allowed while they have enough audio
+        buffered, and seldom enough to cost little throughput: two ticks take longer than one, unless a stream costs
+        as much alone as among others.
         """
         capacity = self._capacity
         spare = self._lead(now) - urgent_lead(capacity.frame_seconds(self._table.in_use.num_active))
         if now < self._next_alone or capacity.first_audio_seconds(count, rows) > spare:
             return False
         costs = capacity.tick_seconds(count) + capacity.tick_seconds(others) - capacity.tick_seconds(count + others)
-        self._next_alone = now + max(costs, 0.0) / ALONE_SHARE
+        # Of ticks not measured yet the costs are not a number.
+        self._next_alone = now + max(0.0, costs) / ALONE_SHARE
         return True
 
     def _lead(self, now: float) -> float:
