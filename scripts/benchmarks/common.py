@@ -55,9 +55,19 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
+def origin_of(module: str, machine: Mapping[str, Any]) -> dict[str, str | None]:
+    """`origin` on a qwen3_tts_client.records.environment."""
+    return origin(module, gpu_of(machine), machine["commit"])
+
+
 def origin(module: str, gpu: str | None, commit: str | None) -> dict[str, str | None]:
     """What each record begins with: GPU, commit and command of this run of `module`."""
-    return {"gpu": gpu, "commit": commit, "command": shlex.join(["python", "-m", module, *sys.argv[1:]])}
+    return {"gpu": gpu, "commit": commit, "command": command_of(module)}
+
+
+def command_of(module: str) -> str:
+    """This process's command, which runs `module`."""
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
 def gpu_of(machine: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ import typer
 from qwen3_tts_client.protocol import SpeechRequest
 from qwen3_tts_client.records.audible import THRESHOLD_DBFS
 from qwen3_tts_client.records.environment import environment
-from scripts.benchmarks.common import gpu_of, origin
+from scripts.benchmarks.common import origin_of
 from scripts.benchmarks.serving import REPOSITORY, read_summary, run, server_of
 from scripts.demo_voice import flite
 from scripts.demo_voice.evaluation import report, teach
@@ -142,9 +142,8 @@ def level(sounds: Sounds) -> float:
 
 
 def write(output: Path, part: Part, figures: dict[str, Any]) -> None:
-    machine = environment()
     own = {
-        **origin("scripts.benchmarks.demo_voice", gpu_of(machine), machine["commit"]),
+        **origin_of("scripts.benchmarks.demo_voice", environment()),
     }
     found = json.loads(output.read_text()) if output.is_file() else {}
     found = found | own | {"parts": found.get("parts", {}) | {part: own | figures}}

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 from qwen3_tts_client.records.environment import environment
-from scripts.benchmarks.common import gpu_of, origin, settings_of_environment, show
+from scripts.benchmarks.common import origin_of, settings_of_environment, show
 from scripts.benchmarks.serving import EXIT, REPOSITORY, configuration, environment_of, read_summary, rows, run
 from scripts.fleet.background import BackgroundFleet
 from scripts.fleet.plan import FleetError, plan_servers
@@ -149,9 +149,8 @@ class Loads:
 
 
 def record(table: list[dict[str, Any]], form: str, max_streams: int, text: str | None) -> dict[str, Any]:
-    machine = environment()
     return {
-        **origin("scripts.benchmarks.fleet", gpu_of(machine), machine["commit"]),
+        **origin_of("scripts.benchmarks.fleet", environment()),
         "settings": {"codec": form, "max_streams": max_streams, "text": text, "environment": settings_of_environment()},
         "rows": table,
     }

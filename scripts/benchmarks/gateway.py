@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from qwen3_tts_client.records.environment import environment
-from scripts.benchmarks.common import gpu_of, origin, settings_of_environment, show
+from scripts.benchmarks.common import origin_of, settings_of_environment, show
 from scripts.benchmarks.serving import read_summary, rows, run
 
 FORMATS = ("pcm", "mp3", "opus")
@@ -89,9 +89,8 @@ def measured(folder: Path, arguments: list[object], path: str, response_format: 
 
 
 def record(table: list[dict[str, Any]]) -> dict[str, Any]:
-    machine = environment()
     return {
-        **origin("scripts.benchmarks.gateway", gpu_of(machine), machine["commit"]),
+        **origin_of("scripts.benchmarks.gateway", environment()),
         "settings": settings_of_environment(),
         "rows": table,
     }

@@ -18,7 +18,7 @@ from rich.console import Console
 from qwen3_tts_client.analysis.playback import MS, NS, play
 from qwen3_tts_client.records.environment import environment
 from qwen3_tts_client.records.record import LoadRecord, RequestRecord, Run, read_run
-from scripts.benchmarks.common import gpu_of, origin, settings_of_environment, show
+from scripts.benchmarks.common import origin_of, settings_of_environment, show
 from scripts.benchmarks.serving import run, server_of
 
 OVERLOAD = 4
@@ -96,9 +96,8 @@ def main(
 
 def recorded(run: Run) -> dict[str, Any]:
     before, during, after = Load.all_of(run)
-    machine = environment()
     return {
-        **origin("scripts.benchmarks.overload", gpu_of(machine), machine["commit"]),
+        **origin_of("scripts.benchmarks.overload", environment()),
         "settings": settings_of_environment(),
         "normal_after_s": normal_after(before, after),
         "rows": [load.row() for load in (before, during, after)],

@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest
 from qwen3_tts_client.records.environment import environment
-from scripts.benchmarks.common import TEXT, first_audio_ms, gpu_of, origin, settings_of_environment, show
+from scripts.benchmarks.common import TEXT, first_audio_ms, origin_of, settings_of_environment, show
 from scripts.benchmarks.serving import REPOSITORY, run, server_of
 
 WHOLE = SpeechRequest(TEXT, ref_sample_rate=SAMPLE_RATE, max_frames=20)
@@ -52,7 +52,7 @@ def main(
         machine = environment()
         settings = {"codec": form, "seconds": seconds, "text": TEXT, "environment": settings_of_environment()}
         record = {
-            **origin("scripts.benchmarks.references", gpu_of(machine), machine["commit"]),
+            **origin_of("scripts.benchmarks.references", machine),
             "settings": settings | {"packages": machine["packages"]},
             "rows": rows,
         }

@@ -21,7 +21,7 @@ from qwen3_tts_client.analysis.table import load_name
 from qwen3_tts_client.records.prometheus import total
 from qwen3_tts_client.records.record import read_run
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
-from scripts.benchmarks.common import gpu_of, origin, settings_of_environment
+from scripts.benchmarks.common import origin_of, settings_of_environment
 from scripts.embedded.installation import backend_options
 from scripts.embedded.server import EXPLICIT, GPU_OPTIONS, TritonServer
 
@@ -126,7 +126,7 @@ def record(
 ) -> dict[str, Any]:
     """The record of a run in docs/benchmarks/; `calls` are the codec's of each load."""
     return {
-        **origin("scripts.benchmarks.serving", gpu_of(summary), summary["commit"]),
+        **origin_of("scripts.benchmarks.serving", summary),
         "settings": {
             "codec": form,
             "max_streams": max_streams,

@@ -11,7 +11,6 @@ the proxies themselves and of networks are left out. Equal seeds print equal fig
 import dataclasses
 import itertools
 import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from rich.console import Console
 
 from qwen3_tts_client.capacity.serving_record import read_serving_record
 from qwen3_tts_client.errors import ClientError
-from scripts.benchmarks.common import show
+from scripts.benchmarks.common import command_of, show
 from scripts.fleet_simulation.fleet import Figures, Fleet, Scenario
 from scripts.fleet_simulation.proxies import check_policy
 from scripts.fleet_simulation.server_curve import ServerCurve
@@ -75,7 +74,7 @@ def main(
         sys.exit(2)
     rows = [simulated(scenario, curve) for scenario in scenarios]
     if as_json:
-        command = shlex.join(["python", "-m", "scripts.fleet_simulation", *sys.argv[1:]])
+        command = command_of("scripts.fleet_simulation")
         simulated_from = {"record": str(record), "commit": measured.commit, "command": command, "seed": seed}
         print(json.dumps({**simulated_from, "rows": rows}, indent=1))
     else:

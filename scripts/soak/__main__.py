@@ -32,7 +32,7 @@ from qwen3_tts_client.protocol import encode
 from qwen3_tts_client.records.environment import environment
 from qwen3_tts_client.stream import Timeouts
 from qwen3_tts_client.sync_stream import speak
-from scripts.benchmarks.common import gpu_of, origin
+from scripts.benchmarks.common import origin_of
 from scripts.benchmarks.serving import configuration
 from scripts.soak.callers import KINDS, MIXED, Caller, Outcome
 from scripts.soak.faults import Fault, Faults
@@ -198,9 +198,8 @@ def idle_figures(server: Server) -> Figures:
 
 
 def recorded(tally: Tally, faults: Faults, before: Figures, after: Figures) -> dict[str, Any]:
-    machine = environment()
     return {
-        **origin("scripts.soak", gpu_of(machine), machine["commit"]),
+        **origin_of("scripts.soak", environment()),
         "requests": len(tally.outcomes),
         "hung": len(tally.of_result(TIMED_OUT)),
         "mixed": len(tally.of_result(MIXED)),
