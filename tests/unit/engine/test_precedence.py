@@ -2,12 +2,14 @@
 
 import threading
 import time
+from typing import Any
 
+import numpy as np
 import pytest
 
+from qwen3_tts_engine.core.batches import Chunks, Frames
 from qwen3_tts_engine.threads import Precedence
-
-WAIT = 10.0
+from tests.unit.engine.test_engine import WAIT, Harness
 
 
 @pytest.fixture
@@ -49,3 +51,39 @@ def test_it_may_not_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     with precedence.resting():
         pass
     precedence.wait()
+
+
+def test_what_the_codec_decoded_waits_for_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Precedence, "MAX_SECONDS", WAIT)
+    harness = Harness(lookahead=1)
+    decode, launch, put = harness.codec.decode, harness.runner.launch, harness.engine.delivery.put
+    decoding, launching, go_on, sent = (threading.Event() for _ in range(4))
+
+    def decode_until_a_launch(chunks: Chunks) -> Any:
+        if threading.current_thread().name.startswith("codec"):
+            decoding.set()
+            assert launching.wait(WAIT)
+        return decode(chunks)
+
+    def launch_during_a_call(slots: np.ndarray) -> Frames:
+        if decoding.is_set() and not launching.is_set():
+            launching.set()
+            assert go_on.wait(WAIT)
+        return launch(slots)
+
+    def noting(*chunks: Any) -> None:
+        if launching.is_set():
+            sent.set()
+        put(*chunks)
+
+    monkeypatch.setattr(harness.codec, "decode", decode_until_a_launch)
+    monkeypatch.setattr(harness.runner, "launch", launch_during_a_call)
+    monkeypatch.setattr(harness.engine.delivery, "put", noting)
+    harness.engine.start()
+    listener = harness.speak(frames=200)
+    assert launching.wait(WAIT)
+    assert not sent.wait(0.1)
+    go_on.set()
+    assert listener.ended.wait(WAIT)
+    assert sent.is_set()
+    harness.engine.close()
