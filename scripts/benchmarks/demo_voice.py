@@ -142,9 +142,7 @@ def level(sounds: Sounds) -> float:
 
 
 def write(output: Path, part: Part, figures: dict[str, Any]) -> None:
-    own = {
-        **origin_of("scripts.benchmarks.demo_voice", environment()),
-    }
+    own = origin_of("scripts.benchmarks.demo_voice", environment())
     found = json.loads(output.read_text()) if output.is_file() else {}
     found = found | own | {"parts": found.get("parts", {}) | {part: own | figures}}
     for figure in figures:
