@@ -99,7 +99,7 @@ Kernels = dict[str, Callable[[Case], None]]
 
 def kernels(dilation: int) -> Kernels:
     form = ResidentUnit(TAPS, dilation)
-    kernel = CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes)
+    kernel = CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes, overlaps=True)
     return {"unit.py": Case.triton, form.source: partial(Case.resident, kernel=kernel)}
 
 

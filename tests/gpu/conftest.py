@@ -1,4 +1,7 @@
-"""Skips the tests of this folder without a CUDA device; QWEN3_TTS_TEST_DEVICE selects the device."""
+"""Skips the tests of this folder without a CUDA device; QWEN3_TTS_TEST_DEVICE selects the device.
+
+QWEN3_TTS_KERNEL_PATH=general tests the kernels of other GPUs; test_shares.py does so with parts of the GPU.
+"""
 
 import os
 import shutil
@@ -13,11 +16,13 @@ from safetensors.torch import load_file, save_file
 from export.code2wav import export
 from export.forms.python_form import PYTHON
 from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint
+from qwen3_tts_engine.talker.kernels.kernel_path import CHOICE_VARIABLE
 from scripts.synthetic.configs import CODEC_IDS
 from tests.e2e.serving import copy_repository
 
 FOLDER = Path(__file__).parent
 DEVICE = torch.device(os.environ.get("QWEN3_TTS_TEST_DEVICE", "cuda:0"))
+KERNEL_PATH = os.environ.get(CHOICE_VARIABLE, "auto")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,6 +13,7 @@ from qwen3_tts_engine.checkpoint.configs import TalkerConfig, TransformerConfig
 from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
 from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.interfaces import RunnerLimits
+from qwen3_tts_engine.talker.kernels.kernel_path import kernel_path
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Hidden
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, TorchRows
@@ -21,7 +22,7 @@ from qwen3_tts_engine.talker.talker import Talker
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 from scripts.synthetic.configs import model_config
 from tests.fakes.scripted import Listener, make_stream
-from tests.gpu.conftest import DEVICE
+from tests.gpu.conftest import DEVICE, KERNEL_PATH
 
 EPS = 1e-6
 BF16 = torch.bfloat16
@@ -36,7 +37,7 @@ ROWS = [1, 2, 5, 8, 9, 16, 17, 24, 32, 33, 64, 100, 250, 300, 400]
 def ops() -> Any:
     from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
 
-    return KernelOps(DEVICE)
+    return KernelOps(DEVICE, kernel_path(torch.cuda.get_device_capability(DEVICE), KERNEL_PATH))
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from qwen3_tts_engine.talker.tick_graph import TickGraph
 from qwen3_tts_engine.voice import Voice
 from tests.conftest import CheckpointOf
 from tests.fakes.scripted import Listener
-from tests.gpu.conftest import DEVICE
+from tests.gpu.conftest import DEVICE, KERNEL_PATH
 
 FRAMES = 40
 SLOTS = 16
@@ -34,10 +34,10 @@ CPU = torch.device("cpu")
 
 
 def config_of(checkpoint: Checkpoint, **settings: object) -> EngineConfig:
-    folder = str(checkpoint.folder)
+    fixed = {"checkpoint": str(checkpoint.folder), "kernels": "required", "kernel_path": KERNEL_PATH}
     sizes = {"max_streams": SLOTS, "max_text_tokens": 700, "max_frames_limit": 512, "kv_cache_gib": 0.1}
     sizes |= {"part_text_tokens": 0, "page_size": PAGE}  # a long text is one prompt
-    return EngineConfig.model_validate({"checkpoint": folder, "kernels": "required", **sizes, **settings})
+    return EngineConfig.model_validate({**fixed, **sizes, **settings})
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ def _no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from qwen3_tts_engine.talker.kernels import cuda_module
     from qwen3_tts_engine.talker.ops import kernel_ops, products
 
-    def fail(name: str, *_: object) -> bytes:
+    def fail(name: str, *_: object, **__: object) -> bytes:
         raise cuda_module.KernelError(f"{name} does not compile: injected")
 
     monkeypatch.setattr(cuda_module, "_compile", fail)

@@ -8,8 +8,6 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 ROOT = REPOSITORY / "qwen3_tts" / "1"
-MAX_MODULES = 12
-MAX_LINES = 250
 # From the bottom up; packages of one layer do not import each other.
 LAYERS = (
     {"checkpoint"},
@@ -26,7 +24,6 @@ LAYERS = (
 )
 # In these layers, modules of one layer may import each other.
 DATA, ENGINE = 1, 3
-LIMITED = [path for path in sorted(REPOSITORY.rglob("*.py")) if "kernels" not in path.parts]
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
 
 
@@ -68,19 +65,8 @@ def test_there_are_no_import_cycles() -> None:
     assert not graph
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=lambda path: path.name)
-def test_a_folder_has_a_limited_number_of_modules(folder: Path) -> None:
-    modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-    assert len(modules) <= MAX_MODULES
-
-
-@pytest.mark.parametrize("name", ["guard.py", "cuda_module.py", "gpu_trace.py", "barriers.cuh"])
+@pytest.mark.parametrize("name", ["guard.py", "cuda_module.py", "kernel_path.py", "gpu_trace.py", "barriers.cuh"])
 def test_files_that_both_models_need_are_equal(name: str) -> None:
     """A model's folder holds all that it imports."""
     first, second = REPOSITORY.rglob(name)
     assert first.read_bytes() == second.read_bytes()
-
-
-@pytest.mark.parametrize("path", LIMITED, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_a_module_has_a_limited_number_of_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MAX_LINES

@@ -16,10 +16,10 @@ import typer
 from rich.console import Console
 
 from qwen3_tts_client.records.environment import commit
-from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER
+from qwen3_tts_engine.talker.kernels.kernel_path import HOPPER, kernel_path
 from qwen3_tts_engine.talker.kernels.skinny_linear import Block, skinny_linear
 from qwen3_tts_engine.talker.kernels.tile_linear import tile_of
-from qwen3_tts_engine.talker.ops.products import Form, build, is_skinny
+from qwen3_tts_engine.talker.ops.products import CudaForm, build, is_skinny
 from scripts.benchmarks.common import origin, show
 from scripts.benchmarks.products.candidates import blocks, candidates
 from scripts.benchmarks.products.search import REPEATS, Choice, Found, descend, line, text
@@ -36,7 +36,7 @@ def main(
     most: Annotated[int, typer.Option(help="tiles that are measured for each product")] = 7,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
-    if torch.cuda.get_device_capability()[0] != HOPPER:
+    if kernel_path(torch.cuda.get_device_capability()) != HOPPER:
         raise typer.BadParameter("tile_linear requires a Hopper GPU")
     made, counts = shapes(), [int(count) for count in rows.split(",")]
     todo = [(name, made[name], count) for name in stacks.split(",") for count in counts]
@@ -49,7 +49,7 @@ def main(
         output.write_text(json.dumps({**environment(), "rows": [asdict(one) for one in found]}, indent=1) + "\n")
 
 
-def of(product: Product, rows: int, most: int) -> dict[Choice, Form]:
+def of(product: Product, rows: int, most: int) -> dict[Choice, CudaForm]:
     shape = product.outputs, product.inputs, rows
     skinny = is_skinny(*product.shape, rows)
     made = blocks(*shape, **product.flags) if skinny else candidates(*shape, most, **product.flags)

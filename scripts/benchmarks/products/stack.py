@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.configs import TalkerConfig, TransformerConfig
+from qwen3_tts_engine.talker.kernels.kernel_path import HOPPER
 from qwen3_tts_engine.talker.kernels.skinny_linear import Block, SkinnyLinear, halves_of
 from qwen3_tts_engine.talker.kernels.tile_linear import with_stages
 from qwen3_tts_engine.talker.kv_cache import FrameCache
@@ -76,7 +77,7 @@ class ChosenProducts(Products):
     """`tiles` by the weight's shape, None for cuBLAS; others as served."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(device, batch_invariant=False)
+        super().__init__(device, HOPPER, batch_invariant=False)
         self.tiles: dict[tuple[int, int], Choice | None] = {}
 
     def form(self, rows: int, weight: Tensor, **flags: int) -> Form | None:
@@ -91,7 +92,7 @@ class ChosenProducts(Products):
 
 class ChosenOps(KernelOps):
     def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
+        super().__init__(device, HOPPER)
         self.products = self._products = ChosenProducts(device)
 
 

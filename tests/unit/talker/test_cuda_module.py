@@ -15,7 +15,7 @@ from tests.fakes.cuda_bindings import KERNELS, imported
 def cuda_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with imported(monkeypatch, f"{KERNELS}.cuda_module") as module:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        monkeypatch.setattr(module, "_compile", lambda *_: b"cubin")
+        monkeypatch.setattr(module, "_compile", lambda *_, **__: b"cubin")
         yield module
 
 
@@ -38,6 +38,6 @@ def test_processes_with_equal_ids_fill_one_cache(
 
 def test_cached_kernel_is_not_compiled_again(cuda_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cuda_module.compiled("attention.cu", {}, "sm_90") == b"cubin"
-    monkeypatch.setattr(cuda_module, "_compile", lambda *_: b"other")
+    monkeypatch.setattr(cuda_module, "_compile", lambda *_, **__: b"other")
     assert cuda_module.compiled("attention.cu", {}, "sm_90") == b"cubin"
     assert cuda_module.compiled("attention.cu", {}, "sm_80") == b"other"

@@ -26,7 +26,7 @@ CASES = {
     "gated, three tiles": (3, SkinnyLinear(48, 128, 1, 4, 3, NORM=1, GATED=1)),
     "one tile": (3, SkinnyLinear(24, 256, 1, 8, 1, RESIDUAL=1)),
     "residual of two halves": (13, SkinnyLinear(32, 512, 2, 8, 2, RESIDUAL=1)),
-    "logits of two blocks of rows": (40, SkinnyLinear(32, 256, 4, 4, 2, NORM=1, FLOAT_OUT=1)),
+    "logits of three blocks of rows": (40, SkinnyLinear(32, 256, 2, 4, 2, NORM=1, FLOAT_OUT=1)),
     "more warps than a block has rows and outputs": (1, SkinnyLinear(32, 3072, 1, 24, 2, RESIDUAL=1)),
     "bias": (1, SkinnyLinear(32, 256, 1, 8, 2, NORM=1, BIAS=1)),
 }

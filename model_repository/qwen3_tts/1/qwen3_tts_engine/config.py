@@ -42,6 +42,9 @@ class EngineConfig(BaseModel):
     """Fused CUDA kernels under CUDA graphs. auto falls back to PyTorch operations, which are slower, where they cannot
     be built; the others fail instead: required, and for debugging eager, which launches the talker's kernels one by
     one. off uses PyTorch operations."""
+    kernel_path: Literal["auto", "general"] = "auto"
+    """Which kernels: auto takes those for the GPU's compute capability, general those of all GPUs since Ampere, for
+    comparison or where the others fail. code2wav reads it from the environment only."""
     batch_invariant: bool = False
     """On a GPU, makes equal seeds give equal codes at any load. Without it, kernels for other batch sizes round
     differently and occasionally draw another code. One stream is 14 % slower with it, 64 take twice as long."""

@@ -1,8 +1,10 @@
-"""What a specialisation of a CUDA source provides, and its kernel."""
+"""What a specialisation of a CUDA source provides, and its kernel; all of them are for Hopper."""
 
 from collections.abc import Hashable
 from functools import cache
 from typing import Any, Protocol, runtime_checkable
+
+from code2wav_step.kernels.kernel_path import HOPPER
 
 
 @runtime_checkable
@@ -38,4 +40,6 @@ def cuda_kernel(form: CudaForm) -> Any:
     """The form's cuda_module.CudaKernel."""
     from code2wav_step.kernels.cuda_module import CudaKernel
 
-    return CudaKernel(form.source, form.function, form.macros, form.threads, form.shared_bytes)
+    return CudaKernel(
+        form.source, form.function, form.macros, form.threads, form.shared_bytes, overlaps=HOPPER.overlaps
+    )

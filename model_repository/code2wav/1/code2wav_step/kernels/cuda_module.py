@@ -5,6 +5,7 @@ import hashlib
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,8 @@ from cuda.bindings import driver, nvrtc
 from torch import Tensor
 
 FOLDER = Path(__file__).parent
-# Major compute capability from which a kernel may start before the previous one ends (programmatic dependent launch;
-# the sources wait), and the only one with wgmma.
-HOPPER = 9
+# A compute capability of which machine code is compiled with what later GPUs lack (wgmma).
+WGMMA = 90
 
 
 class KernelError(RuntimeError):
@@ -34,12 +34,13 @@ class CudaKernel:
         shared_bytes: int = 0,
         cluster: int = 1,
         carveout: int | None = None,
+        *,
+        overlaps: bool,
     ) -> None:
-        """`cluster` consecutive blocks in x form a cluster, from Hopper on.
+        """`cluster` consecutive blocks in x form a cluster, from Hopper on; `overlaps` as in kernel_path.KernelPath.
 
         `carveout` is the percentage of a multiprocessor's cache that is shared memory, else what its blocks need.
         """
-        major, _ = torch.cuda.get_device_capability()
         self._module = _check(driver.cuModuleLoadData(compiled(source, macros, architecture())))
         self._function = _check(driver.cuModuleGetFunction(self._module, function.encode()))
         self._launch = driver.CUlaunchConfig()
@@ -51,7 +52,7 @@ class CudaKernel:
         if carveout is not None:
             preferred = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
             _check(driver.cuFuncSetAttribute(self._function, preferred, carveout))
-        self._launch.attrs = list(_attributes(major, cluster))
+        self._launch.attrs = list(_attributes(cluster, overlaps))
         self._launch.numAttrs = len(self._launch.attrs)
 
     def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | float | ctypes.Structure | None) -> None:
@@ -62,8 +63,8 @@ class CudaKernel:
         _check(driver.cuLaunchKernelEx(self._launch, self._function, (values, types), 0))
 
 
-def _attributes(major: int, cluster: int) -> Iterator[driver.CUlaunchAttribute]:
-    if major >= HOPPER:
+def _attributes(cluster: int, overlaps: bool) -> Iterator[driver.CUlaunchAttribute]:
+    if overlaps:
         overlap = driver.CUlaunchAttribute()
         overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         overlap.value.programmaticStreamSerializationAllowed = 1
@@ -84,14 +85,22 @@ def _argument(value: Tensor | int | float | ctypes.Structure | None) -> tuple[An
     return value, ctypes.c_int if isinstance(value, int) else ctypes.c_float
 
 
+@cache
 def architecture() -> str:
-    """Of the current GPU, as the compiler names it."""
+    """What kernels of the current GPU are compiled for, as the compiler names it."""
     major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}{'a' if major == HOPPER else ''}"
+    return compile_target(10 * major + minor, _check(nvrtc.nvrtcGetSupportedArchs()))
+
+
+def compile_target(capability: int, known: Sequence[int]) -> str:
+    """Machine code for a capability (90 is 9.0) that the compiler knows; else PTX, which the driver compiles."""
+    if capability in known:
+        return f"sm_{capability}{'a' if capability == WGMMA else ''}"
+    return f"compute_{max(older for older in known if older < capability)}"
 
 
 def compiled(name: str, macros: Mapping[str, int], architecture: str) -> bytes:
-    """The source, with the headers beside it, as a cubin, from the cache on disk where it has one."""
+    """The source, with the headers beside it, as a cubin or PTX, from the cache on disk where it has it."""
     path = FOLDER / name
     source, headers = path.read_bytes(), _headers(path.parent)
     options = [f"--gpu-architecture={architecture}", "--std=c++17", "--use_fast_math"]
@@ -102,7 +111,7 @@ def compiled(name: str, macros: Mapping[str, int], architecture: str) -> bytes:
         cubin.parent.mkdir(parents=True, exist_ok=True)
         # Write and rename, since another process may be reading. Processes of several containers can have the same id.
         part = cubin.with_suffix(f".{uuid.uuid4().hex}")
-        part.write_bytes(_compile(path.name, source, headers, options))
+        part.write_bytes(_compile(path.name, source, headers, options, as_ptx=architecture.startswith("compute")))
         part.replace(cubin)
     return cubin.read_bytes()
 
@@ -111,7 +120,9 @@ def _headers(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.cuh"))}
 
 
-def _compile(name: str, source: bytes, headers: Mapping[str, bytes], options: Sequence[str]) -> bytes:
+def _compile(
+    name: str, source: bytes, headers: Mapping[str, bytes], options: Sequence[str], *, as_ptx: bool = False
+) -> bytes:
     names = [header.encode() for header in headers]
     program = _check(nvrtc.nvrtcCreateProgram(source, name.encode(), len(names), list(headers.values()), names))
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
@@ -119,8 +130,11 @@ def _compile(name: str, source: bytes, headers: Mapping[str, bytes], options: Se
         log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
         _check(nvrtc.nvrtcGetProgramLog(program, log))
         raise KernelError(f"{name} does not compile with {' '.join(options)}: {log.decode()}")
-    binary = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
-    _check(nvrtc.nvrtcGetCUBIN(program, binary))
+    size, copy = (
+        (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX) if as_ptx else (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+    )
+    binary = b" " * _check(size(program))
+    _check(copy(program, binary))
     return binary
 
 

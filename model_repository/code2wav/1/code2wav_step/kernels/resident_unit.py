@@ -1,11 +1,13 @@
 """The specialisations of resident_unit.cu."""
 
+import os
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-HOPPER = 9
+from code2wav_step.kernels.kernel_path import CHOICE_VARIABLE, HOPPER, kernel_path
+
 ROWS, GROUPS = 64, 3
 CHANNELS = 96
 
@@ -33,7 +35,9 @@ class ResidentUnit:
 
 def processors() -> int:
     """Multiprocessors of the GPU, 0 if it cannot run these kernels."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != HOPPER:
+    if not torch.cuda.is_available():
+        return 0
+    if kernel_path(torch.cuda.get_device_capability(), os.environ.get(CHOICE_VARIABLE, "auto")) != HOPPER:
         return 0
     return int(torch.cuda.get_device_properties().multi_processor_count)
 

@@ -6,7 +6,6 @@ See docs/model.md, Code predictor.
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the customary name
 from torch import Tensor
 
 from qwen3_tts_engine.talker.kv_cache import FrameCache
@@ -27,7 +26,7 @@ class CodePredictor:
         # The stack's inputs are the talker's embeddings after the projection, precomputed as one table instead of 15
         # products. The small model has equal widths and no projection.
         table = talker.code_table
-        self._inputs = table if projection is None else F.linear(table, projection, self._bias)
+        self._inputs = table if projection is None else ops.linear(table, projection, self._bias)
         self._offsets = talker.code_offsets.tolist()
         self._hidden_norm, self._hidden_eps = talker.transformer.final_norm, talker.config.rms_norm_eps
         self._projection = None if projection is None else ops.fold(self._hidden_norm, projection)

@@ -10,7 +10,9 @@ from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
 from qwen3_tts_engine.config import ConfigError, EngineConfig, max_positions
 from qwen3_tts_engine.interfaces import RunnerLimits
+from qwen3_tts_engine.talker import cublas
 from qwen3_tts_engine.talker.code_predictor import CodePredictor
+from qwen3_tts_engine.talker.kernels.kernel_path import kernel_path
 from qwen3_tts_engine.talker.ops.interface import Ops
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
 from qwen3_tts_engine.talker.runner import TalkerRunner
@@ -42,6 +44,10 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.devi
             if config.kernels != "auto" or config.batch_invariant:
                 raise
             log.warning("the CUDA kernels could not be built; using PyTorch operations, which are slower: %s", error)
+    if device.type == "cuda" and not cublas.is_whole(device):
+        raise ConfigError(
+            f"kernels: PyTorch operations require cuBLAS, but {cublas.PARTIAL}: give the process all of it"
+        )
     # Outside of the handler, whose error keeps the failed runner's memory alive.
     return _make_runner(TalkerRunner, TorchOps(), checkpoint, config, device)
 
@@ -51,7 +57,8 @@ def _kernel_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.d
     from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
     from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
 
-    ops = KernelOps(device, batch_invariant=config.batch_invariant)
+    path = kernel_path(torch.cuda.get_device_capability(device), config.kernel_path)
+    ops = KernelOps(device, path, batch_invariant=config.batch_invariant)
     if config.kernels == "eager":
         eager = _make_runner(TalkerRunner, ops, checkpoint, config, device)
         eager.build_kernels()

@@ -18,7 +18,7 @@ class Talker:
         self.config = config
         self.transformer = Transformer(config, tensors, "talker.model", ops)
         self._head = ops.fold(self.transformer.final_norm, tensors["talker.codec_head.weight"])
-        self.text_table = with_zero_row(project_text(tensors))
+        self.text_table = with_zero_row(project_text(tensors, ops))
         self.code_table = with_zero_row(merged_code_table(config, tensors))
         self.code_offsets = code_offsets(config).to(self.code_table.device)
         self._ops = ops
@@ -37,12 +37,12 @@ class Talker:
         return self._ops.norm_logits(hidden, self._head, self.config.rms_norm_eps)
 
 
-def project_text(tensors: Mapping[str, Tensor]) -> Tensor:
+def project_text(tensors: Mapping[str, Tensor], ops: Ops) -> Tensor:
     """Projected text embeddings of all ids, [text vocabulary, H]; precomputed, since each depends on its id alone."""
     table, projection = tensors["talker.model.text_embedding.weight"], "talker.text_projection.linear_fc"
     w1, b1, w2, b2 = (tensors[f"{projection}{i}.{kind}"] for i in (1, 2) for kind in ("weight", "bias"))
     rows = table.split(PROJECTION_ROWS)
-    return torch.cat([F.linear(F.silu(F.linear(block, w1, b1)), w2, b2) for block in rows])
+    return torch.cat([ops.linear(F.silu(ops.linear(block, w1, b1)), w2, b2) for block in rows])
 
 
 def merged_code_table(config: TalkerConfig, tensors: Mapping[str, Tensor]) -> Tensor:

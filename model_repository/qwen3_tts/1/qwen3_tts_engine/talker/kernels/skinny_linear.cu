@@ -2,7 +2,7 @@
 //
 // Compiled once for each shape, with these macros:
 //   N, K            outputs, inputs (a gated layer has 2 N rows of weights: N gates, then N ups)
-//   HALVES          groups of 8 rows of x per block: 1, 2 or 4; blockIdx.y selects them
+//   HALVES          groups of 8 rows of x per block: 1 or 2; blockIdx.y selects them
 //   WARPS           warps per block, each with K / WARPS inputs, a multiple of 32
 //   TILES           tiles of 8 outputs per block
 //   NORM            1: x is normalised first (RMSNorm, whose weights w includes)

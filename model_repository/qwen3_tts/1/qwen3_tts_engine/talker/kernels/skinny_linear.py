@@ -24,7 +24,7 @@ BLOCKS: dict[tuple[int, int], dict[int, Block]] = {
     (12288, 2048): {1: Block(16, 3)},
     (2048, 6144): {1: Block(16, 2)},
 }
-# Of other products, and on other GPUs, some of which have few multiprocessors: registers per thread for weights, by
+# For other products, and on other GPUs, some of which have few multiprocessors: registers per thread for weights, by
 # warps per block, half of those available at full occupancy; and blocks.
 WEIGHT_REGISTERS = {4: 128, 8: 128, 16: 64}
 MIN_BLOCKS = 64
@@ -78,14 +78,12 @@ def skinny_linear(outputs: int, inputs: int, rows: int, *, hopper: bool, **flags
 
 def halves_of(rows: int) -> int:
     """HALVES for `rows` of x."""
-    return 1 if rows <= 8 else 2 if rows <= 16 else 4
+    return 1 if rows <= 8 else 2
 
 
 def _fitting(outputs: int, inputs: int, halves: int, gated: int) -> Block:
     # More warps read the weights in fewer steps; fewer warps leave each the registers for many rows.
     warps = 16 if inputs >= 2048 else 8
-    if halves == 4:
-        warps = 4 if inputs <= 1024 else 8 if outputs >= 4096 else 16
     while inputs % (warps * LANES):
         warps //= 2
     # As many outputs per block as fit its registers, since each block reads the rows of x once.

@@ -65,6 +65,9 @@ class Ops(Protocol):
     def fold(self, norm: Tensor, weight: Tensor) -> NormLinear:
         """The norm and the product [outputs, inputs] after it, in the form that the operations below take."""
 
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x @ weight.T + bias; of tables that are made at start."""
+
     def rms_norm(self, x: Tensor, norm: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
         """x / rms(x) · norm."""
 

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.talker.kernels import prompt_attention, rowwise
-from qwen3_tts_engine.talker.kernels.cuda_module import HOPPER, CudaKernel
+from qwen3_tts_engine.talker.kernels.cuda_module import CudaKernel
+from qwen3_tts_engine.talker.kernels.kernel_path import KernelPath
 from qwen3_tts_engine.talker.kernels.linear import LANES, by_rows, carveout
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Attention, Hidden
-from qwen3_tts_engine.talker.ops.products import Products, norms_itself, run
+from qwen3_tts_engine.talker.ops.products import Products, norms_itself
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
@@ -41,17 +42,19 @@ PagedLaunch = Callable[[Tensor, LayerWeights, Any, Tensor, Any], None]
 
 
 class KernelOps:
-    def __init__(self, device: torch.device, *, batch_invariant: bool = False) -> None:
+    def __init__(self, device: torch.device, path: KernelPath, *, batch_invariant: bool = False) -> None:
         """`batch_invariant` makes a row's arithmetic independent of the number of rows, at a cost in speed."""
         self._batch_invariant = batch_invariant
-        major, _ = torch.cuda.get_device_capability(device)
-        self._products = Products(device, batch_invariant=batch_invariant)
+        self._products = Products(device, path, batch_invariant=batch_invariant)
         self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        overlap = major >= HOPPER
-        self._launch = {"PDL": overlap, "launch_pdl": overlap}
+        self._overlaps = path.overlaps
+        self._launch = {"PDL": path.overlaps, "launch_pdl": path.overlaps}
 
     def fold(self, norm: Tensor, weight: Tensor) -> NormLinear:
         return NormLinear(None, (weight.float() * norm.float()).to(weight.dtype))
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._products.multiply(x, weight, bias)
 
     def rms_norm(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
         out = torch.empty_like(x) if out is None else out
@@ -128,7 +131,7 @@ class KernelOps:
             warps, busy = by_rows(FRAME_WARPS, rows, 4), rows * key_heads / self._multiprocessors
             resident = TIGHT_WARPS if ROOMY_WARPS < busy <= TIGHT_WARPS else ROOMY_WARPS
             macros = sizes | {"INPUTS": inputs, "WARPS": warps, "RESIDENT": resident // warps}
-            kernel = _kernel("attention.cu", "frame_attention", LANES * warps, self._carveout(len(qkv)), **macros)
+            kernel = self._kernel("attention.cu", "frame_attention", LANES * warps, self._carveout(len(qkv)), **macros)
             memory = (weights.q_norm, weights.k_norm, cache.cos, cache.sin, *cache.data[layer], out)
             blocks = triton.cdiv(rows * key_heads, warps)
             kernel((blocks, 1), hidden.rows, qkv, *memory, hidden.rows.stride(0), rows, start, eps, scale)
@@ -139,6 +142,9 @@ class KernelOps:
     def rows(self, state: SlotState, slots: Tensor) -> "KernelRows":
         return KernelRows(state, slots, self._launch, self._carveout(len(slots)))
 
+    def _kernel(self, source: str, function: str, threads: int, share: int | None = None, **macros: int) -> CudaKernel:
+        return _kernel(source, function, threads, share, self._overlaps, **macros)
+
     def _carveout(self, rows: int) -> int | None:
         return None if self._batch_invariant else carveout(rows)
 
@@ -148,7 +154,7 @@ class KernelOps:
         warps = INVARIANT_WARPS if self._batch_invariant else fastest
         macros = {"COUNT": 1, "PROMPTS": int(prompts > 0), "WARPS": warps}
         share = self._carveout(frames + prompts)
-        kernel = _kernel("attention.cu", "paged_attention", LANES * warps, share, **sizes, **macros)
+        kernel = self._kernel("attention.cu", "paged_attention", LANES * warps, share, **sizes, **macros)
 
         def launch(qkv: Tensor, weights: LayerWeights, memory: Any, out: Tensor, numbers: Any) -> None:
             norms = (weights.q_norm, weights.k_norm)
@@ -159,7 +165,7 @@ class KernelOps:
     def _prompts_in_tiles(self, sizes: dict[str, int]) -> PagedLaunch:
         """Of rows of prompts alone."""
         heads = sizes["KV_HEADS"]
-        store = _kernel("attention.cu", "store_keys", max(LANES, 4 * heads), **sizes, COUNT=1, PROMPTS=1, WARPS=1)
+        store = self._kernel("attention.cu", "store_keys", max(LANES, 4 * heads), **sizes, COUNT=1, PROMPTS=1, WARPS=1)
         tile = {"QUERIES": prompt_attention.QUERIES, "KEYS": prompt_attention.KEYS, "num_warps": prompt_attention.WARPS}
 
         def launch(qkv: Tensor, weights: LayerWeights, memory: Any, out: Tensor, numbers: Any) -> None:
@@ -191,7 +197,7 @@ class KernelOps:
             return False
         if not norms_itself(form, x):
             rows, form = self.rms_norm(rows, None, eps), replace(form, NORM=0)
-        run(form, rows, weight, out, squares=x.squares, bias=bias, eps=eps)
+        self._products.run(form, rows, weight, out, squares=x.squares, bias=bias, eps=eps)
         return True
 
 
@@ -217,7 +223,7 @@ class KernelRows:
         macros = sizes | {"WIDTH": inputs.shape[1], "FIRST": int(codebook == 0), "THREADS": threads}
         fields = (state.seed, state.frame, state.options, state.seen)
         numbers = (codebook, state.frame.stride(0), out.stride(0), state.eos)
-        kernel = _kernel("draw.cu", "draw", threads, self._carveout, **macros)
+        kernel = _kernel("draw.cu", "draw", threads, self._carveout, self._launch["PDL"], **macros)
         kernel((len(self.slots), 1), logits, self.slots, *fields, self.codes, inputs, out, *numbers)
 
     def advance(self, text_table: Tensor, code_table: Tensor, pad_text_id: int) -> None:
@@ -240,9 +246,9 @@ def _draw_threads(vocabulary: int) -> int:
 
 
 @cache
-def _kernel(source: str, function: str, threads: int, share: int | None = None, **macros: int) -> CudaKernel:
+def _kernel(source: str, function: str, threads: int, share: int | None, overlaps: bool, **macros: int) -> CudaKernel:
     """`share` is the carveout."""
-    return CudaKernel(source, function, macros, threads, carveout=share)
+    return CudaKernel(source, function, macros, threads, carveout=share, overlaps=overlaps)
 
 
 def _heads(config: TransformerConfig) -> dict[str, Any]:

@@ -24,6 +24,9 @@ class TorchOps:
     def fold(self, norm: Tensor, weight: Tensor) -> NormLinear:
         return NormLinear(norm, weight)
 
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
     def rms_norm(self, x: Tensor, norm: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
         return _copy_to(rms_norm(x, norm, eps), out)
 
