@@ -70,10 +70,10 @@ def test_prefilled_codes_write_the_same_cache_as_generated_ones(graphs: TalkerRu
     # The position of the last frame has not been written yet.
     positions = torch.arange(len(one.stream.prompt) + 59)
     rows = torch.tensor(one.pages)[positions // PAGE] * PAGE + positions % PAGE
-    expected = graphs._cache.data[:, :, rows.to(graphs._device)].float()
+    expected = graphs.cache.data[:, :, rows.to(graphs._device)].float()
     with forbid_device_sync():
         prefill(graphs, [Newcomer(one.stream, 1, one.pages, codes.astype(np.int16))])
-    found = graphs._cache.data[:, :, rows.to(graphs._device)].float()
+    found = graphs.cache.data[:, :, rows.to(graphs._device)].float()
     assert float((found - expected).norm() / expected.norm()) < 0.02
     assert graphs._state.position[1] == len(one.stream.prompt) + 59
     assert graphs._state.frame[1] == 60

@@ -150,7 +150,7 @@ def test_long_and_concurrent_prompts_write_the_same_cache(checkpoint: Checkpoint
             prefill(runner, group)
         pages = torch.tensor([page for n in long for page in n.pages[: len(n.stream.prompt) // PAGE]])
         rows = pages[:, None] * PAGE + torch.arange(PAGE)
-        caches.append(runner._cache.data[:, :, rows.flatten().to(runner._device)].float().cpu())
+        caches.append(runner.cache.data[:, :, rows.flatten().to(runner._device)].float().cpu())
         caches.append(runner._state.input[:3].float().cpu())
     for one in (0, 1):
         reference = caches[4 + one]
@@ -190,11 +190,11 @@ def test_prompts_in_a_tick_agree_with_prompts_before_it(
     joints, found = graphs._joints, []
     for one in (joints, {}):
         monkeypatch.setattr(graphs, "_joints", one)
-        graphs._cache.data.zero_()
+        graphs.cache.data.zero_()
         with forbid_device_sync():
             codes = join(graphs, newcomers, 1)
         assert (replayed[-1] in joints[SLOTS].values()) == bool(one)
-        found.append((codes, graphs._cache.data[:, :, places].float(), graphs._state.position[:SLOTS].clone()))
+        found.append((codes, graphs.cache.data[:, :, places].float(), graphs._state.position[:SLOTS].clone()))
     (joint, joint_cache, joint_positions), (separate, cache, positions) = found
     assert float((joint_cache - cache).norm() / cache.norm()) < 0.02
     assert torch.equal(joint_positions, positions)
@@ -242,7 +242,7 @@ def test_logits_agree_with_the_cpu_within_bfloat16(checkpoint: Checkpoint) -> No
         prefill(runner, [newcomer(checkpoint, slot) for slot in range(4)])
         with torch.inference_mode():
             rows = runner._ops.rows(runner._state, torch.arange(4, device=runner._device))
-            attention = runner._ops.paged_attention(runner._cache, rows.slots, rows.positions)
+            attention = runner._ops.paged_attention(runner.cache, rows.slots, rows.positions)
             logits.append(runner._talker.logits(runner._talker.forward(rows.hidden, attention)).cpu())
     distance = float((logits[0] - logits[1]).norm() / (logits[1] - logits[1].mean()).norm())
     print(f"distance of bfloat16 logits: {distance:.4f}")

@@ -1,6 +1,8 @@
-"""Start on a machine that cannot compile the kernels."""
+"""Start on a machine that cannot compile the kernels, and with kernels that are wrong."""
 
+import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
+from qwen3_tts_engine.talker.proof import TalkerProofError
 from tests.gpu.conftest import DEVICE
 from tests.gpu.test_runner import config_of, newcomer, speak
 
@@ -37,7 +40,7 @@ def test_kernels_auto_falls_back_to_pytorch_and_logs_the_error(
     runner = load_runner(checkpoint, config_of(checkpoint, kernels="auto"), DEVICE)
     assert not isinstance(runner, GraphTalkerRunner)
     assert isinstance(runner._ops, TorchOps)
-    assert "the CUDA kernels could not be built" in caplog.text
+    assert "PyTorch operations, which are slower, replace the" in caplog.text
     assert "does not compile: injected" in caplog.text
     codes = speak(runner, [newcomer(checkpoint, slot) for slot in range(3)])
     assert len(np.unique(codes)) > 10
@@ -53,3 +56,49 @@ def test_required_kernels_or_batch_invariance_raise_the_compile_error(
     with pytest.raises(RuntimeError, match="does not compile: injected"):
         load_runner(checkpoint, config_of(checkpoint, **settings), DEVICE)
     torch.cuda.empty_cache()
+
+
+# By source: a norm that is too large, and rows that draw from their neighbour's logits.
+DAMAGE = {
+    "skinny_linear.cu": (b"value *= inverse;", b"value *= 1.1f * inverse;"),
+    "draw.cu": (b"logits + (size_t)row * VOCABULARY", b"logits + (size_t)(row / 2) * VOCABULARY"),
+}
+
+
+@pytest.fixture(params=DAMAGE)
+def _damaged_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from qwen3_tts_engine.talker.kernels import cuda_module
+    from qwen3_tts_engine.talker.ops import kernel_ops, products
+
+    compile_right, (right, wrong) = cuda_module._compile, DAMAGE[request.param]
+
+    def damaged(name: str, source: bytes, *rest: Any, **options: Any) -> bytes:
+        if name == request.param:
+            assert right in source
+            source = source.replace(right, wrong)
+        return compile_right(name, source, *rest, **options)
+
+    monkeypatch.setattr(cuda_module, "_compile", damaged)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for cached in (kernel_ops._kernel, products._kernel):
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("_damaged_kernel")
+def test_a_damaged_kernel_is_replaced_or_fails_the_load(
+    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(TalkerProofError, match="the talker differs from its golden cases"):
+        load_runner(checkpoint, config_of(checkpoint), DEVICE)
+    torch.cuda.empty_cache()
+    runner = load_runner(checkpoint, config_of(checkpoint, kernels="auto"), DEVICE)
+    assert isinstance(runner._ops, TorchOps)
+    assert torch.cuda.get_device_name(DEVICE) in caplog.text
+    assert "kernels: the talker differs from its golden cases" in caplog.text
+
+
+@pytest.mark.parametrize("kernels", ["required", "eager", "off"])
+def test_the_talker_is_proven(checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture, kernels: str) -> None:
+    with caplog.at_level(logging.INFO):
+        load_runner(checkpoint, config_of(checkpoint, kernels=kernels), DEVICE)
+    assert "the talker agrees with its golden cases: batches 1, 2, 4, 8, 12, 16" in caplog.text

@@ -74,7 +74,7 @@ class RecordingRunner:
     def _last_written(self, slot: int) -> torch.Tensor:
         position, size = int(self._runner._state.position[slot]) - 1, self.limits.page_size
         page = int(self._runner._state.page_table[slot, position // size])
-        return self._runner._cache.data[:, :, page * size + position % size].clone()
+        return self._runner.cache.data[:, :, page * size + position % size].clone()
 
 
 class OnnxCodec:
@@ -207,11 +207,11 @@ def test_a_row_is_computed_identically_in_every_batch(
     newcomers = [shared.newcomer(slot) for slot in range(SLOTS)]
 
     def written(batches: Iterator[np.ndarray]) -> torch.Tensor:
-        runner._cache.data.zero_()
+        runner.cache.data.zero_()
         assert runner.prefill(newcomers) == []
         for slots in batches:
             runner.launch(slots)
-        return runner._cache.data.clone()
+        return runner.cache.data.clone()
 
     alone = written(np.array([slot]) for slot in range(SLOTS) for _ in range(frames))
     assert torch.equal(written(mixed_batches(random.Random(threads), frames)), alone)
@@ -219,14 +219,14 @@ def test_a_row_is_computed_identically_in_every_batch(
 
 def test_prefilled_frames_are_computed_identically(shared: SharedEngine) -> None:
     runner, newcomer = shared.runner._runner, shared.newcomer(0)
-    runner._cache.data.zero_()
+    runner.cache.data.zero_()
     assert runner.prefill([newcomer]) == []
     frames = np.concatenate([runner.launch(np.array([0])).codes for _ in range(FRAMES)])
-    computed = runner._cache.data.clone()
+    computed = runner.cache.data.clone()
     # The last frame has not been fed yet.
-    runner._cache.data.zero_()
+    runner.cache.data.zero_()
     assert runner.prefill([replace(newcomer, frames=frames[:-1])]) == []
-    assert torch.equal(runner._cache.data, computed)
+    assert torch.equal(runner.cache.data, computed)
 
 
 def mixed_batches(rng: random.Random, frames: int) -> Iterator[np.ndarray]:

@@ -35,9 +35,9 @@ def test_rows_of_clones_prefill_as_their_prompts_do(checkpoint_of: CheckpointOf)
     graphs = as_graph_runner(eager)
     newcomers = [clone(prompts, slot, eager.limits.page_size) for slot in range(3)]
     assert eager.prefill(newcomers) == []
-    expected, keys = eager._state.input.clone(), eager._cache.data.clone()
+    expected, keys = eager._state.input.clone(), eager.cache.data.clone()
     eager._state.input.zero_()
-    eager._cache.data.zero_()
+    eager.cache.data.zero_()
     rows = graphs._prompt_rows(newcomers)
     padded = graphs._padding_rows(len(rows) + 5)
     padded[: len(rows)] = rows
@@ -47,7 +47,7 @@ def test_rows_of_clones_prefill_as_their_prompts_do(checkpoint_of: CheckpointOf)
     for newcomer in newcomers:
         count, page_size = len(newcomer.stream.prompt), eager.limits.page_size
         places = [newcomer.pages[i // page_size] * page_size + i % page_size for i in range(count)]
-        torch.testing.assert_close(graphs._cache.data[:, :, places], keys[:, :, places], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(graphs.cache.data[:, :, places], keys[:, :, places], atol=1e-4, rtol=1e-4)
 
 
 def test_out_of_memory_fails_only_the_prompt_that_causes_it(
@@ -106,7 +106,7 @@ def test_a_first_frame_among_others_equals_one_alone(checkpoint_of: CheckpointOf
     assert eager.prefill([newcomers[0], newcomers[2]]) == []
     eager.launch(np.array([0, 2]))
     assert eager.prefill([newcomers[1]]) == []
-    state, cache = eager._state, eager._cache.data
+    state, cache = eager._state, eager.cache.data
     saved = [tensor.clone() for tensor in (state.input, state._fields, state.seen, cache)]
     expected = eager.launch(np.arange(3)).codes
     fed, keys = state.input.clone(), cache.clone()

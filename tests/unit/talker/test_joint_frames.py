@@ -97,7 +97,7 @@ class Pair:
     def assert_equal(self) -> None:
         """Keys, values and state of all slots."""
         caches, states = zip(
-            *((runner._cache.data, runner._state) for runner in (self.separate, self.joint)), strict=True
+            *((runner.cache.data, runner._state) for runner in (self.separate, self.joint)), strict=True
         )
         own = self.separate.limits.num_pages * self.separate.limits.page_size
         torch.testing.assert_close(caches[1][:, :, :own], caches[0][:, :, :own], atol=1e-4, rtol=1e-4)

@@ -47,7 +47,7 @@ def test_padding_rows_do_not_affect_streams(runner: TalkerRunner) -> None:
     assert (padded._state.position[padding], padded._state.frame[padding]) == (0, 0)
     assert padded._state.position[0] == alone._state.position[0]
     pages = slice(runner.limits.num_pages * runner.limits.page_size)
-    torch.testing.assert_close(padded._cache.data[:, :, pages], alone._cache.data[:, :, pages], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(padded.cache.data[:, :, pages], alone.cache.data[:, :, pages], rtol=1e-4, atol=1e-5)
 
 
 @torch.inference_mode()

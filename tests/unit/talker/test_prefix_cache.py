@@ -66,7 +66,7 @@ def test_codes_are_the_same_with_a_cached_prefix(case: tuple[Speaker, int]) -> N
     assert second.prompt.prefix_hashes == first.prompt.prefix_hashes
     assert runner.prefill([Newcomer(second, 1, list(range(40, 80)))]) == []
     alone, expected = runner._state.input[1].clone(), speaker.codes(SECOND)
-    runner._cache.data.zero_()
+    runner.cache.data.zero_()
     assert runner.prefill([Newcomer(first, 0, list(range(40)))]) == []
     pages = [*range(count), *range(80, 120)]
     cached = Newcomer(second, 1, pages, num_cached=count * PAGE)

@@ -40,8 +40,8 @@ class EngineConfig(BaseModel):
     """Where the talker runs: auto, cpu, cuda or cuda:N; auto is the device that Triton assigned."""
     kernels: Literal["auto", "required", "eager", "off"] = "auto"
     """Fused CUDA kernels under CUDA graphs. auto falls back to PyTorch operations, which are slower, where they cannot
-    be built; the others fail instead: required, and for debugging eager, which launches the talker's kernels one by
-    one. off uses PyTorch operations."""
+    be built or proven; the others fail instead: required, and for debugging eager, which launches the talker's kernels
+    one by one. off uses PyTorch operations."""
     kernel_path: Literal["auto", "general"] = "auto"
     """Which kernels: auto takes those for the GPU's compute capability, general those of all GPUs since Ampere, for
     comparison or where the others fail. code2wav reads it from the environment only."""
@@ -60,6 +60,10 @@ class EngineConfig(BaseModel):
     engine_process: Literal["auto", "off"] = "auto"
     """Whether the engine has a process of its own beside the one that Triton calls, so that requests and responses of
     many callers do not delay it; auto: where codec_calls is direct and code2wav maps the states."""
+    talker_proof_seconds: float = Field(default=2.0, ge=0)
+    """On a GPU, time for comparing the talker with PyTorch in FP32 at start, with 1 to 64 streams; where it differs,
+    PyTorch operations replace the kernels, or the load fails (see kernels). What PyTorch computes is kept in
+    ~/.cache/qwen3_tts. 0 skips the comparison."""
     codec_proof_seconds: float = Field(default=3.0, ge=0)
     """Time for comparing code2wav with its golden cases before the first request, in all shapes that the talker uses; a
     difference ends the engine. 0 skips the comparison and the warm-up speech."""

@@ -5,7 +5,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.codec.sound import to_send, trailing_silence
@@ -37,7 +36,8 @@ class Engine:
     ) -> None:
         """With `take_turns` codec calls and ticks never overlap: on a GPU that processes time-slice, a call of 0.6 ms
         took 12 ms beside a talker (one H200). `on_thread_start` runs first on each thread; `sending` is Delivery's."""
-        self.recorder = metrics.Recorder(partial(read_gauges, scheduler))
+        fixed = {metrics.KERNELS.name: float(runner.lookahead > 0)}
+        self.recorder = metrics.Recorder(lambda: read_gauges(scheduler) | fixed)
         self.precedence = Precedence(applies=runner.lookahead > 0)
         self.on_death: Callable[[BaseException], None] = lambda error: None
         self.scheduler, self._chunker, self._runner, self._codec = scheduler, chunker, runner, codec

@@ -204,14 +204,14 @@ class GraphTalkerRunner(TalkerRunner):
         """
         slots, attending = pairs.T.contiguous()
         rows = self._ops.rows(self._state, slots)
-        attention = self._ops.paged_attention(self._cache, attending, rows.positions)
+        attention = self._ops.paged_attention(self.cache, attending, rows.positions)
         prefilled = rows.hidden.clone()
         hidden = self._talker.forward(rows.hidden, attention).rows
         return self._complete(rows, Hidden(torch.where((slots == attending)[:, None], hidden, prefilled)))
 
     def _prefill_rows(self, prompts: Tensor) -> None:
         slots, positions, receivers, embedded = self._embed(prompts)
-        attention = self._ops.paged_attention(self._cache, slots, positions, prompts=len(slots))
+        attention = self._ops.paged_attention(self.cache, slots, positions, prompts=len(slots))
         self._state.input.index_copy_(0, receivers, self._talker.forward(embedded, attention).rows)
 
     def _enter(self, unopened: Tensor, prompts: Tensor) -> None:
@@ -224,7 +224,7 @@ class GraphTalkerRunner(TalkerRunner):
         rows = self._ops.rows(self._state, slots)
         prompt_slots, positions, receivers, embedded = self._embed(prompts)
         where = (torch.cat([attending, prompt_slots]), torch.cat([rows.positions, positions]))
-        attention = self._ops.paged_attention(self._cache, *where, prompts=len(prompts))
+        attention = self._ops.paged_attention(self.cache, *where, prompts=len(prompts))
         hidden = self._talker.forward(torch.cat([rows.hidden, embedded]), attention).rows
         self._state.input.index_copy_(0, receivers, hidden[len(pairs) :])
         prefilled = self._state.input.index_select(0, slots)

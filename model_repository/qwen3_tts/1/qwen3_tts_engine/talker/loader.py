@@ -12,9 +12,11 @@ from qwen3_tts_engine.config import ConfigError, EngineConfig, max_positions
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.talker import cublas
 from qwen3_tts_engine.talker.code_predictor import CodePredictor
+from qwen3_tts_engine.talker.golden import Cases, TalkerGolden
 from qwen3_tts_engine.talker.kernels.kernel_path import kernel_path
 from qwen3_tts_engine.talker.ops.interface import Ops
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
+from qwen3_tts_engine.talker.proof import TalkerProof
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.talker.talker import Talker
 
@@ -29,27 +31,38 @@ FREE_MEMORY_SHARE = 0.6
 
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
-    """Load the weights, and on CUDA capture the graphs.
+    """Load the weights, and on CUDA capture the graphs and prove them.
 
-    Raises CheckpointError for a missing tensor or a wrong shape, ConfigError for incompatible settings.
+    Raises CheckpointError for a missing tensor or a wrong shape, ConfigError for incompatible settings, and what a
+    kernel's build or the proof raises where PyTorch operations may not take the kernels' place.
     """
-    if device.type == "cuda" and config.batch_invariant and config.kernels == "off":
+    if device.type == "cpu":
+        return _make_runner(TalkerRunner, TorchOps(), checkpoint, config, device)
+    if config.batch_invariant and config.kernels == "off":
         raise ConfigError("batch_invariant: requires the kernels, so kernels must not be off")
-    if device.type == "cuda" and config.kernels != "off":
+    golden = TalkerGolden.of(checkpoint) if config.talker_proof_seconds else None
+    if config.kernels != "off":
         try:
-            return _kernel_runner(checkpoint, config, device)
+            return _proven(_kernel_runner(checkpoint, config, device), golden, checkpoint, config)
         except (CheckpointError, ConfigError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             if config.kernels != "auto" or config.batch_invariant:
                 raise
-            log.warning("the CUDA kernels could not be built; using PyTorch operations, which are slower: %s", error)
-    if device.type == "cuda" and not cublas.is_whole(device):
-        raise ConfigError(
-            f"kernels: PyTorch operations require cuBLAS, but {cublas.PARTIAL}: give the process all of it"
-        )
+            name = torch.cuda.get_device_name(device)
+            path = kernel_path(torch.cuda.get_device_capability(device), config.kernel_path).name
+            log.warning("%s: PyTorch operations, which are slower, replace the %s kernels: %s", name, path, error)
+    if not cublas.is_whole(device):
+        raise ConfigError(f"kernels: PyTorch operations require cuBLAS, but {cublas.PARTIAL}: give it the whole GPU")
     # Outside of the handler, whose error keeps the failed runner's memory alive.
-    return _make_runner(TalkerRunner, TorchOps(), checkpoint, config, device)
+    return _proven(_make_runner(TalkerRunner, TorchOps(), checkpoint, config, device), golden, checkpoint, config)
+
+
+def _proven(runner: RunnerT, golden: TalkerGolden | None, checkpoint: Checkpoint, config: EngineConfig) -> RunnerT:
+    """The runner, which agrees with the golden cases. Raises TalkerProofError."""
+    if golden is not None:
+        TalkerProof(runner, golden, Cases.of(checkpoint.config)).run(config.talker_proof_seconds)
+    return runner
 
 
 def _kernel_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:

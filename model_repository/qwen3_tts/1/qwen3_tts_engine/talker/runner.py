@@ -28,7 +28,7 @@ class TalkerRunner:
         self._pad_text_id = pad_text_id
         self._state = SlotState(talker, limits)
         pages = (limits.num_pages + 1, limits.page_size, self._state.page_table)
-        self._cache = PagedCache(talker.config, *pages, table.dtype)
+        self.cache = PagedCache(talker.config, *pages, table.dtype)
         positions = talker.config.num_code_groups
         self._frame_cache = FrameCache(predictor.config, limits.num_slots, positions, table.dtype, table.device)
         # Slots whose next frame is the first after a prompt: the prefill has run the talker for it.
@@ -74,6 +74,25 @@ class TalkerRunner:
     def collect(self, tick: Frames) -> Frames:
         return tick
 
+    @property
+    def eos(self) -> int:
+        return self._state.eos
+
+    @torch.inference_mode()
+    def replace_input(self, slots: np.ndarray, codes: np.ndarray) -> None:
+        """Feed `codes`, int64 [rows, codebooks], and the pad token next, whatever the last frame drew."""
+        self._state.input[torch.from_numpy(slots).to(self._device)] = self._fed(codes)
+
+    @torch.inference_mode()
+    def distance_of_input(self, slots: np.ndarray, codes: np.ndarray) -> float:
+        """How far what is fed next is from `codes` and the pad token, relative to the largest row."""
+        found, expected = self._state.input[torch.from_numpy(slots).to(self._device)], self._fed(codes)
+        return float((found - expected).float().norm(dim=1).max() / expected.float().norm(dim=1).max())
+
+    def _fed(self, codes: np.ndarray) -> Tensor:
+        ids = torch.from_numpy(codes).to(self._device)
+        return self._talker.embed(torch.full_like(ids[:, 0], self._pad_text_id), ids)
+
     def _prefill(self, newcomer: Newcomer) -> None:
         """Run the prompt through the talker; the last row's output becomes the input of the next frame."""
         prompt, num_cached = newcomer.stream.prompt, newcomer.num_cached
@@ -92,7 +111,7 @@ class TalkerRunner:
         """The talker's output for the last of a slot's rows, which begin at position `start`."""
         positions = torch.arange(start, start + len(rows), device=self._device)
         slots = torch.full_like(positions, slot)
-        attention = self._ops.paged_attention(self._cache, slots, positions, prompts=prompts)
+        attention = self._ops.paged_attention(self.cache, slots, positions, prompts=prompts)
         return self._talker.forward(rows, attention).rows[-1]
 
     def _take_fresh(self, slots: np.ndarray) -> np.ndarray:
@@ -104,7 +123,7 @@ class TalkerRunner:
     def _frame(self, slots: Tensor) -> Tensor:
         """Codes int64 [rows, codebooks] of one frame per slot; its feedback becomes the slot's next input."""
         rows = self._ops.rows(self._state, slots)
-        attention = self._ops.paged_attention(self._cache, slots, rows.positions)
+        attention = self._ops.paged_attention(self.cache, slots, rows.positions)
         return self._complete(rows, self._talker.forward(rows.hidden, attention))
 
     def _first_frame(self, slots: Tensor) -> Tensor:

@@ -26,12 +26,13 @@ MANY_SUMS = 128 * 128
 @triton.jit
 def block_linear_kernel(
     x, w, bias, squares, out, sums, partials, arrived,
-    rows, stride_x, stride_out, parts, stride_parts, stride_rows, eps,
-    N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr,
-    BIAS: tl.constexpr, FLOAT_OUT: tl.constexpr,
+    rows, outputs, inputs, stride_x, stride_out, parts, stride_parts, stride_rows, eps,
+    NORM: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, FLOAT_OUT: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STEP: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The macros of skinny_linear.cu; `squares` and `sums` are those of x and of out (interface.Hidden).
+
+    Outputs and inputs are arguments, so that all products share a few compiled kernels.
 
     Program (tile, split): the last of a tile's splits adds the others' sums, in their order, and writes the result.
     """
@@ -41,16 +42,16 @@ def block_linear_kernel(
     row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
     first = tile // row_tiles * OUTPUTS
     output = first + tl.arange(0, OUTPUTS)
-    k = split * (K // SPLIT) + tl.arange(0, STEP)
+    k = split * (inputs // SPLIT) + tl.arange(0, STEP)
     columns = x + tl.minimum(row, rows - 1)[None, :] * stride_x + k[:, None]
-    weights = w + output[:, None] * K + k[None, :]
+    weights = w + output[:, None] * inputs + k[None, :]
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     upper = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    for start in range(0, K // SPLIT, STEP):
+    for start in range(0, inputs // SPLIT, STEP):
         values = tl.load(columns + start)
         total = tl.dot(tl.load(weights + start), values, total)
         if GATED:
-            upper = tl.dot(tl.load(weights + (start + N * K)), values, upper)
+            upper = tl.dot(tl.load(weights + (start + outputs * inputs)), values, upper)
     is_last = True
     if SPLIT > 1:
         SUMS: tl.constexpr = (1 + GATED) * OUTPUTS * ROWS
@@ -79,7 +80,7 @@ def block_linear_kernel(
             part = tl.arange(0, PARTS)
             place = part[:, None] * stride_parts + row[None, :] * stride_rows
             square = tl.load(squares + place, mask=(part < parts)[:, None] & inside[None, :], other=0.0)
-            inverse = tl.rsqrt(tl.sum(square, axis=0) / K + eps)[None, :]
+            inverse = tl.rsqrt(tl.sum(square, axis=0) / inputs + eps)[None, :]
             total *= inverse
             upper *= inverse
         if BIAS:
@@ -130,14 +131,14 @@ class BlockLinear(Linear):
         parts, strides = (1, (0, 0)) if squares is None else (len(squares), squares.stride())
         block_linear_kernel[(self.tiles(rows), self.SPLIT)](
             x, weight, bias, squares, out, sums, *scratch(x.device),
-            rows, x.stride(0), out.stride(0), parts, *strides, eps,
+            rows, self.N, self.K, x.stride(0), out.stride(0), parts, *strides, eps,
             **self.constants, PARTS=triton.next_power_of_2(parts), num_warps=self.warps, num_stages=self.stages,
         )  # fmt: skip
         return sums
 
     @property
     def constants(self) -> dict[str, int]:
-        return {name: value for name, value in self.macros.items() if name.isupper()}
+        return {name: value for name, value in self.macros.items() if name.isupper() and name not in ("N", "K")}
 
 
 def block_linear(outputs: int, inputs: int, rows: int, device: Any, **flags: int) -> BlockLinear | None:

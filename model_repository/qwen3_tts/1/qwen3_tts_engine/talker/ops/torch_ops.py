@@ -131,7 +131,8 @@ class TorchRows:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias; on a CPU as a multiple of PRODUCT_ROWS rows."""
+    """x @ weight.T + bias in the dtype of `x`; on a CPU as a multiple of PRODUCT_ROWS rows."""
+    weight = weight.to(x.dtype)
     missing = -len(x) % PRODUCT_ROWS if x.is_cpu else 0
     if not missing:
         return F.linear(x, weight, bias)

@@ -1,0 +1,108 @@
+"""Compares a runner with the talker's golden cases: its graphs, kernels, pages and prompts beside frames."""
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen3_tts_engine.talker.golden import PROMPT_ROWS, Cases, DrivenTick, TalkerGolden, distance, drive, pages_of_slot
+from qwen3_tts_engine.talker.golden import stored as stored_by
+from qwen3_tts_engine.talker.runner import TalkerRunner
+
+log = logging.getLogger(__name__)
+
+BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+# Distance of keys and values from those of FP32, in distances that rounding each layer's results makes; and at least.
+ROUNDINGS, LEAST_DISTANCE = 4.0, 0.01
+# How far below the best code's logit that of a drawn one may be, in standard deviations: less is a near tie.
+MOST_LOSS = 0.5
+# Distance of what is fed next from the sum of the drawn codes' embeddings: two roundings to bfloat16.
+MOST_FED = 0.01
+
+
+class TalkerProofError(RuntimeError):
+    """The talker must not serve with these operations; the message says where they differ."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The worst of a batch: distances of keys and values and of what is fed next, and the loss of a drawn code."""
+
+    batch: int
+    stored: float = 0.0
+    fed: float = 0.0
+    loss: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.batch}: keys and values {self.stored:.3f}, codes {self.loss:.2f}, fed {self.fed:.3f}"
+
+
+class TalkerProof:
+    """Runs in slots and pages of the runner that no stream has yet."""
+
+    def __init__(self, runner: TalkerRunner, golden: TalkerGolden, cases: Cases) -> None:
+        self._runner, self._golden, self._cases = runner, golden, cases
+        self._spread = _deviation(golden.logits)
+        self._most_stored = max(ROUNDINGS * golden.rounding, LEAST_DISTANCE)
+
+    def run(self, seconds: float) -> None:
+        """All batches that fit into `seconds`, at least the first. Raises TalkerProofError."""
+        started, limits = time.perf_counter(), self._runner.limits
+        most = min(limits.num_slots, limits.num_pages // pages_of_slot(self._runner))
+        found: list[Found] = []
+        for batch in (batch for batch in BATCHES if batch <= max(most, 1)):
+            if not found or time.perf_counter() - started < seconds:
+                found.append(self._speak(batch))
+        if wrong := [one for one in found if not self._is_right(one)]:
+            raise TalkerProofError(
+                f"the talker differs from its golden cases with {len(wrong)} of {len(found)} batch sizes "
+                f"({'; '.join(map(str, wrong))}; at most {self._most_stored:.3f}, {MOST_LOSS}, {MOST_FED})"
+            )
+        worst = max(one.stored for one in found)
+        log.info(
+            "the talker agrees with its golden cases: batches %s, worst distance %.3f (%.3f allowed), %.2f s",
+            ", ".join(str(one.batch) for one in found), worst, self._most_stored, time.perf_counter() - started,
+        )  # fmt: skip
+
+    def _is_right(self, found: Found) -> bool:
+        return found.stored <= self._most_stored and found.fed <= MOST_FED and found.loss <= MOST_LOSS
+
+    def _speak(self, batch: int) -> Found:
+        utterances = (np.arange(batch) + batch) % len(PROMPT_ROWS)
+        fed = loss = 0.0
+        for tick in drive(self._runner, self._cases, utterances.tolist()):
+            loss = max(loss, self._loss(tick, utterances[tick.slots]))
+            if loss == math.inf:
+                # What such a code selects may lie outside of the tables.
+                return Found(batch, loss=loss)
+            fed = max(fed, self._runner.distance_of_input(tick.slots, tick.codes))
+        kept = (self._distance(slot, utterance) for slot, utterance in enumerate(utterances))
+        return Found(batch, max(kept), fed, loss)
+
+    def _distance(self, slot: int, utterance: int) -> float:
+        found = stored_by(self._runner, slot, PROMPT_ROWS[utterance])
+        return distance(found, self._golden.stored[utterance].to(found.device))
+
+    def _loss(self, tick: DrivenTick, utterances: np.ndarray) -> float:
+        """The largest loss of a code, as long as all before it in its frame agree; infinite for one that cannot be."""
+        rows, frames = torch.from_numpy(utterances), torch.from_numpy(tick.frames)
+        logits, best = self._golden.logits[rows, frames], self._golden.codes[rows, frames]
+        codes = torch.from_numpy(tick.codes)
+        if bool(((codes < 0) | (codes >= logits.shape[2])).any()):
+            return math.inf
+        lost = (logits.amax(2) - logits.gather(2, codes[:, :, None]).squeeze(2)) / self._spread[rows, frames]
+        agree = (codes == best).cumprod(1)
+        counts = torch.cat([torch.ones_like(agree[:, :1]), agree[:, :-1]], dim=1).bool()
+        return float(lost[counts].max())
+
+
+def _deviation(logits: Tensor) -> Tensor:
+    """Standard deviation of the finite logits, [..., codes] to [...]."""
+    finite = logits.isfinite()
+    count, values = finite.sum(-1), logits.where(finite, 0.0)
+    mean = values.sum(-1) / count
+    return ((values - mean[..., None]).square().where(finite, 0.0).sum(-1) / count).sqrt()
