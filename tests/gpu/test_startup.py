@@ -1,6 +1,7 @@
 """Start on a machine that cannot compile the kernels, and with kernels that are wrong."""
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,29 @@ from tests.gpu.test_runner import config_of, newcomer, speak
 
 
 @pytest.fixture
-def _no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _forgotten_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Kernels that other tests compiled are not known, nor are those of this test afterwards."""
     # These modules require CUDA.
-    from qwen3_tts_engine.talker.kernels import cuda_module
     from qwen3_tts_engine.talker.ops import kernel_ops, products
+
+    def forget() -> None:
+        for cached in (kernel_ops._kernel, products._kernel):
+            cached.cache_clear()
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def _no_compiler(_forgotten_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from qwen3_tts_engine.talker.kernels import cuda_module
 
     def fail(name: str, *_: object, **__: object) -> bytes:
         raise cuda_module.KernelError(f"{name} does not compile: injected")
 
     monkeypatch.setattr(cuda_module, "_compile", fail)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    # Forget kernels that other tests compiled.
-    for cached in (kernel_ops._kernel, products._kernel):
-        cached.cache_clear()
 
 
 @pytest.mark.usefixtures("_no_compiler")
@@ -66,9 +77,8 @@ DAMAGE = {
 
 
 @pytest.fixture(params=DAMAGE)
-def _damaged_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _damaged_kernel(_forgotten_kernels: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     from qwen3_tts_engine.talker.kernels import cuda_module
-    from qwen3_tts_engine.talker.ops import kernel_ops, products
 
     compile_right, (right, wrong) = cuda_module._compile, DAMAGE[request.param]
 
@@ -79,9 +89,6 @@ def _damaged_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
         return compile_right(name, source, *rest, **options)
 
     monkeypatch.setattr(cuda_module, "_compile", damaged)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for cached in (kernel_ops._kernel, products._kernel):
-        cached.cache_clear()
 
 
 @pytest.mark.usefixtures("_damaged_kernel")
