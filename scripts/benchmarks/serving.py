@@ -86,9 +86,10 @@ def server_of(
     log_file: Path,
     real_backends: Sequence[Path],
     more_settings: dict[str, str] | None = None,
+    variables: dict[str, str] | None = None,
 ) -> Iterator[TritonServer]:
-    """A ready server of this repository."""
-    environment = environment_of(checkpoint, max_streams, **(more_settings or {}))
+    """A ready server of this repository; `variables` are others of its environment than settings."""
+    environment = environment_of(checkpoint, max_streams, **(more_settings or {})) | (variables or {})
     options = [*EXPLICIT, *EXIT, *configuration(form), *backend_options(ROOT / "build", real_backends)]
     with ExitStack() as running:
         log = running.enter_context(log_file.open("wb"))
