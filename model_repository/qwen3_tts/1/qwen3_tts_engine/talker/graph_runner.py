@@ -73,6 +73,7 @@ class GraphTalkerRunner(TalkerRunner):
             padding = [(rows, [pairs(count), prompts(rows)]) for rows in reversed(joint_prompts(count))]
             plan += [(joint, rows, unused, self._joint_frame) for rows, unused in padding]
         capture_in_order(plan, self._capture, self._is_needed, progress)
+        torch.cuda.empty_cache()  # left by the runs before capture
         self._joints = {count: joint for count, joint in self._joints.items() if count in self._frames}
 
     @torch.inference_mode()

@@ -1,6 +1,7 @@
 """Loads a checkpoint into a runner."""
 
 import logging
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 import torch
@@ -84,13 +85,32 @@ def _kernel_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.d
 def _make_runner(
     kind: type[RunnerT], ops: Ops, checkpoint: Checkpoint, config: EngineConfig, device: torch.device
 ) -> RunnerT:
-    tensors = load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config))
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    tensors = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+    tensors = MovedTensors(load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config)), device)
     talker = Talker(checkpoint.config.talker_config, tensors, ops)
     predictor = CodePredictor(talker, tensors, ops)
+    torch.cuda.empty_cache()  # left by the originals of stacked and projected weights
     limits = plan_limits(config, checkpoint, talker.code_table)
     return kind(talker, predictor, limits, checkpoint.config.tts_pad_token_id, ops)
+
+
+class MovedTensors(Mapping[str, torch.Tensor]):
+    """Tensors on the host; each is moved when it is read, so that no original stays on the device beside its copy."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        self._tensors, self._device = tensors, device
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name].to(self._device, weight_dtype(self._device))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def weight_dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def plan_limits(config: EngineConfig, checkpoint: Checkpoint, like: torch.Tensor) -> RunnerLimits:
