@@ -11,7 +11,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest
 from qwen3_tts_engine.config import ConfigError, EngineConfig
-from qwen3_tts_engine.startup import check_instances, choose_device, open_codec, open_store
+from qwen3_tts_engine.startup import check_instances, choose_device, fit_memory, open_codec, open_store
 from qwen3_tts_engine.talker.loader import load_runner
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
@@ -80,6 +80,44 @@ def test_rejects_batch_invariance_without_kernels(tiny_checkpoint: Path) -> None
     config = config_of(tiny_checkpoint, batch_invariant=True, kernels="off")
     with pytest.raises(ConfigError, match="batch_invariant"):
         load_runner(Checkpoint.open(config.checkpoint), config, CUDA)
+
+
+def test_auto_is_the_number_of_streams_that_fit_into_the_free_memory(
+    monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path, tiny_code2wav: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    checkpoint, auto = Checkpoint.open(str(tiny_checkpoint)), EngineConfig(checkpoint="any", gpu_memory_share=0.5)
+
+    def fit(config: EngineConfig, free_gib: float) -> EngineConfig:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free_gib * 2**30), 8 << 30))
+        return fit_memory(config, checkpoint, tiny_code2wav, CUDA)
+
+    found = [fit(auto, free) for free in (0.7, 0.9, 8.0)]
+    streams = [config.max_streams for config in found]
+    assert streams == sorted(set(streams))
+    assert not any(config.has_auto_streams for config in found)
+    assert re.search(r"GPU memory: 0\.7 of 8\.0 GiB free; weights 0\.0, cache \d", caplog.text)
+    assert fit(auto.model_copy(update={"max_streams": 3}), 8.0).max_streams == 3
+    with pytest.raises(
+        ConfigError, match=r"max_streams: \d\.\d GiB are required for 300 streams, 0\.7 are free: at most"
+    ):
+        fit(auto.model_copy(update={"max_streams": 300}), 0.7)
+
+
+def test_auto_is_256_streams_on_a_cpu(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    for settings in ({}, {"max_streams": "auto"}):
+        config = EngineConfig.from_parameters({"checkpoint": "any"} | settings, {})
+        assert config.has_auto_streams
+        assert config.max_requests == 256 + 256, "for the process that Triton calls, which does not know the GPU"
+        assert fit_memory(config, Checkpoint.open(str(tiny_checkpoint)), tmp_path, CPU).max_streams == 256
+
+
+def test_auto_overrides_a_number(tiny_checkpoint: Path) -> None:
+    given = {"checkpoint": "any", "max_streams": "7"}
+    assert not EngineConfig.from_parameters(given, {}).has_auto_streams
+    assert EngineConfig.from_parameters(given, {"QWEN3_TTS_MAX_STREAMS": "auto"}).has_auto_streams
+    with pytest.raises(ConfigError, match="max_streams: 'most': Input should be a valid integer"):
+        EngineConfig.from_parameters(given, {"QWEN3_TTS_MAX_STREAMS": "most"})
 
 
 @pytest.mark.parametrize("frames", [0, 3, 12, 32])

@@ -22,6 +22,7 @@ INVALID = [
     ("server.replicas=0", "server.replicas: Must be greater than or equal to 1"),
     ("server.replica=2", "server: Additional property replica is not allowed"),
     ("server.settings.max_streams=2000", "server.settings.max_streams: Must be less than or equal to 1024"),
+    ("server.settings.max_streams=many", "server.settings.max_streams: Does not match pattern '^auto$'"),
     ("server.settings.max_strems=2", "server.settings: Additional property max_strems is not allowed"),
     ("server.settings.overload=drop", "server.settings.overload"),
     ("server.settings.voices_folder=/x", "server.settings: Additional property voices_folder is not allowed"),
@@ -57,6 +58,11 @@ CONTRADICTIONS = [
     (FLEET, "autoscaling.min=100", "autoscaling.min is 100: it must not exceed autoscaling.max, 64"),
     (FLEET, "autoscaling.prometheus=", "autoscaling.prometheus: the address of Prometheus is required"),
     (FLEET, "autoscaling.streamsPerServer=300", "autoscaling.streamsPerServer is 300: a server has max_streams, 256"),
+    (
+        FLEET,
+        "autoscaling.streamsPerServer=300,server.settings.max_streams=auto",
+        "autoscaling.streamsPerServer is 300: a server has max_streams, 256",
+    ),
     (UNMEASURED, "autoscaling.streamsPerServer=0", "preset unmeasured has no measured capacity; measure it"),
 ]
 

@@ -1,6 +1,5 @@
 """Free memory, and which of the server's other models have taken theirs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,7 +48,7 @@ def test_memory_in_use_counts_as_taken_by_what_tritonserver_loads() -> None:
 
 
 @pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Each pause lasts a minute; code2wav is loaded after the first."""
     seconds = [0.0]
 
@@ -61,7 +60,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 * GIB, 8 * GIB))
     monkeypatch.setattr(gpu_memory.time, "monotonic", lambda: seconds[0])
     monkeypatch.setattr(gpu_memory.time, "sleep", lambda _: seconds.__setitem__(0, seconds[0] + 60))
-    yield seconds
+    return seconds
 
 
 def test_waits_for_a_model_that_loads_only_where_memory_is_short(pauses: list[float]) -> None:

@@ -69,7 +69,8 @@
 {{- fail "autoscaling.prometheus: the address of Prometheus is required, such as http://prometheus.monitoring:9090" -}}
 {{- end -}}
 {{- $streams := include "qwen3-tts.streams" . | int -}}
-{{- $slots := (include "qwen3-tts.settings" . | fromYaml).max_streams | default 256 | int -}}
+{{- $slots := (include "qwen3-tts.settings" . | fromYaml).max_streams | default "auto" -}}
+{{- $slots = eq (toString $slots) "auto" | ternary 256 $slots | int -}}
 {{- if gt $streams $slots -}}
 {{- fail (printf "autoscaling.streamsPerServer is %d: a server has max_streams, %d, slots" $streams $slots) -}}
 {{- end -}}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.checkpoint.configs import ModelConfig
@@ -19,6 +19,8 @@ MAX_REFERENCE_SECONDS = 120
 PER_MODEL_SETTINGS = ("checkpoint", "revision", "speaker_encoder")
 # Settings that only the environment may have: Triton shows a model's parameters to every caller.
 SECRET_SETTINGS = ("voices_dsn",)
+# The value of max_streams by which the free memory decides; the most streams that it then chooses.
+AUTO, MOST_AUTO_STREAMS = "auto", 256
 # Upper bound of a prompt's rows besides instruction and text, max_text_tokens each (docs/model.md, Prompt rows).
 CONTROL_ROWS = 16
 
@@ -82,8 +84,15 @@ class EngineConfig(BaseModel):
     drain_file: str = ""
     """While this file exists, the model is not ready; while it contains `refusing`, new requests get UNAVAILABLE and
     open streams continue (docs/fleet.md, Draining). The serve.sh scripts set it. Empty: none."""
-    max_streams: int = Field(default=256, ge=1, le=1024)
-    """Streams that may run concurrently; each holds a slot from admission to its last chunk."""
+    max_streams: int = Field(
+        default=MOST_AUTO_STREAMS,
+        ge=1,
+        le=1024,
+        json_schema_extra={"default": AUTO, "type": ["integer", "string"], "pattern": f"^{AUTO}$"},
+    )
+    """Streams that may run concurrently; each holds a slot from admission to its last chunk. auto: as many as fit into
+    the free GPU memory, at most 256; 256 on a CPU. A number that does not fit is refused (docs/operations.md,
+    Memory)."""
     max_waiting: int = Field(default=256, ge=0)
     """Requests that may wait for a slot; the next one is refused with UNAVAILABLE."""
     load_limit: float = Field(default=0.9, ge=0, le=1)
@@ -95,8 +104,11 @@ class EngineConfig(BaseModel):
     """Positions in one page of the talker's key/value cache. Prompts share whole pages of their prefix, which has eight
     rows or more (docs/kv-cache.md)."""
     kv_cache_gib: float = Field(default=0.0, ge=0)
-    """Size of the key/value cache; 0 sizes it for max_streams streams of ordinary length, within the free memory. When
-    it is full, the streams with the most buffered audio are parked (docs/kv-cache.md)."""
+    """Size of the key/value cache; 0 sizes it for max_streams streams of ordinary length. When it is full, the streams
+    with the most buffered audio are parked (docs/kv-cache.md)."""
+    gpu_memory_share: float = Field(default=1.0, gt=0, le=1)
+    """Share of the GPU's memory that this server may take with its codec, where several servers or talkers have one
+    GPU (docs/operations.md, Two servers on one GPU)."""
     max_text_tokens: int = Field(default=1024, ge=1)
     """Longest text, and longest instruction, of a request."""
     max_frames_limit: int = Field(default=4096, ge=2)
@@ -141,6 +153,12 @@ class EngineConfig(BaseModel):
     speaker_encoder: str = Field(default="speaker_encoder", min_length=1)
     """Name of the speaker encoder model that `python -m export` made from this checkpoint."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_auto_unset(cls, settings: Any) -> Any:
+        is_auto = isinstance(settings, dict) and settings.get("max_streams") == AUTO
+        return {name: value for name, value in settings.items() if name != "max_streams"} if is_auto else settings
+
     @field_validator("max_chunk_frames")
     @classmethod
     def _is_verified(cls, frames: int) -> int:
@@ -178,6 +196,11 @@ class EngineConfig(BaseModel):
             return cls.model_validate(settings)
         except ValidationError as error:
             raise ConfigError("; ".join(map(_describe, error.errors()))) from None
+
+    @property
+    def has_auto_streams(self) -> bool:
+        """Whether max_streams is not a given number, but the most that auto chooses."""
+        return "max_streams" not in self.model_fields_set
 
     @property
     def max_requests(self) -> int:

@@ -57,11 +57,12 @@ class Service:
 
         Any exception names the cause why the model cannot be loaded.
         """
-        self._args, self.config = args, config
+        self._args = args
         self._calls = CallWatch()
         self.call_model = self._calls.watched(call_model)
         device = startup.choose_device(config, _assigned_device(args))
         self._checkpoint = checkpoint = Checkpoint.open(config.checkpoint, config.revision)
+        self.config = config = startup.fit_memory(config, checkpoint, self.repository, device)
         self._codec = codec = self.make_codec(checkpoint, device)
         self._golden = startup.read_golden(checkpoint, config, self.repository)
         self._prompts = prompts = PromptBuilder(checkpoint, config)

@@ -12,7 +12,7 @@ import torch
 from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
-from qwen3_tts_engine.checkpoint.manifest import MANIFEST, CodecManifest
+from qwen3_tts_engine.checkpoint.manifest import MANIFEST, CodecManifest, EncoderManifest
 from qwen3_tts_engine.checkpoint.tensorrt_plan import check_plan
 from qwen3_tts_engine.codec import contract
 from qwen3_tts_engine.codec.golden import Golden
@@ -29,7 +29,17 @@ from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.newcomers import MAX_PREFILL_SECONDS
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
-from qwen3_tts_engine.talker import mps
+from qwen3_tts_engine.talker import gpu_memory, mps
+from qwen3_tts_engine.talker.memory_plan import (
+    CODEC_ENCODER_BYTES,
+    SPEAKER_ENCODER_BYTES,
+    GpuMemory,
+    MemoryNeeds,
+    OtherModel,
+    codec_model,
+    encoder_model,
+    gib,
+)
 from qwen3_tts_engine.voices import encoders
 from qwen3_tts_engine.voices.record import Origin
 from qwen3_tts_engine.voices.service import ReferenceEncoder, Voices
@@ -72,6 +82,38 @@ def choose_device(config: EngineConfig, assigned: str) -> torch.device:
     cores = 1 if device.type == "cuda" else max(1, (os.cpu_count() or 1) // 2)
     torch.set_num_threads(config.cpu_threads or cores)
     return device
+
+
+def fit_memory(config: EngineConfig, checkpoint: Checkpoint, repository: Path, device: torch.device) -> EngineConfig:
+    """The settings with a number of streams, which fit into the free memory of a GPU beside this server's other models.
+
+    Raises ConfigError, with the number that would fit, and CheckpointError for another model that is not exported.
+    """
+    if device.type == "cpu":
+        return config
+    decoder = checkpoint.speech_tokenizer.decoder_config
+    manifest = CodecManifest.read(repository / contract.MODEL_NAME / "1")
+    state = contract.state_size(decoder) * STATE_DTYPES[manifest.state_dtype].itemsize
+    needs = MemoryNeeds(checkpoint.config, config, state)
+    _, total = torch.cuda.mem_get_info(device)
+    codec = codec_model(contract.MODEL_NAME, manifest, decoder, total)
+    others = [codec, *_encoder_models(checkpoint, config, repository)]
+
+    def suffices(memory: GpuMemory) -> bool:
+        plan = needs.fitting(memory)
+        return plan is not None and plan.streams == config.max_streams
+
+    memory = gpu_memory.measure(device, others, suffices)
+    plan = needs.choose(memory)
+    log.info("GPU memory: %s of %s GiB free; %s", gib(memory.free), gib(memory.total), plan)
+    return config.model_copy(update={"max_streams": plan.streams})
+
+
+def _encoder_models(checkpoint: Checkpoint, config: EngineConfig, repository: Path) -> list[OtherModel]:
+    if checkpoint.config.tts_model_type != "base":
+        return []
+    sizes = {config.speaker_encoder: SPEAKER_ENCODER_BYTES, encoders.CODEC_ENCODER: CODEC_ENCODER_BYTES}
+    return [encoder_model(name, EncoderManifest.read(repository / name / "1"), size) for name, size in sizes.items()]
 
 
 def on_thread(device: torch.device) -> Callable[[], None]:

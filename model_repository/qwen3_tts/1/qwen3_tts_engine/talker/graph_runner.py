@@ -238,6 +238,14 @@ class GraphTalkerRunner(TalkerRunner):
         return slots, positions, receivers, embedded
 
 
+def count_graphs(num_slots: int) -> int:
+    """CUDA graphs of GraphTalkerRunner.capture: 32 for 8 slots, 94 for 256."""
+    frames = up_to(ROW_BUCKETS, num_slots)
+    joints = sum(len(joint_prompts(count)) for count in frames if count >= MIN_JOINT_FRAMES)
+    prompts = len(PREFILL_BUCKETS) + len(OPEN_BUCKETS) + len(ENTRY_BUCKETS)
+    return len(frames) + len(up_to(FIRST_BUCKETS, num_slots)) + prompts + joints
+
+
 def joint_prompts(frames: int) -> list[int]:
     """Numbers of prompt rows, each with a graph beside `frames`: small ones, and those that fill tiles with the frames.
 

@@ -15,6 +15,7 @@ from qwen3_tts_engine.talker import cublas
 from qwen3_tts_engine.talker.code_predictor import CodePredictor
 from qwen3_tts_engine.talker.golden import Cases, TalkerGolden
 from qwen3_tts_engine.talker.kernels.kernel_path import kernel_path
+from qwen3_tts_engine.talker.memory_plan import cache_pages, page_bytes
 from qwen3_tts_engine.talker.ops.interface import Ops
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
 from qwen3_tts_engine.talker.proof import TalkerProof
@@ -23,12 +24,8 @@ from qwen3_tts_engine.talker.talker import Talker
 
 log = logging.getLogger(__name__)
 RunnerT = TypeVar("RunnerT", bound=TalkerRunner)
-# A stream of ordinary length: 30 s of speech from 100 text tokens.
-COMMON_POSITIONS = 512
 # Holds the longest stream of a released checkpoint, 1.4 GiB in float32.
 CPU_CACHE_BYTES = 2 << 30
-# Share of the memory free after loading the weights; the codec uses the same GPU.
-FREE_MEMORY_SHARE = 0.6
 
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
@@ -85,11 +82,11 @@ def _kernel_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.d
 def _make_runner(
     kind: type[RunnerT], ops: Ops, checkpoint: Checkpoint, config: EngineConfig, device: torch.device
 ) -> RunnerT:
+    limits = plan_limits(config, checkpoint, device)
     tensors = MovedTensors(load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config)), device)
     talker = Talker(checkpoint.config.talker_config, tensors, ops)
     predictor = CodePredictor(talker, tensors, ops)
     torch.cuda.empty_cache()  # left by the originals of stacked and projected weights
-    limits = plan_limits(config, checkpoint, talker.code_table)
     return kind(talker, predictor, limits, checkpoint.config.tts_pad_token_id, ops)
 
 
@@ -113,28 +110,19 @@ def weight_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def plan_limits(config: EngineConfig, checkpoint: Checkpoint, like: torch.Tensor) -> RunnerLimits:
-    """Size the key/value cache for the dtype and the device of `like`.
-
-    Raises ConfigError when it cannot hold one stream of maximum length.
-    """
-    talker = checkpoint.config.talker_config
-    page = config.page_size * 2 * talker.num_hidden_layers * talker.key_value_size * like.element_size()
+def plan_limits(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> RunnerLimits:
+    """Size the key/value cache. Raises ConfigError when it cannot hold one stream of maximum length."""
+    page = page_bytes(checkpoint.config.talker_config, config.page_size, weight_dtype(device).itemsize)
     is_base = checkpoint.config.tts_model_type == "base"
     longest = max_positions(checkpoint.config, config)
     trailing = 2 * config.max_text_tokens if is_base else config.max_text_tokens
-    default = page * -(-max(longest, config.max_streams * COMMON_POSITIONS) // config.page_size)
-    size = int(config.kv_cache_gib * (1 << 30)) or min(default, _available_bytes(like.device))
+    default = page * cache_pages(config, longest, config.max_streams)
+    if device.type == "cpu":
+        default = min(default, CPU_CACHE_BYTES)
+    size = int(config.kv_cache_gib * (1 << 30)) or default
     if size // page * config.page_size < longest:
         raise ConfigError(
             f"kv_cache_gib: {size / (1 << 30):.2f} GiB hold {size // page * config.page_size} positions, "
             f"one stream may require {longest}: raise it, or lower max_frames_limit or max_text_tokens"
         )
     return RunnerLimits(config.max_streams, size // page, config.page_size, longest, trailing)
-
-
-def _available_bytes(device: torch.device) -> int:
-    if device.type == "cpu":
-        return CPU_CACHE_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free * FREE_MEMORY_SHARE)
