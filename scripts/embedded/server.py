@@ -176,7 +176,15 @@ def _talkers_serve(ports: Ports) -> bool:
 def server_command(repository: Path, options: Sequence[str], admin_key: str) -> list[str]:
     """Serves `repository` with `options`, and with the protections that they do not set."""
     server = find_tritonserver()
-    usage = subprocess.run([server, "--help"], env=server_environment(), capture_output=True, text=True, check=False)
+    # To standard error, and with an error's exit code.
+    usage = subprocess.run(
+        [server, "--help"],
+        env=server_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     return [str(server), f"--model-repository={repository}", *protections(options, usage.stdout, admin_key), *options]
 
 

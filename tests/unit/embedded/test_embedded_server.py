@@ -11,7 +11,7 @@ import pytest
 
 from scripts.embedded import server
 from scripts.embedded.installation import ServerError, backend_directory, find_library
-from scripts.embedded.protection import region_options
+from scripts.embedded.protection import LIMITS, region_options
 from tests.fakes.page_server import serving
 
 TENSORRT = ("libnvinfer.so.8", "libnvinfer_plugin.so.8")
@@ -129,3 +129,25 @@ def test_metrics_are_not_awaited_where_they_are_off(
     monkeypatch.setattr(server, "server_command", lambda *_: [])
     ports = server.Ports(http=endpoint(""), metrics=server.Ports.free().metrics)
     assert server.TritonServer(Path(), options=options, ports=ports).is_ready() is not has_metrics
+
+
+HELP = """#!/bin/sh
+cat >&2 <<END
+Usage: tritonserver [options]
+  --http-max-input-size <integer>
+  --grpc-max-response-pool-size <integer>
+END
+exit 1
+"""
+
+
+def test_limits_are_set_where_a_server_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server prints its options to standard error, and exits with 1."""
+    program = tmp_path / "tritonserver"
+    program.write_text(HELP)
+    program.chmod(0o755)
+    old = server.server_command(tmp_path, [], "key")
+    assert not set(LIMITS) & set(old), "those of the wheel's release"
+    assert "--http-restricted-api" in " ".join(old)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert set(LIMITS) <= set(server.server_command(tmp_path, [], "key"))
