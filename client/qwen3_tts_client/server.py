@@ -29,16 +29,26 @@ class Server:
         self._channel.close()
 
     def check_ready(self) -> None:
-        """Raises ClientError if the server is unreachable, not ready, or without the model."""
-        if not self._call(self.stub.ServerReady, service_pb2.ServerReadyRequest()).ready:
-            raise ClientError(f"{self.url}: the server is up but not ready", ExitCode.SERVER)
+        """Raises ClientError if the server is unreachable, or the model missing or not ready.
+
+        Asks for the model alone: a server since Triton 26.09 is not ready while any of its models is not.
+        """
+        name = self.model_name
         try:
-            model = self._call(self.stub.ModelReady, service_pb2.ModelReadyRequest(name=self.model_name))
-            ready = bool(model.ready)
-        except ClientError:
+            ready = self.stub.ModelReady(service_pb2.ModelReadyRequest(name=name), timeout=RPC_TIMEOUT_S).ready
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                raise self._failed(error) from None
             ready = False
-        if not ready:
-            raise ClientError(f"{self.url}: {self._unready_reason()}", ExitCode.SERVER)
+        if ready:
+            return
+        try:
+            self.stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=name), timeout=RPC_TIMEOUT_S)
+        except grpc.RpcError as error:
+            reason = f"no model {name!r} ({error.details()}): choose another with --model-name, or load it"
+            raise ClientError(f"{self.url}: {reason}", ExitCode.SERVER) from None
+        reason = f"model {name!r} is not ready: it is starting, draining or dead; see the server's log"
+        raise ClientError(f"{self.url}: {reason}", ExitCode.SERVER)
 
     def describe(self) -> dict[str, Any]:
         """Name and version of the server, and the model's parameters."""
@@ -47,15 +57,11 @@ class Server:
         parameters = {name: value.string_value for name, value in sorted(config.parameters.items())}
         return {"server": metadata.name, "server_version": metadata.version, "model_parameters": parameters}
 
-    def _unready_reason(self) -> str:
-        index = self._call(self.stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())
-        states = {model.name: f"{model.state} {model.reason}".strip() for model in index.models}
-        if self.model_name in states:
-            return f"model {self.model_name} is not ready: {states[self.model_name]}"
-        return f"no model {self.model_name}; the server has {', '.join(sorted(states)) or 'none'}"
-
     def _call(self, method: Callable[..., _T], message: object) -> _T:
         try:
             return method(message, timeout=RPC_TIMEOUT_S)
         except grpc.RpcError as error:
-            raise ClientError(f"{self.url}: {error.details()} ({error.code().name})", ExitCode.SERVER) from None
+            raise self._failed(error) from None
+
+    def _failed(self, error: grpc.RpcError) -> ClientError:
+        return ClientError(f"{self.url}: {error.details()} ({error.code().name})", ExitCode.SERVER)

@@ -110,7 +110,7 @@ def test_ctrl_c_cancels_the_stream(stub: StubServer, tmp_path: Path) -> None:
         ({"chunks": [[0, 1]], "hang": True}, ["--stream-timeout", "0.5"], ExitCode.TIMEOUT, "DEADLINE_EXCEEDED"),
         ({"chunks": [[0, 1]], "close": True}, [], ExitCode.REQUEST, "without a final response"),
         ({}, [], ExitCode.REQUEST, "ended without audio"),
-        ({}, ["--model-name", "none"], ExitCode.SERVER, "no model none; the server has qwen3_tts"),
+        ({}, ["--model-name", "none"], ExitCode.SERVER, "no model 'none'"),
         ({}, ["--url", "localhost:1"], ExitCode.SERVER, "localhost:1: "),
         ({}, ["--seed", str(2**63)], ExitCode.USAGE, "seed: 9223372036854775808 does not fit INT64"),
         ({}, ["--ref-audio", "/dev/null"], ExitCode.USAGE, "/dev/null: not a PCM WAV file"),
@@ -132,10 +132,22 @@ def test_error_sets_exit_code_and_message(
     assert message in capsys.readouterr().err
 
 
-def test_server_that_is_not_ready_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    with StubServer(ready=False) as server:
-        assert say(server, "hello") == ExitCode.SERVER
-    assert "up but not ready" in capsys.readouterr().err
+@pytest.mark.parametrize("is_newest", [False, True])
+@pytest.mark.parametrize(
+    ("ready", "flags", "message"),
+    [
+        (False, [], "model 'qwen3_tts' is not ready: it is starting, draining or dead"),
+        (True, ["--model-name", "none"], "no model 'none' (Request for unknown model: 'none' is not found): choose"),
+    ],
+)
+def test_a_missing_or_unready_model_is_reported(
+    capsys: pytest.CaptureFixture[str], is_newest: bool, ready: bool, flags: list[str], message: str
+) -> None:
+    """As both generations of servers answer, of which no caller without the admin key may ask for the models."""
+    with StubServer(ready=ready) as server:
+        server.servicer.is_newest = is_newest
+        assert say(server, "hello", *flags) == ExitCode.SERVER
+    assert message in capsys.readouterr().err
 
 
 def wait_for(condition: object, limit_s: float = 20) -> None:

@@ -62,17 +62,26 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.voices = voices
         self.ready = ready
         self.models = models
+        # Triton since 26.09 refuses unknown models where older releases call them not ready.
+        self.is_newest = False
         self.received: list[service_pb2.ModelInferRequest] = []
         self.sent_ns: dict[str, list[int]] = defaultdict(list)  # by text: when each chunk was actually sent
         self.cancelled = 0
         self.running = 0
         self.metadata: dict[str, Any] = {}  # of the last stream
 
-    async def ServerReady(self, request: Any, context: Any) -> Any:
-        return service_pb2.ServerReadyResponse(ready=self.ready)
-
     async def ModelReady(self, request: Any, context: Any) -> Any:
-        return service_pb2.ModelReadyResponse(ready=request.name in self.models)
+        if self.is_newest and request.name not in self.models:
+            await self._refuse_unknown(request, context)
+        return service_pb2.ModelReadyResponse(ready=self.ready and request.name in self.models)
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:
+        if request.name not in self.models:
+            await self._refuse_unknown(request, context)
+        return service_pb2.ModelMetadataResponse(name=request.name)
+
+    async def _refuse_unknown(self, request: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found")
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:
         return service_pb2.ServerMetadataResponse(name="stub", version="0")
@@ -81,10 +90,7 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ModelConfigResponse()
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        index = service_pb2.RepositoryIndexResponse()
-        for name in self.models:
-            index.models.add(name=name, state="READY")
-        return index
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header 'admin-key'")
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         self.metadata = dict(context.invocation_metadata())
