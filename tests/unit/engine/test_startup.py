@@ -21,17 +21,21 @@ def config_of(checkpoint: Path, **settings: object) -> EngineConfig:
     return EngineConfig.model_validate({"checkpoint": str(checkpoint), "max_streams": 2, **settings})
 
 
-def test_rejects_a_missing_gpu(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="device: cuda:1: PyTorch sees no CUDA device"):
+def test_rejects_a_missing_gpu_or_an_old_driver(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path) -> None:
+    def fail() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update")
+
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    expected = r"device: cuda:1: PyTorch sees no CUDA device: The NVIDIA driver .* too old \(found version 11040\)\.$"
+    with pytest.raises(ConfigError, match=expected):
         choose_device(config_of(tiny_checkpoint, device="cuda:1"), "cpu")
 
 
 def test_rejects_a_gpu_without_bfloat16(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    message = "device: Tesla T4 has compute capability (7, 5), bfloat16 requires 8.0 or later"
+    message = "device: Tesla T4 has compute capability 7.5, bfloat16 requires 8.0 or later: use another GPU"
     with pytest.raises(ConfigError, match=re.escape(message)):
         choose_device(config_of(tiny_checkpoint), "cuda:0")
 

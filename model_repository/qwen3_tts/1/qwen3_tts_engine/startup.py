@@ -71,17 +71,30 @@ def choose_device(config: EngineConfig, assigned: str) -> torch.device:
     """
     device = torch.device(assigned if config.device == "auto" else config.device)
     if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ConfigError(f"device: {device}: PyTorch sees no CUDA device")
+        if reason := _no_cuda():
+            raise ConfigError(f"device: {device}: PyTorch sees no CUDA device: {reason}")
         capability = torch.cuda.get_device_capability(device)
         if capability < MIN_CAPABILITY:
-            name, least = torch.cuda.get_device_name(device), ".".join(map(str, MIN_CAPABILITY))
-            raise ConfigError(f"device: {name} has compute capability {capability}, bfloat16 requires {least} or later")
+            name, found = torch.cuda.get_device_name(device), ".".join(map(str, capability))
+            least = ".".join(map(str, MIN_CAPABILITY))
+            raise ConfigError(
+                f"device: {name} has compute capability {found}, bfloat16 requires {least} or later: use another GPU, or "
+                "serve on the CPU (QWEN3_TTS_DEVICE=cpu, with the codec exported in the form onnx)"
+            )
         torch.cuda.set_device(device)
     # More threads would compete with the codec's for cores; on a GPU the host only launches kernels.
     cores = 1 if device.type == "cuda" else max(1, (os.cpu_count() or 1) // 2)
     torch.set_num_threads(config.cpu_threads or cores)
     return device
+
+
+def _no_cuda() -> str | None:
+    """Why CUDA cannot start here, for instance that the driver is too old; None if it can."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).splitlines()[0]
+    return None
 
 
 def fit_memory(config: EngineConfig, checkpoint: Checkpoint, repository: Path, device: torch.device) -> EngineConfig:
