@@ -78,8 +78,8 @@ def choose_device(config: EngineConfig, assigned: str) -> torch.device:
             name, found = torch.cuda.get_device_name(device), ".".join(map(str, capability))
             least = ".".join(map(str, MIN_CAPABILITY))
             raise ConfigError(
-                f"device: {name} has compute capability {found}, bfloat16 requires {least} or later: use another GPU, or "
-                "serve on the CPU (QWEN3_TTS_DEVICE=cpu, with the codec exported in the form onnx)"
+                f"device: {name} has compute capability {found}, bfloat16 requires {least} or later: use another GPU, "
+                "or serve on the CPU (QWEN3_TTS_DEVICE=cpu, with the codec exported in the form onnx)"
             )
         torch.cuda.set_device(device)
     # More threads would compete with the codec's for cores; on a GPU the host only launches kernels.
