@@ -43,7 +43,7 @@ def test_a_loaded_model_is_not_awaited() -> None:
 def test_memory_in_use_counts_as_taken_by_what_tritonserver_loads() -> None:
     free = 8 * GIB - CONTEXT_BYTES
     assert account(free, 8 * GIB, [PLAN], set()) == GpuMemory(free, 8 * GIB, 0, 2 * GIB)
-    assert account(free - GIB, 8 * GIB, [PLAN], set()) == GpuMemory(free - GIB, 8 * GIB, GIB, GIB)
+    assert account(free - GIB, 8 * GIB, [PLAN], set()) == GpuMemory(free - GIB, 8 * GIB, 0, 2 * GIB)
     assert account(GIB, 8 * GIB, [PLAN], set()) == GpuMemory(GIB, 8 * GIB, 2 * GIB, 0)
 
 

@@ -32,25 +32,24 @@ def measure(device: torch.device, others: Sequence[OtherModel], suffices: Callab
 
     A model that is loading may have taken any part of what it needs, so all of that counts as awaited.
     """
-    deadline = time.monotonic() + LOADING_SECONDS
+    deadline, is_waiting = time.monotonic() + LOADING_SECONDS, False
     while True:
         # Before the measurement, which then has what a loaded model took.
         found = find_processes([other.name for other in others if other.has_process], _servers(), _commands())
         memory = account(*torch.cuda.mem_get_info(device), others, found.loaded)
         if suffices(memory) or not found.loading or time.monotonic() > deadline:
             return memory
-        log.debug("GPU memory: waiting for %s", ", ".join(sorted(found.loading)))
+        if not is_waiting:
+            log.info("GPU memory is short: waiting until %s is loaded", ", ".join(sorted(found.loading)))
+            is_waiting = True
         time.sleep(POLL_SECONDS)
 
 
-def account(free: int, total: int, others: Iterable[OtherModel], loaded: set[str]) -> GpuMemory:
-    """Tritonserver does not say what it has loaded into its own process: memory in use counts as taken by that."""
-    used, taken, awaited = total - free - CONTEXT_BYTES, 0, 0
-    for other in others:
-        has_taken = (other.size if other.name in loaded else 0) if other.has_process else min(other.size, max(used, 0))
-        taken += has_taken
-        awaited += other.size - has_taken
-    return GpuMemory(free, total, taken, awaited)
+def account(free: int, total: int, others: Sequence[OtherModel], loaded: set[str]) -> GpuMemory:
+    """Tritonserver does not say what it has loaded into its own process: that counts as taken if so much is in use."""
+    used = total - free - CONTEXT_BYTES
+    taken = sum(other.size for other in others if (other.name in loaded if other.has_process else used >= other.size))
+    return GpuMemory(free, total, taken, awaited=sum(other.size for other in others) - taken)
 
 
 def find_processes(models: Iterable[str], servers: set[str], commands: Iterable[list[str]]) -> Processes:
