@@ -1,0 +1,95 @@
+"""GPU memory of a server by its number of streams, and how many streams it chooses where little is free.
+
+    python -m scripts.benchmarks.memory --checkpoint CHECKPOINT --artifact-dir FOLDER --output RECORD
+
+Measured as what the GPU has less of than before the server, once it is ready and once it has served as many streams.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from qwen3_tts_client.records.environment import commit
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.talker.memory_plan import GIB
+from scripts.benchmarks.common import origin, show
+from scripts.benchmarks.serving import REPOSITORY, read_summary, rows, run, server_of
+
+PLAN = re.compile(r"GPU memory: .* GiB free; (?P<parts>.*?\((?P<streams>\d+) streams?, .*?)\"?$", re.MULTILINE)
+# A server that ended gives its memory back a little later.
+SETTLE_SECONDS = 2.0
+console = Console()
+
+
+def main(
+    checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
+    artifact_dir: Annotated[Path, typer.Option(help="a folder without a record")],
+    streams: Annotated[str, typer.Option(help="values of max_streams")] = "1,8,32,64,256",
+    free: Annotated[
+        str, typer.Option(help="GiB that are left free for a server that chooses; empty for none")
+    ] = "6,8,24",
+    speaker: Annotated[str, typer.Option(help="of the checkpoint")] = "vivian",
+    output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
+) -> None:
+    artifact_dir.mkdir(parents=True, exist_ok=True)
+    run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", "python")
+    found = [measure(checkpoint, artifact_dir / f"streams-{count}", speaker, count) for count in streams.split(",")]
+    for left in filter(None, free.split(",")):
+        with only_free(float(left)):
+            row = measure(checkpoint, artifact_dir / f"free-{left}", speaker, "auto")
+        found.append({"free_gib": float(left)} | row)
+    config = Checkpoint.open(checkpoint).config
+    settings = {"checkpoint": f"{config.tts_model_size} {config.tts_model_type}", "torch": torch.__version__}
+    record = {**origin("scripts.benchmarks.memory", torch.cuda.get_device_name(), commit()), "settings": settings}
+    show(found, console)
+    if output:
+        output.write_text(json.dumps({**record, "rows": found}, indent=1) + "\n")
+
+
+def measure(checkpoint: str, folder: Path, speaker: str, streams: str) -> dict[str, Any]:
+    """A server with `streams`, or auto: its plan, its memory and its load."""
+    folder.mkdir()
+    log = folder / "server.log"
+    before = free_gib()
+    settings = {"MAX_STREAMS": streams, "KERNELS": "required"}
+    with server_of("python", checkpoint, 1, log, [], settings):
+        ready = before - free_gib()
+        chosen = PLAN.search(log.read_text(errors="replace"))
+        assert chosen, f"{log} has no plan"
+        bench = ["bench", "--concurrency", chosen["streams"], "--measurement-interval", 4000, "--speaker", speaker]
+        bench += ["--max-frames", 71, "--artifact-dir", folder / "bench"]
+        run("qwen3_tts_client", *bench)
+        loaded = before - free_gib()
+    time.sleep(SETTLE_SECONDS)
+    [load] = rows(read_summary(folder / "bench")["loads"])
+    counts = {name: load[name] for name in ("audio_s_per_s", "ttfa_p50_ms", "stalled_over_50ms", "errors")}
+    sizes = {"ready_gib": round(ready, 2), "loaded_gib": round(loaded, 2), "plan": chosen["parts"]}
+    return {"free_gib": None, "max_streams": streams, "streams": int(chosen["streams"])} | sizes | counts
+
+
+def free_gib() -> float:
+    torch.cuda.synchronize()
+    return torch.cuda.mem_get_info()[0] / GIB
+
+
+@contextmanager
+def only_free(left: float) -> Iterator[None]:
+    """Takes memory until `left` GiB are free."""
+    taken = torch.empty(int((free_gib() - left) * GIB), dtype=torch.uint8, device="cuda")
+    try:
+        yield
+    finally:
+        del taken
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    typer.run(main)
