@@ -23,7 +23,7 @@ from qwen3_tts_client.records.record import read_run
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
 from scripts.benchmarks.common import origin_of, settings_of_environment
 from scripts.embedded.installation import backend_options
-from scripts.embedded.server import EXPLICIT, GPU_OPTIONS, TritonServer
+from scripts.embedded.server import EXPLICIT, STATE_POOL, TritonServer
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
@@ -109,7 +109,7 @@ def configuration(form: str) -> list[str]:
     """Server options for this form of the codec."""
     if form == "onnx":
         return ["--model-config-name=onnxruntime"]
-    return [*GPU_OPTIONS, *(["--model-config-name=python"] if form == "python" else [])]
+    return ["--model-config-name=python"] if form == "python" else [*STATE_POOL]
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -41,9 +41,9 @@ from scripts.embedded.supervisor import HTTP_PORT, METRICS_PORT, port_of, superv
 
 # Models can be loaded and unloaded at run time.
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
-# One codec call copies the states of 64 streams in and out. They exceed Triton's default pool of 64 MB, and then every
-# call allocates: measured on an H200, a round trip of 64 states takes 10 ms instead of 2.8.
-GPU_OPTIONS = ("--cuda-memory-pool-byte-size=0:2147483648",)
+# A call of a codec as a TensorRT plan copies the states of 64 streams in and out. They exceed Triton's default pool of
+# 64 MB, and then every call allocates: measured on an H200, a round trip of 64 states takes 10 ms instead of 2.8.
+STATE_POOL = ("--cuda-memory-pool-byte-size=0:2147483648",)
 READY_POLL_SECONDS = 0.1
 READY = "qwen3_tts_ready"
 NO_METRICS = re.compile(r"--allow-metrics[= ](false|0|off|no)\b", re.IGNORECASE)

@@ -33,7 +33,7 @@ from scripts.embedded.protection import (
     region_options,
     restrictions,
 )
-from scripts.embedded.server import EXPLICIT, GPU_OPTIONS, Ports
+from scripts.embedded.server import EXPLICIT, STATE_POOL, Ports
 from scripts.synthetic.configs import speech_tokenizer_config
 
 ROOT = Path(__file__).parents[3]
@@ -242,7 +242,7 @@ def test_server_starts_with_the_options_of_the_embedded_server(form: str, tmp_pa
         *restrictions([], KEY),
         *LIMITS,
         *region_options("python"),
-        *GPU_OPTIONS,
+        *(STATE_POOL if form == "tensorrt" else ()),
         *FORMS[form],
         "--log-verbose=1",
     ]
