@@ -14,7 +14,7 @@ from code2wav_step.kernels import attention, hopper, product, resident_unit, row
 from code2wav_step.kernels.cuda_form import CudaForm, compile_form, cuda_kernel
 from code2wav_step.kernels.hopper import CudaLaunch
 from code2wav_step.ops import Sequences
-from code2wav_step.tiles import product_tile, unit_tile
+from code2wav_step.tiles import H200_SHARED_BYTES, product_tile, unit_tile
 from code2wav_step.torch_ops import rotation
 from code2wav_step.weights import LAYER_NORM_EPS, Depthwise, Product, Unit
 
@@ -35,6 +35,14 @@ class KernelError(RuntimeError):
     """The kernels do not support this codec; the message says why."""
 
 
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory per block of `device`; on a CPU, of the current GPU, for which launches are recorded there."""
+    if not torch.cuda.is_available():
+        return H200_SHARED_BYTES
+    gpu: Any = torch.cuda.get_device_properties(device if device.type == "cuda" else None)
+    return int(gpu.shared_memory_per_block_optin)
+
+
 class KernelOps:
     """Plans are made on the first run of a shape, so every shape must run once before its capture."""
 
@@ -49,6 +57,7 @@ class KernelOps:
         self._fast = device.type == "cuda"
         # Of the GPU that runs the resident kernels; none elsewhere.
         self._processors = resident_unit.processors()
+        self._shared_bytes = shared_bytes(device)
         # Those that a build has met; None while kernels are launched, not built.
         self._forms: set[CudaForm] | None = None
         self._plans: dict[tuple[int, int], Tensor] = {}
@@ -115,14 +124,17 @@ class KernelOps:
         if self._processors and (launch := hopper.product_launch(x, layer, residual, out, active, self._processors)):
             self._launch_cuda(launch)
             return result
-        tile = product_tile(rows, layer.outputs, channels, layer.weight.shape[1])
+        is_gated, width = layer.activation == "gated", layer.weight.shape[1]
+        tile = product_tile(
+            rows, layer.outputs, channels, width, matrices=1 + is_gated, shared_bytes=self._shared_bytes
+        )
         self._launch(
             product.product_kernel, (tile.programs(rows, layer.outputs),),
             x, layer.weight, layer.bias, residual, layer.alpha, layer.inverse_beta, out, active,
-            rows, positions, layer.weight.shape[1], x.stride(0), *hopper.strides(residual, out, active),
+            rows, positions, width, x.stride(0), *hopper.strides(residual, out, active),
             layer.norm_eps or 0.0,
             OUTPUTS=layer.outputs, CHANNELS=channels, DILATION=layer.dilation,
-            NORM=layer.norm_eps is not None, GATED=layer.activation == "gated", GELU=layer.activation == "gelu",
+            NORM=layer.norm_eps is not None, GATED=is_gated, GELU=layer.activation == "gelu",
             FAST=self._fast, BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=tile.depth,
             **tile.launch,
         )  # fmt: skip

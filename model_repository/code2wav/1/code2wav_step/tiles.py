@@ -4,6 +4,12 @@ from typing import NamedTuple
 
 # Fewer programs leave multiprocessors idle.
 ENOUGH_PROGRAMS = 90
+# Shared memory per block of an H200; all tiles below fit.
+H200_SHARED_BYTES = 227 * 1024
+# Bytes of an FP16 value.
+VALUE_BYTES = 2
+# With fewer stages no load overlaps a product.
+MIN_STAGES = 2
 
 
 class Tile(NamedTuple):
@@ -19,6 +25,13 @@ class Tile(NamedTuple):
 
     def programs(self, rows: int, columns: int) -> int:
         return -(-rows // self.rows) * -(-columns // self.columns)
+
+    def shared_bytes(self, matrices: int) -> int:
+        """Shared memory of a program that multiplies its rows by `matrices` at once: the steps under way.
+
+        wgmma and tcgen05 hold one step more; GPUs that have them have 227 KiB, which all tiles fit.
+        """
+        return (self.stages - 1) * self.depth * (self.rows + matrices * self.columns) * VALUE_BYTES
 
 
 # Measured on an H200. The best first, given work for all multiprocessors.
@@ -43,8 +56,22 @@ UNIT_TILES = (Tile(128, 0, 64, 4, 3), Tile(64, 0, 64, 4, 3), Tile(32, 0, 64, 4, 
 MAX_UNIT_SUMS = 96 * 128
 
 
-def product_tile(rows: int, columns: int, channels: int, width: int) -> Tile:
-    """For a result of `rows` x `columns`, summed over `width`. The depth divides the channels."""
+def product_tile(
+    rows: int, columns: int, channels: int, width: int, *, matrices: int = 1, shared_bytes: int = H200_SHARED_BYTES
+) -> Tile:
+    """For a result of `rows` x `columns`, summed over `width`. The depth divides the channels.
+
+    A gated product has two matrices. `shared_bytes` is the GPU's limit per block: a tile that exceeds it gets fewer
+    stages, then shorter steps.
+    """
+    tile = _measured_tile(rows, columns, channels, width)
+    while tile.shared_bytes(matrices) > shared_bytes:
+        fewer = {"stages": tile.stages - 1} if tile.stages > MIN_STAGES else {"depth": tile.depth // 2}
+        tile = tile._replace(**fewer)
+    return tile
+
+
+def _measured_tile(rows: int, columns: int, channels: int, width: int) -> Tile:
     if rows <= SKINNY_ROWS:
         return _fitting(SKINNY_TILE if columns < WIDE_COLUMNS else WIDE_SKINNY_TILE, channels)
     tiles = [tile for tile in PRODUCT_TILES if columns % min(tile.columns, columns) == 0 or tile.columns <= 64]
