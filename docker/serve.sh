@@ -92,8 +92,10 @@ start_mps
 # With the signal ignored, a request beyond that gets an error.
 ulimit -S -f $((768 << 10))
 trap '' XFSZ
-# Explicit: models can be loaded and unloaded at run time.
-tritonserver --model-repository=/var/lib/qwen3-tts/model_repository --model-control-mode=explicit "--load-model=*" \
+# Explicit: models can be loaded and unloaded at run time. Their configurations are complete: to complete them, Triton
+# starts each Python model's process once more.
+tritonserver --model-repository=/var/lib/qwen3-tts/model_repository \
+    --model-control-mode=explicit "--load-model=*" --disable-auto-complete-config \
     --http-restricted-api="$admin_only" --grpc-restricted-protocol="$admin_only" \
     --http-max-input-size=67108864 --grpc-max-response-pool-size=8192 \
     --backend-config=python,shm-default-byte-size=67108864 --backend-config=python,shm-growth-byte-size=16777216 \

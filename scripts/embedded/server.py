@@ -39,8 +39,9 @@ from scripts.embedded.protection import (
 )
 from scripts.embedded.supervisor import HTTP_PORT, METRICS_PORT, port_of, supervise
 
-# Models can be loaded and unloaded at run time.
-EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
+# Models can be loaded and unloaded at run time. Their configurations are complete: to complete them, Triton starts each
+# Python model's process once more.
+EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config")
 # A call of a codec as a TensorRT plan copies the states of 64 streams in and out. They exceed Triton's default pool of
 # 64 MB, and then every call allocates: measured on an H200, a round trip of 64 states takes 10 ms instead of 2.8.
 STATE_POOL = ("--cuda-memory-pool-byte-size=0:2147483648",)
