@@ -1,4 +1,4 @@
-"""Imports modules that need the CUDA bindings, which test machines lack."""
+"""Imports modules that need the CUDA bindings with stand-ins, since test machines lack a driver."""
 
 import importlib
 import sys

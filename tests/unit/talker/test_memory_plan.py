@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from code2wav_step.buckets import row_frames
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import ModelConfig, SpeechTokenizerConfig
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EncoderManifest
@@ -23,6 +24,7 @@ from qwen3_tts_engine.talker.memory_plan import (
     MemoryNeeds,
     MemoryPlan,
     codec_model,
+    codec_row_frames,
     encoder_model,
     weight_bytes,
 )
@@ -182,6 +184,7 @@ def test_other_models_take_memory_where_they_run() -> None:
     assert not found.has_process
     assert found.size > 7 * GIB
     assert codec_model("code2wav", CODEC.model_copy(update={"form": "onnx"}), DECODER, 80 * GIB).size == 0
+    assert all(row_frames(total * GIB) == codec_row_frames(total * GIB) for total in range(4, 200))
     sizes = [codec_model("code2wav", CODEC, DECODER, total * GIB).size for total in (6, 12, 24)]
     assert sizes == sorted(set(sizes))
     encoder = EncoderManifest.model_validate(MANIFEST | {"form": "python", "digest": "any", "output_size": 16})

@@ -3,8 +3,11 @@
 import bisect
 from collections.abc import Iterator
 
-# Rows times frames of one graph: bounds its memory; more would not use the GPU better.
+# Rows times frames of one graph: bounds its memory, 4 MiB each; more would not use the GPU better.
 MAX_ROW_FRAMES = 512
+# The same on a GPU of fewer GiB (the talker's memory_plan.py reserves as much).
+SMALL_ROW_FRAMES = {11: 128, 20: 256}
+GIB = 1 << 30
 # A call takes 0.5 ms plus 15 µs for each of these (measured on one H200): graphs are spaced closer than powers of two
 # where that saves at least this many.
 GRAIN_ROW_FRAMES = 16
@@ -12,11 +15,16 @@ GRAIN_ROW_FRAMES = 16
 BatchShape = tuple[int, int]  # rows, frames
 
 
+def row_frames(total: int) -> int:
+    """Rows times frames of the largest graph on a GPU of `total` bytes."""
+    return next((frames for gib, frames in SMALL_ROW_FRAMES.items() if total < gib * GIB), MAX_ROW_FRAMES)
+
+
 class Buckets:
     """Frames are powers of two; rows are powers of two, and three sizes between two."""
 
-    def __init__(self, max_batch: int, max_frames: int) -> None:
-        self._max_batch = max_batch
+    def __init__(self, max_batch: int, max_frames: int, max_row_frames: int = MAX_ROW_FRAMES) -> None:
+        self._max_batch, self._max_row_frames = max_batch, max_row_frames
         self._frames = tuple(1 << i for i in range(max_frames.bit_length()))
         self._rows = {frames: self._row_buckets(frames) for frames in self._frames}
 
@@ -26,7 +34,7 @@ class Buckets:
 
     def whole(self, rows: int, frames: int) -> BatchShape | None:
         """The shape that holds a whole batch, if any."""
-        fits = frames in self._frames and rows * frames <= MAX_ROW_FRAMES
+        fits = frames in self._frames and rows * frames <= self._max_row_frames
         return (self._bucket(rows, frames), frames) if fits else None
 
     def spans(self, frames: int) -> Iterator[tuple[int, int]]:
@@ -51,5 +59,5 @@ class Buckets:
     def _row_buckets(self, frames: int) -> tuple[int, ...]:
         powers = [1 << i for i in range(self._max_batch.bit_length())]
         quarters = {low + max(1, low // 4) * i for low in powers for i in range(4)}
-        fits = (rows for rows in sorted(quarters) if rows <= min(self._max_batch, MAX_ROW_FRAMES // frames))
+        fits = (rows for rows in sorted(quarters) if rows <= min(self._max_batch, self._max_row_frames // frames))
         return tuple(rows for rows in fits if rows in powers or rows * frames % GRAIN_ROW_FRAMES == 0)

@@ -84,6 +84,7 @@ class KernelOps:
     def open(self, state: Tensor, frames: int) -> Sequences:
         batch, sequences, offset = len(state), {}, 0
         shapes = {name: self._sequence_shape(name, frames) for name in self._config.positions}
+        self._arena: Tensor | None = None  # frees that of the last call first
         self._arena = state.new_empty(batch * sum(length * channels for length, channels in shapes.values()))
         for name, (length, channels) in shapes.items():
             size = batch * length * channels

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from code2wav_step.buckets import MAX_ROW_FRAMES, BatchShape, Buckets
+from code2wav_step.buckets import MAX_ROW_FRAMES, BatchShape, Buckets, row_frames
 from code2wav_step.config import StepConfig
 from code2wav_step.kernels.gpu_trace import traced
 from code2wav_step.step import Step
@@ -95,21 +95,21 @@ def row_addresses(states: Tensor, rows: np.ndarray) -> np.ndarray:
     return addresses
 
 
+def run_step(step: Step, buffers: Buffers, shape: BatchShape) -> tuple[Tensor, Tensor]:
+    """From codes to samples on the host; the waveform, and the next state of the states in the buffers."""
+    buffers.upload(*shape)
+    waveform, state_out = step(*buffers.inputs(*shape))
+    buffers.pcm_view(*shape).copy_(step.ops.to_int16(waveform), non_blocking=True)
+    return waveform, state_out
+
+
 class StepGraph:
-    """The captured step for a batch and a chunk length, from codes to samples on the host."""
+    """The captured step for a batch and a chunk length; it must have run before, since capture compiles no kernels."""
 
     def __init__(self, step: Step, buffers: Buffers, shape: BatchShape, pool: Any) -> None:
-        def run() -> tuple[Tensor, Tensor]:
-            buffers.upload(*shape)
-            waveform, state_out = step(*buffers.inputs(*shape))
-            buffers.pcm_view(*shape).copy_(step.ops.to_int16(waveform), non_blocking=True)
-            return waveform, state_out
-
-        run()  # compiles kernels, which is impossible during capture
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            self._outputs = run()
+            self._outputs = run_step(step, buffers, shape)
         # The first replay uploads the graph to the device, which otherwise delays a first request.
         graph.replay()
         self._graph, self.pool = traced(graph), graph.pool()
@@ -130,7 +130,8 @@ class GraphStepRunner:
 
     def __init__(self, step: Step, device: torch.device) -> None:
         self.step, self._config = step, step.config
-        self._buckets = Buckets(step.config.contract.max_batch, step.config.contract.max_frames)
+        contract, total = step.config.contract, torch.cuda.get_device_properties(device).total_memory
+        self._buckets = Buckets(contract.max_batch, contract.max_frames, row_frames(total))
         self._buffers = Buffers(step.config, step.weights.codebooks.dtype, device)
         self._has_addresses = step.ops.address_states(self._buffers.addresses)
         self._graphs: dict[BatchShape, StepGraph] = {}
@@ -144,11 +145,15 @@ class GraphStepRunner:
         self.step.ops.build(lambda: [self.step(*self._buffers.inputs(*shape)) for shape in shapes])
         pool = None
         # The largest first: smaller ones reuse the memory of its intermediate results.
-        for done, shape in enumerate(sorted(shapes, key=lambda shape: -shape[0] * shape[1]), start=1):
+        ordered = sorted(shapes, key=lambda shape: -shape[0] * shape[1])
+        for shape in ordered:
+            run_step(self.step, self._buffers, shape)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # whose memory the graphs take next
+        for done, shape in enumerate(ordered, start=1):
             self._graphs[shape] = StepGraph(self.step, self._buffers, shape, pool)
             pool = self._graphs[shape].pool
-            progress(done, len(shapes))
-        torch.cuda.empty_cache()  # left by the runs before capture
+            progress(done, len(ordered))
 
     @torch.inference_mode()
     def __call__(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ PRIOR_WEIGHT = 0.5
 # Shortest first prefill: the time of a tick, which is subtracted, is an estimate.
 MIN_SECONDS = 1e-4
 
-# Prior: text tokens and frames of typical speech (matches COMMON_POSITIONS in talker/loader.py).
+# Prior: text tokens and frames of typical speech (matches COMMON_POSITIONS in talker/memory_plan.py).
 TYPICAL_SPEECH = (100, 375)
 SPEECH_DECAY = 0.98
 
