@@ -35,7 +35,7 @@ from scripts.embedded.server import EXPLICIT, Ports, TritonServer
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "triton", "cuda-bindings", "numpy", "tensorrt", "onnxruntime", "tritonclient", "nvidia-pytriton")
-# What NVIDIA's driver says of each GPU.
+# Facts about each GPU from NVIDIA's driver.
 GPU_FIELDS = ("name", "compute_cap", "driver_version", "memory.total", "memory.free", "mig.mode.current")
 SHARES = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 # Lines of a server's log that a report keeps: proofs, memory, and whatever went wrong.

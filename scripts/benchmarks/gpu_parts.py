@@ -17,7 +17,7 @@ from scripts.benchmarks.common import origin_of, show
 from scripts.benchmarks.serving import REPOSITORY, read_summary, rows, run, server_of
 
 SHARE_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-# Of a serving benchmark's row.
+# Columns of a serving benchmark's row that compare.
 COLUMNS = ("load", "ttfa_p50_ms", "audio_s_per_s", "stalled_over_50ms", "errors")
 console = Console()
 

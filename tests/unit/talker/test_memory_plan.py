@@ -41,7 +41,7 @@ CODEC = CodecManifest.model_validate(
     | {"chunk_frames": [1, 2, 4, 8, 16], "sample_rate": 24000}
 )
 CPU = torch.device("cpu")
-# Of cards, in GiB: the total, and what a desktop's or a server's other contexts leave.
+# Cards in GiB: the total, and the rest beside the contexts of a desktop or a server.
 CARDS = ((6, 5.2), (8, 7.2), (12, 11), (16, 15), (24, 22.7), (48, 46), (80, 78), (141, 139))
 
 
@@ -119,7 +119,7 @@ def test_a_share_limits_a_server_with_its_codec() -> None:
     plan = half.choose(card)
     assert plan.total <= 12 * GIB - CONTEXT_BYTES
     assert plan.streams < needs("1.7b").choose(card).streams
-    # What the codec has taken counts as well.
+    # Memory that the codec has taken counts as well.
     loaded = GpuMemory(card.free - card.awaited, card.total, taken=card.awaited)
     assert half.choose(loaded).streams == plan.streams
     with pytest.raises(

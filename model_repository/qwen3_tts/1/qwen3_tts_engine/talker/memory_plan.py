@@ -32,7 +32,7 @@ ACTIVATION_COPIES = 2
 CODEC_GRAPHS_BYTES, CODEC_FRAME_BYTES, CODEC_WEIGHT_COPIES = 80 * MIB, 4 * MIB, 1.5
 # Rows times frames of its largest graph, from so many GiB on (code2wav_step/buckets.py).
 CODEC_ROW_FRAMES = {0: 128, 11: 256, 20: 512}
-# What a frame of a row takes in an execution context of a plan, with the plugin and without (docs/code2wav.md). Each
+# Memory of a row's frame in an execution context of a plan, with the plugin and without (docs/code2wav.md). Each
 # chunk length has a context for MAX_BATCH rows.
 PLAN_FRAME_BYTES = {True: 3_700_000, False: 8_400_000}
 # The encoders of clones for 30 s of sound: weights in FP32 and activations.

@@ -77,7 +77,7 @@ class TalkerProof:
         for tick in drive(self._runner, self._cases, utterances.tolist()):
             loss = max(loss, self._loss(tick, utterances[tick.slots]))
             if loss == math.inf:
-                # What such a code selects may lie outside of the tables.
+                # Such a code may select a row outside of the tables.
                 return Found(batch, loss=loss)
             fed = max(fed, self._runner.distance_of_input(tick.slots, tick.codes))
         kept = (self._distance(slot, utterance) for slot, utterance in enumerate(utterances))
