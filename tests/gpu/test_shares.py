@@ -16,7 +16,7 @@ from tests.gpu.conftest import FOLDER
 from tests.gpu.test_mps import MPS
 
 SHARE_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-FILES = ("test_kernels.py", "test_runner.py", "test_code2wav.py", "test_serving.py")
+FILES = ("test_kernels.py", "test_runner.py", "test_proof.py", "test_code2wav.py", "test_serving.py")
 # The other files and the whole GPU by the path of its capability are what this folder's tests run themselves.
 COMBINATIONS = [(path, share) for path in ("auto", "general") for share in (100, 80, 40, 25)][1:]
 pytestmark = pytest.mark.skipif(not MPS, reason="no MPS")

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.talker import golden as golden_cases
+from qwen3_tts_engine.talker import proof
 from qwen3_tts_engine.talker.golden import Cases, TalkerGolden
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, TorchRows
@@ -30,7 +31,7 @@ def checkpoint(tiny_checkpoint: Path) -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def golden(checkpoint: Checkpoint) -> TalkerGolden:
-    return TalkerGolden._compute(checkpoint)
+    return TalkerGolden.compute(checkpoint, Cases.of(checkpoint.config))
 
 
 @pytest.fixture
@@ -148,6 +149,7 @@ def test_damage_is_found(
     damage: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
     damage(monkeypatch)
+    monkeypatch.setattr(proof, "BATCHES", (LARGEST,))
     with pytest.raises(TalkerProofError, match="the talker differs from its golden cases with"):
         prove(runner, golden, checkpoint)
 

@@ -56,12 +56,12 @@ class Cases:
     fed: np.ndarray
 
     @classmethod
-    def of(cls, config: ModelConfig) -> Self:
-        """Random ids, the same each time."""
+    def of(cls, config: ModelConfig, prompt_rows: Sequence[int] = PROMPT_ROWS) -> Self:
+        """A prompt for each number of rows, MOST_ROWS - FRAMES at most; random ids, the same each time."""
         talker, random = config.talker_config, np.random.default_rng(0)
         codebooks, codes = talker.num_code_groups, talker.code_predictor_config.vocab_size
         prompts = []
-        for rows in PROMPT_ROWS:
+        for rows in prompt_rows:
             code_ids = random.integers(0, codes, (rows, codebooks), np.int32)
             code_ids[random.random(rows) > ROWS_WITH_CODES] = NONE
             text_ids = random.integers(0, talker.text_vocab_size, rows, np.int32)
@@ -132,7 +132,7 @@ class TalkerGolden:
             except (SafetensorError, KeyError, ValueError, OSError) as error:
                 log.warning("%s: unreadable, so computed again: %s", path, error)
         started = time.perf_counter()
-        golden = cls._compute(checkpoint)
+        golden = cls.compute(checkpoint, Cases.of(checkpoint.config))
         log.info("computed the talker's golden cases in %.1f s", time.perf_counter() - started)
         try:
             golden._write(path)
@@ -141,8 +141,8 @@ class TalkerGolden:
         return golden
 
     @classmethod
-    def _compute(cls, checkpoint: Checkpoint) -> Self:
-        cases, threads = Cases.of(checkpoint.config), torch.get_num_threads()
+    def compute(cls, checkpoint: Checkpoint, cases: Cases) -> Self:
+        threads = torch.get_num_threads()
         torch.set_num_threads(os.cpu_count() or 1)
         try:
             runner, ops = _reference(checkpoint, len(cases.prompts))

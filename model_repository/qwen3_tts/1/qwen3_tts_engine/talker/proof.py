@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen3_tts_engine.talker.golden import PROMPT_ROWS, Cases, DrivenTick, TalkerGolden, distance, drive, pages_of_slot
+from qwen3_tts_engine.talker.golden import Cases, DrivenTick, TalkerGolden, distance, drive, pages_of_slot
 from qwen3_tts_engine.talker.golden import stored as stored_by
 from qwen3_tts_engine.talker.runner import TalkerRunner
 
@@ -56,8 +56,8 @@ class TalkerProof:
         found: list[Found] = []
         for batch in (batch for batch in BATCHES if batch <= max(most, 1)):
             if not found or time.perf_counter() - started < seconds:
-                found.append(self._speak(batch))
-        if wrong := [one for one in found if not self._is_right(one)]:
+                found.append(self.speak((np.arange(batch) + batch) % len(self._cases.prompts)))
+        if wrong := [one for one in found if not self.is_right(one)]:
             raise TalkerProofError(
                 f"the talker differs from its golden cases with {len(wrong)} of {len(found)} batch sizes "
                 f"({'; '.join(map(str, wrong))}; at most {self._most_stored:.3f}, {MOST_LOSS}, {MOST_FED})"
@@ -68,12 +68,12 @@ class TalkerProof:
             ", ".join(str(one.batch) for one in found), worst, self._most_stored, time.perf_counter() - started,
         )  # fmt: skip
 
-    def _is_right(self, found: Found) -> bool:
+    def is_right(self, found: Found) -> bool:
         return found.stored <= self._most_stored and found.fed <= MOST_FED and found.loss <= MOST_LOSS
 
-    def _speak(self, batch: int) -> Found:
-        utterances = (np.arange(batch) + batch) % len(PROMPT_ROWS)
-        fed = loss = 0.0
+    def speak(self, utterances: np.ndarray) -> Found:
+        """One batch, of an utterance in each slot, int64 [slots]."""
+        batch, fed, loss = len(utterances), 0.0, 0.0
         for tick in drive(self._runner, self._cases, utterances.tolist()):
             loss = max(loss, self._loss(tick, utterances[tick.slots]))
             if loss == math.inf:
@@ -84,7 +84,7 @@ class TalkerProof:
         return Found(batch, max(kept), fed, loss)
 
     def _distance(self, slot: int, utterance: int) -> float:
-        found = stored_by(self._runner, slot, PROMPT_ROWS[utterance])
+        found = stored_by(self._runner, slot, len(self._cases.prompts[utterance]))
         return distance(found, self._golden.stored[utterance].to(found.device))
 
     def _loss(self, tick: DrivenTick, utterances: np.ndarray) -> float:
