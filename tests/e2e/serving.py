@@ -22,7 +22,7 @@ from qwen3_tts_client.server import Server
 from qwen3_tts_client.stream import Responses, Timeouts
 from qwen3_tts_client.sync_stream import speak
 from qwen3_tts_client.voices import operate
-from scripts.embedded.installation import backend_directory
+from scripts.embedded.installation import backend_options
 from scripts.embedded.server import BUILT, EXPLICIT, Ports, TritonServer
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def serve(
 ) -> Iterator[TritonServer]:
     """Yields a ready server, which logs to `folder`/server.log."""
     folder.mkdir(parents=True, exist_ok=True)
-    options = (*options, f"--backend-directory={backend_directory(folder / 'backends', real_backends)}")
+    options = (*options, *backend_options(folder, real_backends))
     environment = {"PROJECT_ROOT": str(ROOT)} | environment
     with (
         (folder / "server.log").open("wb") as log,

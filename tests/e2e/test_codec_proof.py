@@ -1,8 +1,10 @@
 """The talker compares the codec with golden cases before the first request, through a real tritonserver."""
 
+import json
 import re
 import signal
 import statistics
+import urllib.request
 from pathlib import Path
 
 import onnx
@@ -11,9 +13,9 @@ from onnx import TensorProto, helper
 
 from export.forms.onnx_form import ONNX
 from qwen3_tts_engine.codec.golden import GOLDEN
-from scripts.embedded import server as embedded
 from scripts.embedded.installation import ServerError
-from scripts.embedded.server import EXPLICIT
+from scripts.embedded.protection import HTTP_HEADER
+from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.e2e.serving import Caller, repository_with, serve
 
 OPTIONS = (*EXPLICIT, "--model-config-name=onnxruntime")
@@ -32,7 +34,18 @@ def repository(tiny_code2wav: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def _loaded_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers whose codec is rejected are never ready."""
-    monkeypatch.setattr(embedded, "_talkers_serve", lambda ports: True)
+    monkeypatch.setattr(TritonServer, "is_ready", is_loaded)
+
+
+def is_loaded(server: TritonServer) -> bool:
+    """By the index of models, which do not prove themselves for it."""
+    url = f"http://localhost:{server.ports.http}/v2/repository/index"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, b"{}", {HTTP_HEADER: server.admin_key})) as response:
+            states = {model["name"]: model.get("state") for model in json.load(response)}
+    except OSError:
+        return False
+    return states["qwen3_tts"] == "READY"
 
 
 def environment(checkpoint: Path, **settings: str) -> dict[str, str]:

@@ -26,6 +26,7 @@ from tritonclient.utils import shared_memory
 from scripts.embedded import protection
 from scripts.embedded.protection import ADMIN_KEY_VARIABLE, GRPC_HEADER, HTTP_HEADER
 from scripts.embedded.server import Ports, TritonServer, is_ready
+from tests.e2e.releases import release_of
 from tests.e2e.serving import ROOT, Caller, eventually, serve
 
 SPEECH = {"text": "Hello.", "speaker": "ryan", "max_frames": 3}
@@ -188,8 +189,9 @@ def test_key_permits_model_and_shared_memory_requests(server: Launched, caller: 
     memory = shared_memory.create_shared_memory_region("mine", REGION, 8)
     try:
         body = {"key": REGION, "offset": 0, "byte_size": 8}
-        assert http(server, "systemsharedmemory/region/mine/register", body, server.key)[0] == 200
-        assert http(server, "systemsharedmemory/region/mine/unregister", {}, server.key)[0] == 200
+        for action in ("register", "unregister"):
+            status, content = http(server, f"systemsharedmemory/region/mine/{action}", body, server.key)
+            assert status == release_of(server.ports).shared_memory, content
     finally:
         shared_memory.destroy_shared_memory_region(memory)
 
