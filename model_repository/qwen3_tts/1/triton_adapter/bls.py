@@ -10,7 +10,8 @@ from qwen3_tts_engine.interfaces import ModelCall
 from qwen3_tts_engine.request import RequestError, ServerStarting, Unavailable
 
 SERVER_STARTS = "Server not ready"
-MODEL_IS_GONE = ("no available versions", "is not ready")
+# Of a model that is loading, unloaded or not there, by release.
+MODEL_IS_GONE = ("no available versions", "is not ready", "is not found")
 
 
 def call_model(call: ModelCall) -> list[torch.Tensor]:
