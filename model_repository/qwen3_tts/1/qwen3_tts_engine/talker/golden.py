@@ -28,7 +28,7 @@ from qwen3_tts_engine.talker.code_predictor import CodePredictor
 from qwen3_tts_engine.talker.ops.interface import Hidden
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
 from qwen3_tts_engine.talker.runner import TalkerRunner
-from qwen3_tts_engine.talker.sampling import MIN_NEW_TOKENS
+from qwen3_tts_engine.talker.sampling import mask_first
 from qwen3_tts_engine.talker.talker import Talker
 from qwen3_tts_engine.talker.weights import NormLinear
 
@@ -219,11 +219,9 @@ def _spoken(runner: TalkerRunner, ops: ReferenceOps, cases: Cases) -> tuple[list
         codes.append(torch.from_numpy(tick.codes.copy()))
         first, *others = ops.logits
         ops.logits.clear()
-        drawable = torch.full_like(first, -torch.inf)
-        count, eos = others[0].shape[1], runner.eos
-        drawable[:, :count] = first[:, :count]
-        if tick.frames[0] >= MIN_NEW_TOKENS:
-            drawable[:, eos] = first[:, eos]
+        count, rows = others[0].shape[1], len(first)
+        nothing_seen, no_penalty = torch.zeros(rows, count, dtype=torch.bool), torch.ones(rows)
+        drawable = mask_first(first, nothing_seen, no_penalty, torch.from_numpy(tick.frames), runner.eos)
         padded = [torch.nn.functional.pad(value, (0, first.shape[1] - count), value=-torch.inf) for value in others]
         logits.append(torch.stack([drawable, *padded], dim=1))
     kept = [stored(runner, slot, len(prompt)) for slot, prompt in enumerate(cases.prompts)]
