@@ -29,6 +29,7 @@ from qwen3_tts_engine.codec import contract
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, MAIN_MODEL, SECRET_SETTINGS
 from qwen3_tts_engine.talker import cublas, mps
 from qwen3_tts_engine.talker.kernels.kernel_path import CHOICE_VARIABLE, kernel_path
+from scripts.benchmarks.serving import EXIT, configuration
 from scripts.embedded.installation import ServerError, backend_options, find_tritonserver
 from scripts.embedded.mps import CONTROL, DRIVER_PROGRAMS
 from scripts.embedded.server import EXPLICIT, Ports, TritonServer
@@ -43,7 +44,6 @@ KEPT = re.compile(
     r"golden cases|GPU memory|share the GPU|CUDA graphs: |cuBLAS|replace the|could not be built|no request is served"
     r"|failed to load|error:|\wError:|died",
 )
-CONFIGURATIONS = {"onnx": "onnxruntime", "python": "python"}
 SECRET = re.compile("KEY|TOKEN|PASSWORD|DSN", re.IGNORECASE)
 POLL_SECONDS = 0.2
 Line = tuple[str, object]
@@ -82,8 +82,7 @@ def machine() -> Iterator[Line]:
 
 
 def gpus() -> Iterator[Line]:
-    smi = shutil.which("nvidia-smi", path=os.pathsep.join([os.environ.get("PATH", ""), DRIVER_PROGRAMS]))
-    if smi is None:
+    if (smi := driver_program("nvidia-smi")) is None:
         yield "driver", "nvidia-smi is not on PATH"
     else:
         command = [smi, f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"]
@@ -97,6 +96,10 @@ def gpus() -> Iterator[Line]:
     yield from _used_gpu(device)
 
 
+def driver_program(name: str) -> str | None:
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), DRIVER_PROGRAMS]))
+
+
 def _used_gpu(device: torch.device) -> Iterator[Line]:
     found = torch.cuda.get_device_properties(device)
     free, total = (size / (1 << 30) for size in torch.cuda.mem_get_info(device))
@@ -105,9 +108,8 @@ def _used_gpu(device: torch.device) -> Iterator[Line]:
     yield "memory", f"{free:.1f} of {total:.1f} GiB free"
     yield "kernels", f"the {kernel_path(capability, os.environ.get(CHOICE_VARIABLE, 'auto')).name} path"
     yield "cuBLAS", "right" if cublas.is_whole(device) else f"wrong: {cublas.PARTIAL}"
-    found_mps = shutil.which(CONTROL, path=os.pathsep.join([os.environ.get("PATH", ""), DRIVER_PROGRAMS]))
-    is_active = mps.is_active(device.index)
-    yield "MPS", "active" if is_active else "the launcher starts it" if found_mps else f"no {CONTROL} on PATH"
+    startable = "the launcher starts it" if driver_program(CONTROL) else f"no {CONTROL} on PATH"
+    yield "MPS", "active" if mps.is_active(device.index) else startable
     for name in SHARES:
         if value := os.environ.get(name):
             yield name, value
@@ -168,9 +170,7 @@ def started(checkpoint: str, repository: Path, build: Path, log: Path, seconds: 
     """None once the talker serves; else why it does not."""
     try:
         form = CodecManifest.read(repository / contract.MODEL_NAME / "1").form
-        options = [*EXPLICIT, *backend_options(build)]
-        if configuration := CONFIGURATIONS.get(form):
-            options.append(f"--model-config-name={configuration}")
+        options = [*EXPLICIT, *EXIT, *configuration(form), *backend_options(build)]
         environment = {"QWEN3_TTS_CHECKPOINT": checkpoint}
         with log.open("wb") as file:
             server = TritonServer(
