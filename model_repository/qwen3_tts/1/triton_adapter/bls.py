@@ -10,7 +10,7 @@ from qwen3_tts_engine.interfaces import ModelCall
 from qwen3_tts_engine.request import RequestError, ServerStarting, Unavailable
 
 SERVER_STARTS = "Server not ready"
-# Of a model that is loading, unloaded or not there, by release.
+# Words of several releases for a model that is loading, unloaded or missing.
 MODEL_IS_GONE = ("no available versions", "is not ready", "is not found")
 
 
