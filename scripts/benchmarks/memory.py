@@ -1,8 +1,9 @@
-"""GPU memory of a server by its number of streams, and how many streams it chooses where little is free.
+"""GPU memory of a server by its number of streams, and how many streams it chooses on smaller cards.
 
     python -m scripts.benchmarks.memory --checkpoint CHECKPOINT --artifact-dir FOLDER --output RECORD
 
 Measured as what the GPU has less of than before the server, once it is ready and once it has served as many streams.
+A smaller card is a share of this one while the rest is taken.
 """
 
 import json
@@ -24,6 +25,8 @@ from scripts.benchmarks.common import origin, show
 from scripts.benchmarks.serving import REPOSITORY, read_summary, rows, run, server_of
 
 PLAN = re.compile(r"GPU memory: .* GiB free; (?P<parts>.*?\((?P<streams>\d+) streams?, .*?)\"?$", re.MULTILINE)
+# What a driver leaves free of a card.
+USABLE = 0.95
 # A server that ended gives its memory back a little later.
 SETTLE_SECONDS = 2.0
 console = Console()
@@ -33,33 +36,46 @@ def main(
     checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
     artifact_dir: Annotated[Path, typer.Option(help="a folder without a record")],
     streams: Annotated[str, typer.Option(help="values of max_streams")] = "1,8,32,64,256",
-    free: Annotated[
-        str, typer.Option(help="GiB that are left free for a server that chooses; empty for none")
+    cards: Annotated[
+        str, typer.Option(help="GiB of smaller cards, on which the server chooses; empty for none")
     ] = "6,8,24",
     speaker: Annotated[str, typer.Option(help="of the checkpoint")] = "vivian",
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
     artifact_dir.mkdir(parents=True, exist_ok=True)
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", "python")
-    found = [measure(checkpoint, artifact_dir / f"streams-{count}", speaker, count) for count in streams.split(",")]
-    for left in filter(None, free.split(",")):
-        with only_free(float(left)):
-            row = measure(checkpoint, artifact_dir / f"free-{left}", speaker, "auto")
-        found.append({"free_gib": float(left)} | row)
     config = Checkpoint.open(checkpoint).config
     settings = {"checkpoint": f"{config.tts_model_size} {config.tts_model_type}", "torch": torch.__version__}
     record = {**origin("scripts.benchmarks.memory", torch.cuda.get_device_name(), commit()), "settings": settings}
+    found: list[dict[str, Any]] = []
+    for row in measurements(
+        checkpoint, artifact_dir, streams.split(","), list(filter(None, cards.split(","))), speaker
+    ):
+        found.append(row)
+        # After each, since a run of all takes long.
+        if output:
+            output.write_text(json.dumps({**record, "rows": found}, indent=1) + "\n")
     show(found, console)
-    if output:
-        output.write_text(json.dumps({**record, "rows": found}, indent=1) + "\n")
 
 
-def measure(checkpoint: str, folder: Path, speaker: str, streams: str) -> dict[str, Any]:
-    """A server with `streams`, or auto: its plan, its memory and its load."""
+def measurements(
+    checkpoint: str, artifact_dir: Path, streams: list[str], cards: list[str], speaker: str
+) -> Iterator[dict[str, Any]]:
+    for count in streams:
+        yield measure(checkpoint, artifact_dir / f"streams-{count}", speaker, count)
+    for card in cards:
+        with only_free(USABLE * float(card)):
+            yield measure(checkpoint, artifact_dir / f"card-{card}", speaker, "auto", float(card))
+
+
+def measure(checkpoint: str, folder: Path, speaker: str, streams: str, card: float | None = None) -> dict[str, Any]:
+    """A server with `streams`, or auto, of which `card` is the GPU's GiB: its plan, its memory and its load."""
     folder.mkdir()
     log = folder / "server.log"
     before = free_gib()
     settings = {"MAX_STREAMS": streams, "KERNELS": "required"}
+    if card:
+        settings["GPU_MEMORY_SHARE"] = str(card * GIB / torch.cuda.mem_get_info()[1])
     with server_of("python", checkpoint, 1, log, [], settings):
         ready = before - free_gib()
         chosen = PLAN.search(log.read_text(errors="replace"))
@@ -72,7 +88,7 @@ def measure(checkpoint: str, folder: Path, speaker: str, streams: str) -> dict[s
     [load] = rows(read_summary(folder / "bench")["loads"])
     counts = {name: load[name] for name in ("audio_s_per_s", "ttfa_p50_ms", "stalled_over_50ms", "errors")}
     sizes = {"ready_gib": round(ready, 2), "loaded_gib": round(loaded, 2), "plan": chosen["parts"]}
-    return {"free_gib": None, "max_streams": streams, "streams": int(chosen["streams"])} | sizes | counts
+    return {"card_gib": card, "max_streams": streams, "streams": int(chosen["streams"])} | sizes | counts
 
 
 def free_gib() -> float:

@@ -107,5 +107,5 @@ def test_a_damaged_kernel_is_replaced_or_fails_the_load(
 @pytest.mark.parametrize("kernels", ["required", "eager", "off"])
 def test_the_talker_is_proven(checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture, kernels: str) -> None:
     with caplog.at_level(logging.INFO):
-        load_runner(checkpoint, config_of(checkpoint, kernels=kernels), DEVICE)
+        load_runner(checkpoint, config_of(checkpoint, kernels=kernels, talker_proof_seconds=60), DEVICE)
     assert "the talker agrees with its golden cases: batches 1, 2, 4, 8, 12, 16" in caplog.text

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 # Rows times frames of one graph: bounds its memory, 4 MiB each; more would not use the GPU better.
 MAX_ROW_FRAMES = 512
-# The same on a GPU of fewer GiB (the talker's memory_plan.py reserves as much).
+# The same where a server has fewer GiB of a GPU (the talker's memory_plan.py reserves as much).
 SMALL_ROW_FRAMES = {11: 128, 20: 256}
 GIB = 1 << 30
 # A call takes 0.5 ms plus 15 µs for each of these (measured on one H200): graphs are spaced closer than powers of two
@@ -16,7 +16,7 @@ BatchShape = tuple[int, int]  # rows, frames
 
 
 def row_frames(total: int) -> int:
-    """Rows times frames of the largest graph on a GPU of `total` bytes."""
+    """Rows times frames of the largest graph where a server has `total` bytes of a GPU."""
     return next((frames for gib, frames in SMALL_ROW_FRAMES.items() if total < gib * GIB), MAX_ROW_FRAMES)
 
 

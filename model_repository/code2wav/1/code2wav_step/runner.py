@@ -1,5 +1,6 @@
 """Runs the step on any batch and chunk length: replays captured CUDA graphs, or calls the step on a CPU."""
 
+import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -16,6 +17,8 @@ from code2wav_step.step import Step
 Progress = Callable[[int, int], None]
 # As Step.
 Run = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+# The talker's setting of that name (qwen3_tts_engine/config.py).
+MEMORY_SHARE = "QWEN3_TTS_GPU_MEMORY_SHARE"
 
 
 class EagerStepRunner:
@@ -131,7 +134,8 @@ class GraphStepRunner:
     def __init__(self, step: Step, device: torch.device) -> None:
         self.step, self._config = step, step.config
         contract, total = step.config.contract, torch.cuda.get_device_properties(device).total_memory
-        self._buckets = Buckets(contract.max_batch, contract.max_frames, row_frames(total))
+        share = float(os.environ.get(MEMORY_SHARE, 1))
+        self._buckets = Buckets(contract.max_batch, contract.max_frames, row_frames(int(share * total)))
         self._buffers = Buffers(step.config, step.weights.codebooks.dtype, device)
         self._has_addresses = step.ops.address_states(self._buffers.addresses)
         self._graphs: dict[BatchShape, StepGraph] = {}

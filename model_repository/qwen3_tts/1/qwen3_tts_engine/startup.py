@@ -19,7 +19,7 @@ from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.codec.line import Line
 from qwen3_tts_engine.codec.shared_memory import shared_zeros
 from qwen3_tts_engine.codec.states import NUM_EXTRA, CodecStates
-from qwen3_tts_engine.config import ConfigError, EngineConfig
+from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, ConfigError, EngineConfig
 from qwen3_tts_engine.delivery import Sending
 from qwen3_tts_engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
@@ -109,7 +109,9 @@ def fit_memory(config: EngineConfig, checkpoint: Checkpoint, repository: Path, d
     state = contract.state_size(decoder) * STATE_DTYPES[manifest.state_dtype].itemsize
     needs = MemoryNeeds(checkpoint.config, config, state)
     _, total = torch.cuda.mem_get_info(device)
-    codec = codec_model(contract.MODEL_NAME, manifest, decoder, total)
+    # The codec, which all talkers share, has the environment's settings.
+    share = float(os.environ.get(f"{ENVIRONMENT_PREFIX}GPU_MEMORY_SHARE", 1))
+    codec = codec_model(contract.MODEL_NAME, manifest, decoder, int(share * total))
     others = [codec, *_encoder_models(checkpoint, config, repository)]
 
     def suffices(memory: GpuMemory) -> bool:

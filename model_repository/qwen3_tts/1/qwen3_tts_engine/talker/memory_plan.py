@@ -18,18 +18,18 @@ STREAMS = tuple(rows for rows in ROW_BUCKETS if rows <= MOST_AUTO_STREAMS)
 # Bytes of an element of weights and keys (bfloat16), and of codec weights and states (FP16).
 ELEMENT = 2
 
-# Estimates, to be replaced by measurements (torch.cuda.mem_get_info before and after each step).
-# A process's CUDA context with the kernels that it loads.
-CONTEXT_BYTES = 400 * MIB
-# The talker's workspaces of cuBLAS, kernels loaded late, and the allocator's rounding.
+# Measured on one H200, where contexts are larger than on GPUs with fewer multiprocessors (docs/benchmarks/memory.json).
+# A process's CUDA context with the kernels and libraries that it loads.
+CONTEXT_BYTES = 700 * MIB
+# Of that what the talker loads after the measurement of free memory; and the allocator's rounding.
 RESERVE_BYTES = 320 * MIB
 # A captured CUDA graph of the talker, on average.
-GRAPH_BYTES = 8 * MIB
+GRAPH_BYTES = 3 * MIB // 2
 # Warm-up runs and captured graphs have activations of their own.
 ACTIVATION_COPIES = 2
 # code2wav in the form python: all its graphs, what a frame of a row takes in the largest one, and weights that Hopper's
 # kernels have in a second order.
-CODEC_GRAPHS_BYTES, CODEC_FRAME_BYTES, CODEC_WEIGHT_COPIES = 80 * MIB, 4 * MIB, 1.5
+CODEC_GRAPHS_BYTES, CODEC_FRAME_BYTES, CODEC_WEIGHT_COPIES = 120 * MIB, 4 * MIB, 1.5
 # Rows times frames of its largest graph, from so many GiB on (code2wav_step/buckets.py).
 CODEC_ROW_FRAMES = {0: 128, 11: 256, 20: 512}
 # Memory of a row's frame in an execution context of a plan, with the plugin and without (docs/code2wav.md). Each

@@ -16,11 +16,12 @@ PROJECTION_ROWS = 8192
 class Talker:
     def __init__(self, config: TalkerConfig, tensors: Mapping[str, Tensor], ops: Ops) -> None:
         self.config = config
-        self.transformer = Transformer(config, tensors, "talker.model", ops)
-        self._head = ops.fold(self.transformer.final_norm, tensors["talker.codec_head.weight"])
+        # Before the layers, which take the memory that the original tables leave.
         self.text_table = with_zero_row(project_text(tensors, ops))
         self.code_table = with_zero_row(merged_code_table(config, tensors))
         self.code_offsets = code_offsets(config).to(self.code_table.device)
+        self.transformer = Transformer(config, tensors, "talker.model", ops)
+        self._head = ops.fold(self.transformer.final_norm, tensors["talker.codec_head.weight"])
         self._ops = ops
 
     def embed(self, text_ids: Tensor, code_ids: Tensor) -> Tensor:
