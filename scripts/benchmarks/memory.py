@@ -23,8 +23,12 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.talker.memory_plan import GIB
 from scripts.benchmarks.common import origin, show
 from scripts.benchmarks.serving import REPOSITORY, read_summary, rows, run, server_of
+from scripts.embedded.installation import ServerError
 
 PLAN = re.compile(r"GPU memory: .* GiB free; (?P<parts>.*?\((?P<streams>\d+) streams?, .*?)\"?$", re.MULTILINE)
+REFUSAL = re.compile(r"max_streams: .* are required .*? reserve \d+\.\d")
+# Of a load.
+COUNTS = ("audio_s_per_s", "ttfa_p50_ms", "stalled_over_50ms", "errors")
 # What a driver leaves free of a card.
 USABLE = 0.95
 # A server that ended gives its memory back a little later.
@@ -76,19 +80,27 @@ def measure(checkpoint: str, folder: Path, speaker: str, streams: str, card: flo
     settings = {"MAX_STREAMS": streams, "KERNELS": "required"}
     if card:
         settings["GPU_MEMORY_SHARE"] = str(card * GIB / torch.cuda.mem_get_info()[1])
-    with server_of("python", checkpoint, 1, log, [], settings):
-        ready = before - free_gib()
-        chosen = PLAN.search(log.read_text(errors="replace"))
-        assert chosen, f"{log} has no plan"
-        bench = ["bench", "--concurrency", chosen["streams"], "--measurement-interval", 4000, "--speaker", speaker]
-        bench += ["--max-frames", 71, "--artifact-dir", folder / "bench"]
-        run("qwen3_tts_client", *bench)
-        loaded = before - free_gib()
-    time.sleep(SETTLE_SECONDS)
+    row: dict[str, Any] = {"card_gib": card, "max_streams": streams}
+    try:
+        with server_of("python", checkpoint, 1, log, [], settings):
+            ready = before - free_gib()
+            chosen = PLAN.search(log.read_text(errors="replace"))
+            assert chosen, f"{log} has no plan"
+            bench = ["bench", "--concurrency", chosen["streams"], "--measurement-interval", 4000, "--speaker", speaker]
+            run("qwen3_tts_client", *bench, "--max-frames", 71, "--artifact-dir", folder / "bench")
+            loaded = before - free_gib()
+    except ServerError:
+        refused = REFUSAL.search(log.read_text(errors="replace"))
+        if not refused:
+            raise
+        return (
+            row | dict.fromkeys(("streams", "ready_gib", "loaded_gib")) | {"plan": refused[0]} | dict.fromkeys(COUNTS)
+        )
+    finally:
+        time.sleep(SETTLE_SECONDS)
     [load] = rows(read_summary(folder / "bench")["loads"])
-    counts = {name: load[name] for name in ("audio_s_per_s", "ttfa_p50_ms", "stalled_over_50ms", "errors")}
-    sizes = {"ready_gib": round(ready, 2), "loaded_gib": round(loaded, 2), "plan": chosen["parts"]}
-    return {"card_gib": card, "max_streams": streams, "streams": int(chosen["streams"])} | sizes | counts
+    row |= {"streams": int(chosen["streams"]), "ready_gib": round(ready, 2), "loaded_gib": round(loaded, 2)}
+    return row | {"plan": chosen["parts"]} | {name: load[name] for name in COUNTS}
 
 
 def free_gib() -> float:

@@ -15,8 +15,8 @@ from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import SynthesisRequest
 from qwen3_tts_engine.talker.graph_runner import (
     MAX_PADDED_PREFILL,
-    PREFILL_BUCKETS,
     GraphTalkerRunner,
+    prefill_buckets,
 )
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.runner import TalkerRunner
@@ -80,10 +80,11 @@ def test_out_of_memory_fails_only_the_prompt_that_causes_it(
     assert graphs._fresh.tolist() == [True, False, True, False]
 
 
+@pytest.mark.parametrize("slots", [1, 256])
 @pytest.mark.parametrize("count", [1, 59, 512, 513, 700, 1100, 3776, 15104])
-def test_parts_of_a_long_prefill_fill_their_graphs(count: int) -> None:
-    rows = np.arange(count)
-    graphs = {bucket: SimpleNamespace(size=bucket) for bucket in PREFILL_BUCKETS}
+def test_parts_of_a_long_prefill_fill_their_graphs(count: int, slots: int) -> None:
+    rows, buckets = np.arange(count), prefill_buckets(slots)
+    graphs = {bucket: SimpleNamespace(size=bucket) for bucket in buckets}
     replays = [
         (graph.size, part)
         for filled in filled_parts(rows, graphs, MAX_PADDED_PREFILL)
@@ -92,8 +93,8 @@ def test_parts_of_a_long_prefill_fill_their_graphs(count: int) -> None:
     np.testing.assert_array_equal(np.concatenate([part for _, part in replays]), rows)
     *filled, (size, last) = replays
     assert all(size == len(part) for size, part in filled)
-    assert size == min(bucket for bucket in PREFILL_BUCKETS if bucket >= len(last))
-    assert size in (len(last), *(bucket for bucket in PREFILL_BUCKETS if bucket <= MAX_PADDED_PREFILL))
+    assert size == min(bucket for bucket in buckets if bucket >= len(last))
+    assert size in (len(last), *(bucket for bucket in buckets if bucket <= MAX_PADDED_PREFILL))
 
 
 def test_a_first_frame_among_others_equals_one_alone(checkpoint_of: CheckpointOf) -> None:

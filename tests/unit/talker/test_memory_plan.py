@@ -130,7 +130,7 @@ def test_a_share_limits_a_server_with_its_codec() -> None:
 
 def test_the_line_of_the_log_names_all_parts() -> None:
     plan = chosen("1.7b", 8, 7.2)
-    line = r"weights 3\.6, cache 0\.9 \(16 streams, 8192 positions\), states 0\.0, graphs 0\.3, other models 1\.\d, "
+    line = r"weights 3\.6, cache 1\.3 \(24 streams, 12288 positions\), states 0\.1, graphs 0\.2, other models 1\.\d, "
     assert re.fullmatch(line + r"reserve 0\.3", str(plan))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 # Rows times frames of one graph: bounds its memory, 4 MiB each; more would not use the GPU better.
 MAX_ROW_FRAMES = 512
 # The same where a server has fewer GiB of a GPU (the talker's memory_plan.py reserves as much).
-SMALL_ROW_FRAMES = {11: 128, 20: 256}
+SMALL_ROW_FRAMES = {9: 64, 11: 128, 20: 256}
 GIB = 1 << 30
 # A call takes 0.5 ms plus 15 µs for each of these (measured on one H200): graphs are spaced closer than powers of two
 # where that saves at least this many.

@@ -146,7 +146,12 @@ class GraphStepRunner:
     ) -> None:
         """Captures `shapes`; calls that need others fail. None captures all."""
         shapes = self._buckets.shapes if shapes is None else shapes
-        self.step.ops.build(lambda: [self.step(*self._buffers.inputs(*shape)) for shape in shapes])
+
+        def launch_all() -> None:
+            for shape in shapes:
+                self.step(*self._buffers.inputs(*shape))
+
+        self.step.ops.build(launch_all)
         pool = None
         # The largest first: smaller ones reuse the memory of its intermediate results.
         ordered = sorted(shapes, key=lambda shape: -shape[0] * shape[1])

@@ -17,6 +17,8 @@ from qwen3_tts_engine.talker.tick_graph import Run, TickGraph, bucket_of, captur
 ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 FIRST_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 1536, 2048)
+# The largest one for so many rows a slot, at least these: what a graph of 2048 rows takes, a small GPU lacks.
+SLOT_PROMPTS, LEAST_PREFILL = 32, 512
 OPEN_BUCKETS = (1, 4, 16, 64)
 # Prompt rows of a lone newcomer, whose slot the same graph opens: one replay less before the GPU begins.
 ENTRY_BUCKETS = (16, 32, 64, 96, 128)
@@ -65,7 +67,8 @@ class GraphTalkerRunner(TalkerRunner):
         plan: list[tuple[dict[int, TickGraph], int, Sequence[np.ndarray], Run]]
         plan = [(self._frames, rows, [pairs(rows)], self._mixed_frame) for rows in reversed(frames)]
         plan += [(self._firsts, rows, [self._padding_slots(rows)], self._first_frame) for rows in reversed(firsts)]
-        plan += [(self._prefills, rows, [prompts(rows)], self._prefill_rows) for rows in reversed(PREFILL_BUCKETS)]
+        prefills = prefill_buckets(self.limits.num_slots)
+        plan += [(self._prefills, rows, [prompts(rows)], self._prefill_rows) for rows in reversed(prefills)]
         plan += [(self._openings, rows, [opened(rows)], self._state.load) for rows in reversed(OPEN_BUCKETS)]
         plan += [(self._entries, rows, [opened(1), prompts(rows)], self._enter) for rows in reversed(ENTRY_BUCKETS)]
         for count in [bucket for bucket in reversed(frames) if bucket >= MIN_JOINT_FRAMES]:
@@ -239,11 +242,17 @@ class GraphTalkerRunner(TalkerRunner):
 
 
 def count_graphs(num_slots: int) -> int:
-    """CUDA graphs of GraphTalkerRunner.capture: 32 for 8 slots, 94 for 256."""
+    """CUDA graphs of GraphTalkerRunner.capture: 28 for 8 slots, 94 for 256."""
     frames = up_to(ROW_BUCKETS, num_slots)
     joints = sum(len(joint_prompts(count)) for count in frames if count >= MIN_JOINT_FRAMES)
-    prompts = len(PREFILL_BUCKETS) + len(OPEN_BUCKETS) + len(ENTRY_BUCKETS)
+    prompts = len(prefill_buckets(num_slots)) + len(OPEN_BUCKETS) + len(ENTRY_BUCKETS)
     return len(frames) + len(up_to(FIRST_BUCKETS, num_slots)) + prompts + joints
+
+
+def prefill_buckets(num_slots: int) -> tuple[int, ...]:
+    """Numbers of rows of prompts alone, each with a graph."""
+    most = max(LEAST_PREFILL, SLOT_PROMPTS * num_slots)
+    return tuple(rows for rows in PREFILL_BUCKETS if rows <= most)
 
 
 def joint_prompts(frames: int) -> list[int]:

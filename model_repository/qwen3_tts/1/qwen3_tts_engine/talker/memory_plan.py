@@ -8,7 +8,7 @@ from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EncoderManifest
 from qwen3_tts_engine.checkpoint.tensor_shapes import TensorShapes, codec_decoder_shapes, talker_shapes
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH
 from qwen3_tts_engine.config import MOST_AUTO_STREAMS, ConfigError, EngineConfig, max_positions
-from qwen3_tts_engine.talker.graph_runner import MAX_JOINT_PROMPTS, PREFILL_BUCKETS, ROW_BUCKETS, count_graphs
+from qwen3_tts_engine.talker.graph_runner import MAX_JOINT_PROMPTS, ROW_BUCKETS, count_graphs, prefill_buckets
 
 MIB, GIB = 1 << 20, 1 << 30
 # A stream of ordinary length: 30 s of speech from 100 text tokens.
@@ -31,7 +31,7 @@ ACTIVATION_COPIES = 2
 # kernels have in a second order.
 CODEC_GRAPHS_BYTES, CODEC_FRAME_BYTES, CODEC_WEIGHT_COPIES = 120 * MIB, 4 * MIB, 1.5
 # Rows times frames of its largest graph, from so many GiB on (code2wav_step/buckets.py).
-CODEC_ROW_FRAMES = {0: 128, 11: 256, 20: 512}
+CODEC_ROW_FRAMES = {0: 64, 9: 128, 11: 256, 20: 512}
 # Memory of a row's frame in an execution context of a plan, with the plugin and without (docs/code2wav.md). Each
 # chunk length has a context for MAX_BATCH rows.
 PLAN_FRAME_BYTES = {True: 3_700_000, False: 8_400_000}
@@ -174,7 +174,7 @@ def cache_pages(config: EngineConfig, longest: int, streams: int) -> int:
 
 def graph_bytes(talker: TalkerConfig, streams: int) -> int:
     """Graphs and their activations, which all share; the largest ones have prompts."""
-    rows = max(*PREFILL_BUCKETS, streams + MAX_JOINT_PROMPTS)
+    rows = max(*prefill_buckets(streams), streams + MAX_JOINT_PROMPTS)
     row = 4 * talker.hidden_size + 2 * (talker.query_size + talker.key_value_size) + 3 * talker.intermediate_size
     return count_graphs(streams) * GRAPH_BYTES + ACTIVATION_COPIES * ELEMENT * rows * row
 
