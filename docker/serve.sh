@@ -74,18 +74,20 @@ no_mps() {
         "1 000 streams, measured on one H200" >&2
 }
 # The signals of `docker stop` and Ctrl-C reach the server, also those that come before it has started. The first one
-# drains it (docs/operations.md, Shutdown), a second one ends it at once.
-server='' signals=0 seen=-1
+# drains it (docs/operations.md, Shutdown), a second one ends its streams, one more kills it.
+server='' ender='' signals=0 seen=-1
 export QWEN3_TTS_DRAIN_FILE=${QWEN3_TTS_DRAIN_FILE:-${TMPDIR:-/tmp}/drain}
 rm -f "$QWEN3_TTS_DRAIN_FILE"
 trap 'signals=$((signals + 1)); [ -z "$server" ] || end_server' INT TERM
 # shellcheck disable=SC2329 # called by the trap
 end_server() {
-    if [ "$signals" -eq 1 ] && [ "${QWEN3_TTS_DRAIN_SECONDS:-30}" != 0 ]; then
-        { python3 -I -S drain.py || true; kill -TERM "$server"; } &
-    else
-        kill -TERM "$server" || true
-    fi
+    [ -z "$ender" ] || kill "$ender" || true
+    case $signals in
+        1) python3 -I -S drain.py --end "$server" & ;;
+        2) python3 -I -S drain.py --end "$server" --seconds 0 & ;;
+        *) kill -KILL "$server" || true ;;
+    esac
+    ender=$!
 }
 start_mps
 # A request is copied into memory that tritonserver shares with the model, a file that never shrinks: limit it to 768 MiB.
@@ -95,7 +97,7 @@ trap '' XFSZ
 # Explicit: models can be loaded and unloaded at run time. Their configurations are complete: to complete them, Triton
 # starts each Python model's process once more.
 tritonserver --model-repository=/var/lib/qwen3-tts/model_repository \
-    --model-control-mode=explicit "--load-model=*" --disable-auto-complete-config \
+    --model-control-mode=explicit "--load-model=*" --disable-auto-complete-config --exit-timeout-secs=5 \
     --http-restricted-api="$admin_only" --grpc-restricted-protocol="$admin_only" \
     --http-max-input-size=67108864 --grpc-max-response-pool-size=8192 \
     --backend-config=python,shm-default-byte-size=67108864 --backend-config=python,shm-growth-byte-size=16777216 \

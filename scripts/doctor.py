@@ -29,7 +29,7 @@ from qwen3_tts_engine.codec import contract
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, MAIN_MODEL, SECRET_SETTINGS
 from qwen3_tts_engine.talker import cublas, mps
 from qwen3_tts_engine.talker.kernels.kernel_path import CHOICE_VARIABLE, kernel_path
-from scripts.benchmarks.serving import EXIT, configuration
+from scripts.benchmarks.serving import configuration
 from scripts.embedded.installation import ServerError, backend_options, find_tritonserver
 from scripts.embedded.mps import CONTROL, DRIVER_PROGRAMS
 from scripts.embedded.server import EXPLICIT, Ports, TritonServer
@@ -170,7 +170,7 @@ def started(checkpoint: str, repository: Path, build: Path, log: Path, seconds: 
     """None once the talker serves; else why it does not."""
     try:
         form = CodecManifest.read(repository / contract.MODEL_NAME / "1").form
-        options = [*EXPLICIT, *EXIT, *configuration(form), *backend_options(build)]
+        options = [*EXPLICIT, *configuration(form), *backend_options(build)]
         environment = {"QWEN3_TTS_CHECKPOINT": checkpoint}
         with log.open("wb") as file:
             server = TritonServer(

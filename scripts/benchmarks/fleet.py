@@ -21,7 +21,7 @@ from rich.console import Console
 
 from qwen3_tts_client.records.environment import environment
 from scripts.benchmarks.common import origin_of, settings_of_environment, show
-from scripts.benchmarks.serving import EXIT, REPOSITORY, configuration, environment_of, read_summary, rows, run
+from scripts.benchmarks.serving import REPOSITORY, configuration, environment_of, read_summary, rows, run
 from scripts.fleet.background import BackgroundFleet
 from scripts.fleet.plan import FleetError, plan_servers
 
@@ -80,7 +80,7 @@ def fleet_of(count: int, folder: Path, form: str, settings: dict[str, str]) -> I
     fleet = BackgroundFleet(
         count,
         folder,
-        options=[*EXIT, *configuration(form)],
+        options=[*configuration(form)],
         environment=settings,
         patience=START_SECONDS,
     )

@@ -27,9 +27,6 @@ from scripts.embedded.server import EXPLICIT, STATE_POOL, TritonServer
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
-# Every stream has ended by then. On a GPU Triton 2.51 waits forever for a thread of the talker's process, which waits
-# for the address of the CUDA memory pool.
-EXIT = ("--exit-timeout-secs=3",)
 CODE2WAV = 'model="code2wav"'
 console = Console()
 
@@ -90,7 +87,7 @@ def server_of(
 ) -> Iterator[TritonServer]:
     """A ready server of this repository; `variables` are others of its environment than settings."""
     environment = environment_of(checkpoint, max_streams, **(more_settings or {})) | (variables or {})
-    options = [*EXPLICIT, *EXIT, *configuration(form), *backend_options(ROOT / "build", real_backends)]
+    options = [*EXPLICIT, *configuration(form), *backend_options(ROOT / "build", real_backends)]
     with ExitStack() as running:
         log = running.enter_context(log_file.open("wb"))
         server = TritonServer(REPOSITORY, options=options, environment=environment, log=log, ready_timeout=600)

@@ -1,19 +1,22 @@
-"""Drains a server: health goes first, then new requests are refused, and open streams finish within a limit.
+"""Drains a server: health goes first, then new requests are refused, and streams that are open at the limit end.
 
     python -m scripts.embedded.drain --file build/drain-8000 --seconds 30
 
-returns once no stream is open, or at the limit; it does not end the server. The launcher (supervisor.py) and
-docker/serve.sh drain before they end tritonserver, so this command is for a pod's preStop hook, or for a server that
-shall go on. Standard library only: the image holds this file alone.
+returns once no stream is open; it does not end the server, unless --end names its process. The launcher (supervisor.py)
+and docker/serve.sh drain before they end tritonserver, which then has nothing to wait for: its releases treat open
+streams differently. So this command is for a pod's preStop hook, or for a server that shall go on. Standard library
+only: the image holds this file alone.
 """
 
 import argparse
 import os
 import re
+import signal
 import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +25,13 @@ SECONDS_VARIABLE = "QWEN3_TTS_DRAIN_SECONDS"
 DEFAULT_SECONDS = 30.0
 # Time for load balancers to notice that the server is not ready: four health checks of the fleet's Envoy.
 NOTICE_SECONDS = 1.0
+# For the last errors of streams, once they have been told to end.
+END_SECONDS = 3.0
+# For tritonserver, which has no streams any more: every release hangs while a client holds a gRPC stream open.
+EXIT_SECONDS = 10.0
 POLL_SECONDS = 0.1
 # Content of the drain file (qwen3_tts_engine/lifecycle/draining.py).
-UNREADY, REFUSING = "unready", "refusing"
+UNREADY, REFUSING, ENDING = "unready", "refusing", "ending"
 OPEN, DRAINING = "qwen3_tts_requests_open", "qwen3_tts_draining"
 MODEL = "qwen3_tts"
 
@@ -36,30 +43,45 @@ class Drain:
     file: Path
     metrics_url: str
     seconds: float = DEFAULT_SECONDS
-    """How long streams may take once new ones are refused."""
+    """How long streams may take once new ones are refused; with 0 they end at once."""
     notice_seconds: float = NOTICE_SECONDS
 
     def begin(self) -> None:
-        if not self.file.exists():
+        if self.seconds <= 0:
+            self.end()
+        elif not self.file.exists():
             replace_file(self.file, UNREADY)
+
+    def end(self) -> None:
+        """Open streams end with UNAVAILABLE."""
+        if not self.is_ending():
+            replace_file(self.file, ENDING)
+
+    def is_ending(self) -> bool:
+        return self._step() == ENDING
 
     def clear(self) -> None:
         """The server takes requests again."""
         self.file.unlink(missing_ok=True)
 
     def is_over(self) -> bool:
-        """To be polled: whether no stream is open, or the time is over, or the drain was cancelled by `clear`."""
-        try:
-            return self._is_over()
-        except FileNotFoundError:
-            return True
-
-    def _is_over(self) -> bool:
-        if self.file.read_text().strip() == UNREADY:
+        """To be polled: whether no stream is open, or was cancelled by `clear`; END_SECONDS after `end` in any case."""
+        step = self._step()
+        if step == UNREADY:
             if self._age_seconds() >= self.notice_seconds:
                 replace_file(self.file, REFUSING)
             return False
-        return self._age_seconds() >= self.seconds or is_idle(_read(self.metrics_url))
+        if step == REFUSING and self._age_seconds() >= self.seconds:
+            self.end()
+            return False
+        is_late = not step or (step == ENDING and self._age_seconds() >= END_SECONDS)
+        return is_late or is_idle(_read(self.metrics_url))
+
+    def _step(self) -> str:
+        try:
+            return self.file.read_text().strip()
+        except FileNotFoundError:
+            return ""
 
     def _age_seconds(self) -> float:
         """Of the present step; seconds."""
@@ -109,19 +131,45 @@ def main() -> None:
     parser.add_argument("--notice-seconds", type=float, default=NOTICE_SECONDS, help="unready before refusing")
     parser.add_argument("--http-port", type=int, default=8000)
     parser.add_argument("--metrics-port", type=int, default=8002)
+    parser.add_argument("--end", type=int, metavar="PROCESS", help="tritonserver, which ends afterwards")
     options = parser.parse_args()
     if options.file is None:
         parser.error(f"--file, or the environment variable {FILE_VARIABLE}, must name the server's drain_file")
-    is_ready = responds(f"http://localhost:{options.http_port}/v2/models/{MODEL}/ready")
-    if not is_ready and not options.file.exists():
-        print("drain: the server is not ready, so it has no streams", file=sys.stderr, flush=True)
-        return
     metrics_url = f"http://localhost:{options.metrics_port}/metrics"
     drain = Drain(options.file, metrics_url, options.seconds, options.notice_seconds)
-    drain.begin()
-    print("drain: unready, streams finish", file=sys.stderr, flush=True)
-    while not drain.is_over():
-        time.sleep(POLL_SECONDS)
+    if responds(f"http://localhost:{options.http_port}/v2/models/{MODEL}/ready") or options.file.exists():
+        empty(drain)
+    else:
+        _log("the server is not ready, so it has no streams")
+    if options.end:
+        end_process(options.end)
+
+
+def empty(drain: Drain) -> None:
+    """Returns when the drain is over."""
+    try:
+        drain.begin()
+        _log("unready, streams finish" if drain.seconds > 0 else "streams end")
+        while not drain.is_over():
+            time.sleep(POLL_SECONDS)
+    except OSError as error:
+        _log(f"the file cannot be used: {error}")
+
+
+def end_process(process: int) -> None:
+    """SIGTERM, and SIGKILL for one that has not ended within EXIT_SECONDS."""
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGTERM)
+        deadline = time.monotonic() + EXIT_SECONDS
+        while time.monotonic() < deadline:
+            os.kill(process, 0)
+            time.sleep(POLL_SECONDS)
+        _log(f"process {process} has not ended within {EXIT_SECONDS:g} s; it is killed")
+        os.kill(process, signal.SIGKILL)
+
+
+def _log(message: str) -> None:
+    print(f"drain: {message}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def new_admin_key() -> str:
 def protections(given: Sequence[str], known: str, admin_key: str) -> list[str]:
     """tritonserver options that `given` does not set. `known` is its --help: older releases lack some limits."""
     limits = [option for option in LIMITS if f"{_name(option)} " in known]
-    return [*_absent([*LOCAL, *limits, *region_options("python")], given), *restrictions(given, admin_key)]
+    return [*absent([*LOCAL, *limits, *region_options("python")], given), *restrictions(given, admin_key)]
 
 
 def region_options(backend: str) -> list[str]:
@@ -76,7 +76,8 @@ def bound_files(process: int) -> None:
     resource.prlimit(process, resource.RLIMIT_FSIZE, (MAX_REGION_BYTES, hard))
 
 
-def _absent(options: Iterable[str], given: Sequence[str]) -> list[str]:
+def absent(options: Iterable[str], given: Sequence[str]) -> list[str]:
+    """Those that `given` does not set."""
     return [option for option in options if f"{_name(option)}=" not in _joined(given)]
 
 

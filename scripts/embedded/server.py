@@ -32,6 +32,7 @@ from scripts.embedded.protection import (
     ADMIN_KEY_VARIABLE,
     HTTP_HEADER,
     AdminKeyError,
+    absent,
     bound_files,
     choose_admin_key,
     new_admin_key,
@@ -42,6 +43,9 @@ from scripts.embedded.supervisor import HTTP_PORT, METRICS_PORT, port_of, superv
 # Models can be loaded and unloaded at run time. Their configurations are complete: to complete them, Triton starts each
 # Python model's process once more.
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config")
+# Its streams have ended before tritonserver is told to end. On a GPU release 2.51 waits so long for a thread of the
+# talker's process, which waits for the address of the CUDA memory pool.
+EXIT = ("--exit-timeout-secs=5",)
 # A call of a codec as a TensorRT plan copies the states of 64 streams in and out. They exceed Triton's default pool of
 # 64 MB, and then every call allocates: measured on an H200, a round trip of 64 states takes 10 ms instead of 2.8.
 STATE_POOL = ("--cuda-memory-pool-byte-size=0:2147483648",)
@@ -186,7 +190,8 @@ def server_command(repository: Path, options: Sequence[str], admin_key: str) -> 
         text=True,
         check=False,
     )
-    return [str(server), f"--model-repository={repository}", *protections(options, usage.stdout, admin_key), *options]
+    chosen = [*absent(EXIT, options), *protections(options, usage.stdout, admin_key)]
+    return [str(server), f"--model-repository={repository}", *chosen, *options]
 
 
 def drain_of(command: Sequence[str], build_folder: Path, seconds: float) -> Drain:

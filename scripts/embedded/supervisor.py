@@ -1,6 +1,7 @@
-"""Runs tritonserver, restarts it when it dies, and exits with its exit code on SIGINT or SIGTERM.
+"""Runs tritonserver, restarts it when it dies, and ends it on SIGINT or SIGTERM.
 
-The first signal drains a ready server (drain.py), the next one ends its streams, and one more kills it.
+The first signal drains a ready server (drain.py), the next one ends its streams, and one more kills it. tritonserver
+itself is told to end once no stream is open. The exit code is then 0, otherwise the server's.
 
 A server that never became ready is started max_failed_starts times, with exponential backoff; one that did is restarted
 without a limit.
@@ -9,6 +10,7 @@ without a limit.
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -19,7 +21,7 @@ from types import FrameType
 
 import psutil
 
-from scripts.embedded.drain import POLL_SECONDS, Drain, responds
+from scripts.embedded.drain import EXIT_SECONDS, POLL_SECONDS, Drain, responds
 
 PROBE_SECONDS = 0.5
 STDERR = 2
@@ -30,8 +32,8 @@ UNUSABLE = -signal.SIGUSR1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # A stub exits a third of a second after its server, its guard at most two seconds later.
 ORPHAN_SECONDS = 5.0
-# Triton's own limit is 30 s, after which release 2.51 hangs if a client holds a gRPC stream open.
-EXIT_SECONDS = 45.0
+# Probes in a row that find the port of a running server closed: it was told to end.
+CLOSED_PROBES = 2
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,17 @@ class Supervisor:
     end_orphans: Callable[[], object] = lambda: None
     """Called after a server has exited, before the next start."""
     drain: Drain | None = None
-    """None, or one of 0 s, ends the server at once."""
+    """None ends the server without a drain."""
     exit_seconds: float = EXIT_SECONDS
+    listens: Callable[[], bool] = lambda: True
+    """Whether a server that was ready still accepts connections."""
     _stopping: threading.Event = field(default_factory=threading.Event)
     _process: subprocess.Popen[bytes] | None = None
     _signal: int = signal.SIGTERM
     _became_ready: bool = False
     _is_draining: bool = False
+    _is_drained: bool = False
+    _closed_probes: int = 0
     _killed_at: float | None = None
     """Monotonic seconds; None until the server has been told to end."""
 
@@ -69,6 +75,8 @@ class Supervisor:
         failed_starts = 0
         while True:
             code, became_ready = self._run_once()
+            if self._is_drained:
+                return 0
             if self._stopping.is_set() or code == 0:
                 return _shell_code(code)
             failed_starts = 0 if became_ready else failed_starts + 1
@@ -80,13 +88,15 @@ class Supervisor:
             self._stopping.wait(pause)
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:
-        """Signal handler: begins a drain, ends the server, or kills it."""
+        """Signal handler: begins a drain, ends the streams, or kills the server."""
         self._signal, is_first = number, not self._stopping.is_set()
         self._stopping.set()
-        if is_first and self.drain is not None and self.drain.seconds > 0 and (self._became_ready or self.is_ready()):
+        if self.drain is not None and is_first and (self._became_ready or self.is_ready()):
             _log(f"streams finish, within {self.drain.seconds:g} s; a second signal ends them")
             self.drain.begin()
             self._is_draining = True
+        elif self.drain is not None and self._is_draining and not self.drain.is_ending():
+            self.drain.end()
         else:
             self._end()
 
@@ -118,15 +128,32 @@ class Supervisor:
 
     def _watch(self, process: subprocess.Popen[bytes]) -> int:
         """The exit code, negative for a signal; ends a server that has been drained, kills one that does not end."""
+        is_told = False
         while (code := _wait(process, POLL_SECONDS if self._is_draining else PROBE_SECONDS)) is None:
             self._became_ready = self._became_ready or self.is_ready()
+            if not self._stopping.is_set() and self._has_closed():
+                _log("tritonserver was told to end: its streams end, and it is not started again")
+                is_told, self._killed_at = True, time.monotonic() + self.exit_seconds
+                self._stopping.set()
+                if self.drain is not None:
+                    self.drain.end()
             if self._is_draining and self.drain is not None and self.drain.is_over():
                 _log("the drain is over; tritonserver ends")
+                self._is_drained = True
                 self._end()
             if self._killed_at is not None and time.monotonic() > self._killed_at:
                 _log(f"tritonserver has not ended within {self.exit_seconds:g} s; it is killed")
+                self._is_drained = self._is_drained or is_told
                 process.kill()
+        if is_told and code < 0 and not self._is_drained:  # it was dying
+            self._stopping.clear()
+            self._killed_at = None
         return code
+
+    def _has_closed(self) -> bool:
+        """Whether a server that was ready accepts no connections any more: tritonserver got a signal itself."""
+        self._closed_probes = self._closed_probes + 1 if self._became_ready and not self.listens() else 0
+        return self._closed_probes == CLOSED_PROBES
 
     def _end(self) -> None:
         """Forwards the signal; kills a server that has been told before."""
@@ -149,6 +176,7 @@ def supervise(
     url = f"http://localhost:{port_of(command, 'http', HTTP_PORT)}/v2/models/qwen3_tts/ready"
     adopt_orphans()
     supervisor = Supervisor(command, environment, lambda: responds(url), end_orphans=end_orphans, drain=drain)
+    supervisor.listens = lambda: listens(port_of(command, "http", HTTP_PORT))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, supervisor.stop)
     return supervisor.run()
@@ -166,6 +194,17 @@ def end_orphans() -> None:
         _log(f"killing process {process.pid}, which outlived its server")
         process.kill()
     psutil.wait_procs(alive)
+
+
+def listens(port: int) -> bool:
+    """Whether a process of this machine accepts connections, or is too busy to."""
+    try:
+        socket.create_connection(("localhost", port), PROBE_SECONDS).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:

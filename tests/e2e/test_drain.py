@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from scripts.embedded.drain import REFUSING
+from scripts.embedded.drain import END_SECONDS, EXIT_SECONDS, NOTICE_SECONDS, REFUSING
 from scripts.embedded.server import Ports, is_ready
 from tests.e2e.serving import Caller, eventually
 from tests.e2e.test_deaths import PATIENCE, launched
@@ -101,6 +102,9 @@ def test_cancelled_streams_end_a_drain(server: Launched) -> None:
     assert server.process.wait(PATIENCE) == 0
 
 
+STOPPED = "UNAVAILABLE: the server is stopping: send the request to another server"
+
+
 @pytest.mark.parametrize("server", [LIMIT_SECONDS], indirect=True)
 def test_the_limit_ends_open_streams(server: Launched) -> None:
     with ThreadPoolExecutor(1) as pool:
@@ -108,17 +112,47 @@ def test_the_limit_ends_open_streams(server: Launched) -> None:
         eventually(lambda: server.caller.metric("qwen3_tts_requests_open") == 1)
         server.drain()
         began = time.monotonic()
-        received = stream.result(PATIENCE)
-        assert str(received.error).startswith("UNAVAILABLE")
+        assert stream.result(PATIENCE).error == STOPPED
         assert time.monotonic() - began > LIMIT_SECONDS - 1
-    assert server.process.wait(PATIENCE) in (0, 1)
+    assert server.process.wait(PATIENCE) == 0
 
 
 def test_a_second_signal_ends_open_streams(server: Launched) -> None:
+    words = SequenceStream(server.caller)
+    words.send("These words ", start=True, max_frames=FRAMES)
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(server.caller.speak, seed=3, max_frames=4000)
-        eventually(lambda: server.caller.metric("qwen3_tts_requests_open") == 1)
+        eventually(lambda: server.caller.metric("qwen3_tts_requests_open") == 2)
         server.drain()
         server.process.send_signal(signal.SIGTERM)
-        assert str(stream.result(PATIENCE).error).startswith("UNAVAILABLE")
-    assert server.process.wait(PATIENCE) in (0, 1)
+        began = time.monotonic()
+        assert stream.result(PATIENCE).error == STOPPED
+    words.finish()
+    assert words.errors == [STOPPED]
+    assert server.process.wait(PATIENCE) == 0
+    assert time.monotonic() - began < END_SECONDS + EXIT_SECONDS
+
+
+def test_a_client_that_holds_its_stream_open_delays_the_end_by_seconds(server: Launched) -> None:
+    words = SequenceStream(server.caller)
+    words.send("Hello.", start=True, end=True, max_frames=3)
+    eventually(lambda: server.caller.metric("qwen3_tts_requests_open") == 0)
+    began = time.monotonic()
+    server.process.terminate()
+    assert server.process.wait(PATIENCE) == 0
+    assert time.monotonic() - began < NOTICE_SECONDS + END_SECONDS + EXIT_SECONDS + 5
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_a_signal_to_tritonserver_ends_it_for_good(server: Launched, is_streaming: bool) -> None:
+    [triton] = [p for p in psutil.Process(server.process.pid).children() if p.name() == "tritonserver"]
+    with ThreadPoolExecutor(1) as pool:
+        if is_streaming:
+            stream = pool.submit(server.caller.speak, seed=3, max_frames=4000)
+            eventually(lambda: server.caller.metric("qwen3_tts_requests_open") == 1)
+        triton.terminate()
+        began = time.monotonic()
+        if is_streaming:
+            assert str(stream.result(PATIENCE).error).startswith("UNAVAILABLE")
+    assert server.process.wait(PATIENCE) == 0
+    assert time.monotonic() - began < EXIT_SECONDS + 5

@@ -133,7 +133,7 @@ def caller(
         "QWEN3_TTS_VOICE_CACHE_MIB": "1",
     }
     # Triton 2.51 may keep a reference to the model after a disconnect, so the exit timeout is short.
-    options = (*EXPLICIT, "--model-config-name=onnxruntime", "--exit-timeout-secs=3")
+    options = (*EXPLICIT, "--model-config-name=onnxruntime")
     with serve(repository, folder / "server", environment, options) as server, Caller(server) as caller:
         yield caller
 

@@ -113,7 +113,7 @@ def main(
     environment = environment_of(poll_seconds, settle_seconds)
     with tempfile.TemporaryDirectory() as folder:
         while True:
-            with serve(REPOSITORY, Path(folder), environment, ("--exit-timeout-secs=3",)) as server:
+            with serve(REPOSITORY, Path(folder), environment, ()) as server:
                 code = flood.run(server, callers)
             if code is None:
                 break

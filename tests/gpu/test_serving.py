@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from scripts.benchmarks.serving import EXIT, configuration
+from scripts.benchmarks.serving import configuration
 from scripts.embedded.server import EXPLICIT
 from tests.e2e.serving import Caller, Received, eventually, serve
 
@@ -34,7 +34,7 @@ def serving(
 ) -> Iterator[Caller]:
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), "QWEN3_TTS_MAX_STREAMS": str(STREAMS)}
     environment |= settings
-    options = (*EXPLICIT, *EXIT, *configuration(form))
+    options = (*EXPLICIT, *configuration(form))
     with serve(repository, folder, environment, options, real_backends) as server, Caller(server) as caller:
         yield caller
 

@@ -24,7 +24,14 @@ from qwen3_tts_engine.checkpoint.configs import SpeechTokenizerConfig
 from qwen3_tts_engine.codec.contract import MAX_BATCH, state_size
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, MAIN_MODEL, EngineConfig
 from scripts.benchmarks.common import settings_of_environment
-from scripts.embedded.drain import DEFAULT_SECONDS, FILE_VARIABLE, NOTICE_SECONDS, SECONDS_VARIABLE
+from scripts.embedded.drain import (
+    DEFAULT_SECONDS,
+    END_SECONDS,
+    EXIT_SECONDS,
+    FILE_VARIABLE,
+    NOTICE_SECONDS,
+    SECONDS_VARIABLE,
+)
 from scripts.embedded.mps import MPS_VARIABLE
 from scripts.embedded.protection import (
     ADMIN_KEY_VARIABLE,
@@ -33,7 +40,7 @@ from scripts.embedded.protection import (
     region_options,
     restrictions,
 )
-from scripts.embedded.server import EXPLICIT, STATE_POOL, Ports
+from scripts.embedded.server import EXIT, EXPLICIT, STATE_POOL, Ports
 from scripts.synthetic.configs import speech_tokenizer_config
 
 ROOT = Path(__file__).parents[3]
@@ -239,6 +246,7 @@ def test_server_starts_with_the_options_of_the_embedded_server(form: str, tmp_pa
         "tritonserver",
         f"--model-repository={tmp_path}/served/model_repository",
         *EXPLICIT,
+        *EXIT,
         *restrictions([], KEY),
         *LIMITS,
         *region_options("python"),
@@ -358,8 +366,9 @@ def test_one_variable_selects_the_form_for_build_and_server() -> None:
     assert "CODEC_FORM=tensorrt " in instructions("ENV")[-1] + " "
 
 
-def serve_script(tmp_path: Path, body: str, drain: str = "exit 0", **given: str) -> subprocess.Popen[str]:
-    """docker/serve.sh with a stand-in tritonserver that runs the shell code `body`, and for drain.py `drain`."""
+def serve_script(tmp_path: Path, body: str, drain: str = 'kill -TERM "$5"', **given: str) -> subprocess.Popen[str]:
+    """docker/serve.sh with a stand-in tritonserver that runs the shell code `body`, and for drain.py `drain`, whose
+    parameter $5 is the process to end."""
     for name, code in (("tritonserver", f"echo started\n{body}"), ("python3", drain)):
         (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
         (tmp_path / name).chmod(0o755)
@@ -390,7 +399,8 @@ UNTIL_TERM = f"trap 'exit 7' TERM; {WAITED}; echo ready; while :; do sleep 0.01;
 
 def test_stopped_container_drains_the_server_first(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "drained")
-    drain = f'echo "$@ $QWEN3_TTS_DRAIN_FILE" >{tmp_path}/arguments; echo draining; read -r _ <{tmp_path}/drained'
+    drain = f'echo "$@ $QWEN3_TTS_DRAIN_FILE" >{tmp_path}/arguments; echo draining; read -r _ <{tmp_path}/drained\n'
+    drain += 'kill -TERM "$5"'
     (tmp_path / "drain").touch()
     with serve_script(tmp_path, UNTIL_TERM, drain) as script:
         assert script.stdout is not None
@@ -401,31 +411,22 @@ def test_stopped_container_drains_the_server_first(tmp_path: Path) -> None:
         assert script.poll() is None
         (tmp_path / "drained").write_text("\n")
         assert script.wait(30) == 7
-    assert (tmp_path / "arguments").read_text() == f"-I -S drain.py {tmp_path}/drain\n"
+    arguments = rf"-I -S drain.py --end \d+ {tmp_path}/drain\n"
+    assert re.fullmatch(arguments, (tmp_path / "arguments").read_text())
 
 
-def test_second_signal_ends_a_container_that_drains(tmp_path: Path) -> None:
-    with serve_script(
-        tmp_path,
-        UNTIL_TERM,
-        f"while [ -d {tmp_path} ]; do sleep 0.1; done >&- & echo $! >{tmp_path}/pid; echo draining; exec >&-; wait",
-    ) as script:
+def test_second_signal_ends_the_streams_and_a_third_kills(tmp_path: Path) -> None:
+    called = f'echo "$6 $7" >>{tmp_path}/called; trap "exit 0" TERM; echo called; while :; do sleep 0.01; done'
+    with serve_script(tmp_path, UNTIL_TERM, called) as script:
         assert script.stdout is not None
         assert [script.stdout.readline() for _ in range(2)] == ["started\n", "ready\n"]
+        for _ in range(2):
+            script.terminate()
+            assert script.stdout.readline() == "called\n"
+        assert (tmp_path / "called").read_text() == " \n--seconds 0\n"
+        assert script.poll() is None
         script.terminate()
-        assert script.stdout.readline() == "draining\n"
-        script.terminate()
-        assert script.wait(30) == 7
-    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-
-
-def test_no_time_for_a_drain_ends_the_server_at_once(tmp_path: Path) -> None:
-    with serve_script(tmp_path, UNTIL_TERM, f"touch {tmp_path}/called", **{SECONDS_VARIABLE: "0"}) as script:
-        assert script.stdout is not None
-        assert [script.stdout.readline() for _ in range(2)] == ["started\n", "ready\n"]
-        script.terminate()
-        assert script.wait(30) == 7
-    assert not (tmp_path / "called").exists()
+        assert script.wait(30) == 128 + signal.SIGKILL
 
 
 def test_image_drains_by_the_file_that_its_hooks_know() -> None:
@@ -444,12 +445,10 @@ def test_health_check_probes_the_model_and_not_the_server() -> None:
     assert SERVICES["server"]["restart"] == "unless-stopped"
 
 
-def test_stop_grace_period_exceeds_the_servers_exit_timeout() -> None:
-    """A drain comes first; tritonserver's --exit-timeout-secs defaults to 30."""
-    assert "--exit-timeout-secs" not in SERVE.read_text()
+def test_stop_grace_period_covers_the_drain_and_the_end_of_triton() -> None:
     grace = SERVICES["server"]["stop_grace_period"]
     assert SERVICES["server"]["environment"][SECONDS_VARIABLE] == f"${{{SECONDS_VARIABLE}:-{DEFAULT_SECONDS:g}}}"
-    assert int(grace.removesuffix("s")) > NOTICE_SECONDS + DEFAULT_SECONDS + 30
+    assert int(grace.removesuffix("s")) > NOTICE_SECONDS + DEFAULT_SECONDS + END_SECONDS + EXIT_SECONDS
 
 
 def test_memory_pool_fits_the_states_of_a_call() -> None:

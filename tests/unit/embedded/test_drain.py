@@ -1,8 +1,10 @@
 """The steps of a drain, and when it is over."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from qwen3_tts_engine.lifecycle import draining
 from qwen3_tts_engine.metrics import DRAINING, OPEN
 from scripts.embedded import drain
-from scripts.embedded.drain import FILE_VARIABLE, REFUSING, UNREADY, Drain, is_idle
+from scripts.embedded.drain import END_SECONDS, ENDING, FILE_VARIABLE, REFUSING, UNREADY, Drain, is_idle
 from tests.fakes.page_server import PageServer, serving
 
 NOWHERE = "http://localhost:9/metrics"
@@ -47,7 +49,8 @@ def test_a_server_is_idle_once_every_model_drains_and_has_no_request(
 
 
 def test_names_are_those_of_the_engine() -> None:
-    assert (OPEN.name, DRAINING.name, draining.REFUSING) == (drain.OPEN, drain.DRAINING, drain.REFUSING)
+    assert (OPEN.name, DRAINING.name) == (drain.OPEN, drain.DRAINING)
+    assert (draining.REFUSING, draining.ENDING) == (drain.REFUSING, drain.ENDING)
 
 
 @pytest.fixture
@@ -78,12 +81,25 @@ def test_is_over_when_no_stream_is_open(tmp_path: Path, server: PageServer) -> N
     assert one.is_over()
 
 
-def test_is_over_at_the_limit(tmp_path: Path, server: PageServer) -> None:
+def test_open_streams_end_at_the_limit(tmp_path: Path, server: PageServer) -> None:
     server.text = metrics((1.0, 3.0))
     one = Drain(tmp_path / "drain", server.url, LONG, notice_seconds=0)
     one.begin()
     assert [one.is_over(), one.is_over()] == [False, False]
     os.utime(one.file, (time.time() - LONG,) * 2)
+    assert [one.is_over(), one.is_over()] == [False, False]
+    assert one.file.read_text() == f"{ENDING}\n"
+    os.utime(one.file, (time.time() - END_SECONDS,) * 2)
+    assert one.is_over(), "a stream that does not end"
+
+
+def test_is_over_when_told_streams_have_ended(tmp_path: Path, server: PageServer) -> None:
+    server.text = metrics((1.0, 3.0))
+    one = Drain(tmp_path / "drain", server.url, seconds=0)
+    one.begin()
+    assert not one.is_over()
+    assert one.is_ending()
+    server.text = metrics((1.0, 0.0))
     assert one.is_over()
 
 
@@ -124,6 +140,40 @@ def test_the_command_drains_the_server_of_its_ports(tmp_path: Path, server: Page
     done = command("--http-port", port, "--metrics-port", port, "--notice-seconds", 0, **{FILE_VARIABLE: str(file)})
     assert (done.returncode, done.stderr) == (0, "drain: unready, streams finish\n")
     assert file.read_text() == f"{REFUSING}\n"
+
+
+def test_the_command_ends_a_process_once_it_is_drained(tmp_path: Path, server: PageServer) -> None:
+    server.text = metrics((1.0, 0.0))
+    port, file = server.server_port, tmp_path / "drain"
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        # A parent that waits, as serve.sh does: a process that nobody waits for remains.
+        waiting = threading.Thread(target=process.wait)
+        waiting.start()
+        done = command(
+            "--http-port", port, "--metrics-port", port, "--seconds", 0, "--end", process.pid, "--file", file
+        )
+        waiting.join()
+    assert (done.returncode, done.stderr) == (0, "drain: streams end\n")
+    assert process.returncode == -signal.SIGTERM
+    assert file.read_text() == f"{ENDING}\n"
+
+
+def test_the_command_kills_a_process_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "EXIT_SECONDS", 0.2)
+    with subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; echo started; exec sleep 1000"], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        drain.end_process(process.pid)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_the_command_ends_a_server_whose_file_cannot_be_written(tmp_path: Path, server: PageServer) -> None:
+    port, file = server.server_port, tmp_path / "missing" / "drain"
+    done = command("--http-port", port, "--file", file, "--end", 2**22 + 1)
+    assert done.returncode == 0
+    assert "drain: the file cannot be used: " in done.stderr
 
 
 def test_the_command_leaves_a_server_that_is_not_ready(tmp_path: Path) -> None:

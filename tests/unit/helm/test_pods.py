@@ -10,6 +10,7 @@ from export.tensorrt.api import PLUGIN_LIBRARY
 from qwen3_tts_client.gateway import config
 from qwen3_tts_client.gateway.access import KEYS_VARIABLE
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, EngineConfig
+from scripts.embedded.drain import END_SECONDS, EXIT_SECONDS, NOTICE_SECONDS
 from scripts.embedded.mps import MPS_VARIABLE
 from scripts.embedded.protection import ADMIN_KEY_VARIABLE, MAX_REGION_BYTES
 from scripts.embedded.server import Ports
@@ -38,7 +39,6 @@ METADATA = yaml.safe_load((CHART / "Chart.yaml").read_text())
 FLEET_VARIABLES = {"QWEN3_TTS_DRAIN_SECONDS", "QWEN3_TTS_VOICES_DSN"}
 KNOWN = {ENVIRONMENT_PREFIX + name.upper() for name in EngineConfig.model_fields} | FLEET_VARIABLES
 KNOWN |= {PLUGIN_LIBRARY, ADMIN_KEY_VARIABLE, MPS_VARIABLE, KEYS_VARIABLE}
-TRITON_EXIT_SECONDS = 30  # tritonserver's --exit-timeout-secs
 every_values_file = pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 
 
@@ -153,7 +153,7 @@ def test_grace_period_covers_the_drain_and_the_end_of_triton(seconds: int) -> No
     pod, server = pod_of(objects, "server"), container(objects, "server")
     assert variables(server)["QWEN3_TTS_DRAIN_SECONDS"] == str(seconds)
     slept = server["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert pod["terminationGracePeriodSeconds"] >= slept + seconds + TRITON_EXIT_SECONDS + 10
+    assert pod["terminationGracePeriodSeconds"] >= slept + NOTICE_SECONDS + seconds + END_SECONDS + EXIT_SECONDS
 
 
 @every_values_file

@@ -93,6 +93,15 @@ class Engine:
         if stream:
             self.fail(stream, Cancelled("cancelled by the client"))
 
+    def end_all(self, reason: RequestError) -> None:
+        """End every stream with an error."""
+        with self._lock:
+            ended = [stream for stream in list(self.scheduler.live.values()) if self.scheduler.end(stream)]
+            self._talker_work.notify_all()
+            self._codec_work.notify_all()
+        for stream in ended:
+            self.delivery.finish(stream.sink, reason)
+
     def close(self, timeout: float = 10.0) -> None:
         """End every stream with UNAVAILABLE and stop all threads; safe to call twice."""
         self._shut_down(Unavailable("the server is shutting down"))
@@ -243,8 +252,4 @@ class Engine:
         with self._lock:
             # Requests after a crash get UNAVAILABLE, so that callers try another server.
             self._closed = self._closed or Unavailable(str(reason))
-            ended = [stream for stream in list(self.scheduler.live.values()) if self.scheduler.end(stream)]
-            self._talker_work.notify_all()
-            self._codec_work.notify_all()
-        for stream in ended:
-            self.delivery.finish(stream.sink, reason)
+        self.end_all(reason)

@@ -25,7 +25,7 @@ from qwen3_tts_engine.lifecycle.draining import DrainFile
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.lifecycle.liveness import CallWatch, CountedCodec
 from qwen3_tts_engine.lifecycle.opening import Opening
-from qwen3_tts_engine.request import RequestError
+from qwen3_tts_engine.request import RequestError, Unavailable
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.threads import Ticker
 from qwen3_tts_engine.voices.client import ModelEncoder
@@ -36,6 +36,8 @@ log = logging.getLogger("qwen3_tts")
 # Switch interval of an engine's interpreter: a thread may wait so long for the interpreter's lock each time it let go
 # of it. The default, 5 ms, is as long as a tick; with 0.5 ms bursts and codec calls took a tenth longer (one H100).
 SWITCH_SECONDS = 0.0001
+# Interval of checks whether the drain file ends the streams.
+DRAIN_SECONDS = 0.2
 # Checks of idle sequences per limit.
 IDLE_CHECKS = 8
 
@@ -75,7 +77,9 @@ class Service:
         self._calls.begin(config.call_timeout_seconds, self.engine.die)
         sequences = Sequences(self.engine, prompts, config.sequence_idle_seconds, config.max_text_characters)
         self._expiry = Ticker("sequences", config.sequence_idle_seconds / IDLE_CHECKS, sequences.expire)
-        self._dispatcher = Dispatcher(self.engine, prompts, voices, sequences, DrainFile(config.drain_file).refuses)
+        self._drain = DrainFile(config.drain_file)
+        self._dispatcher = Dispatcher(self.engine, prompts, voices, sequences, self._drain.refuses)
+        self._ending = Ticker("drain", DRAIN_SECONDS, self._end_if_told)
         self.gate = Gate(config.max_requests, on_open)
         self._opening = Opening(self.engine, self.gate, config, on_thread)
         # Loaded objects live as long as the model; freezing them keeps full collections from stalling all streams.
@@ -106,6 +110,7 @@ class Service:
         self._opening.close()
         self._dispatcher.close()
         self._expiry.close()
+        self._ending.close()
         self.engine.close()
         self._calls.close()
 
@@ -130,6 +135,11 @@ class Service:
     @property
     def repository(self) -> Path:
         return repository(self._args)
+
+    def _end_if_told(self) -> None:
+        # Each time, since a stream whose voice was being encoded may begin later.
+        if self._drain.ends():
+            self.engine.end_all(Unavailable("the server is stopping: send the request to another server"))
 
     def _refuse_on_error(self, caller: Caller, job: Callable[[], None]) -> None:
         """Run `job`; an exception ends its request."""

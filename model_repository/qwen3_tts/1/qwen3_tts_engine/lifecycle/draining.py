@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-# Content of the file from which on new requests are refused.
-REFUSING = "refusing"
+# Content of the file: from the first on new requests are refused, from the second on open ones end.
+REFUSING, ENDING = "refusing", "ending"
 
 
 class DrainFile:
-    """While the file exists the model is not ready; while it says `refusing`, open streams alone are served.
+    """While the file exists the model is not ready; its content says whether requests are served.
 
-    The two steps leave load balancers time to notice, so that none of their requests is refused.
+    The steps leave load balancers time to notice, so that none of their requests is refused, and streams time to end.
     """
 
     def __init__(self, path: str) -> None:
@@ -20,9 +20,15 @@ class DrainFile:
         return self._path is not None and self._path.exists()
 
     def refuses(self) -> bool:
+        return self._step() in (REFUSING, ENDING)
+
+    def ends(self) -> bool:
+        return self._step() == ENDING
+
+    def _step(self) -> str:
         if self._path is None:
-            return False
+            return ""
         try:
-            return self._path.read_text().strip() == REFUSING
+            return self._path.read_text().strip()
         except OSError:
-            return False
+            return ""
