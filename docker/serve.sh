@@ -106,9 +106,12 @@ tritonserver --model-repository=/var/lib/qwen3-tts/model_repository \
 # signal comes before the server is known, and ends it, or after, and drains it.
 early=$signals server=$!
 [ "$early" -eq 0 ] || kill -TERM "$server" || true
+python3 -I stream_check.py --process "$server" &
+check=$!
 while [ "$seen" -ne "$signals" ]; do  # a signal interrupts the wait
     seen=$signals code=0
     wait "$server" || code=$?
 done
+kill "$check" 2>/dev/null || true
 stop_mps
 exit "$code"

@@ -12,10 +12,11 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -26,7 +27,7 @@ from scripts.embedded.drain import EXIT_SECONDS, POLL_SECONDS, Drain, responds
 PROBE_SECONDS = 0.5
 STDERR = 2
 # tritonserver's own defaults.
-HTTP_PORT, METRICS_PORT = 8000, 8002
+GRPC_PORT, HTTP_PORT, METRICS_PORT = 8001, 8000, 8002
 # Exit code of a server that loads but cannot serve (qwen3_tts_engine/lifecycle/guard.py).
 UNUSABLE = -signal.SIGUSR1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -58,6 +59,8 @@ class Supervisor:
     drain: Drain | None = None
     """None ends the server without a drain."""
     exit_seconds: float = EXIT_SECONDS
+    beside: Callable[[int], AbstractContextManager[object]] = nullcontext
+    """What runs beside a server, by its process id."""
     listens: Callable[[], bool] = lambda: True
     """Whether a server that was ready still accepts connections."""
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -121,7 +124,8 @@ class Supervisor:
             # A signal that came before there was a process; a later one has reached it, and a second one kills.
             if self._stopping.is_set() and self._killed_at is None:
                 self._end()
-            code = self._watch(self._process)
+            with self.beside(self._process.pid):
+                code = self._watch(self._process)
         became_ready, self._became_ready = self._became_ready, False
         self.end_orphans()
         return code, became_ready and code != UNUSABLE
@@ -177,6 +181,7 @@ def supervise(
     adopt_orphans()
     supervisor = Supervisor(command, environment, lambda: responds(url), end_orphans=end_orphans, drain=drain)
     supervisor.listens = lambda: listens(port_of(command, "http", HTTP_PORT))
+    supervisor.beside = lambda process: stream_check(port_of(command, "grpc", GRPC_PORT), process)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, supervisor.stop)
     return supervisor.run()
@@ -194,6 +199,15 @@ def end_orphans() -> None:
         _log(f"killing process {process.pid}, which outlived its server")
         process.kill()
     psutil.wait_procs(alive)
+
+
+@contextmanager
+def stream_check(port: int, process: int) -> Iterator[None]:
+    """Ends tritonserver when its streams hang."""
+    command = [sys.executable, "-m", "scripts.embedded.stream_check", f"--port={port}", f"--process={process}"]
+    with subprocess.Popen(command, preexec_fn=end_with_parent, start_new_session=True) as check:
+        yield
+        check.terminate()
 
 
 def listens(port: int) -> bool:

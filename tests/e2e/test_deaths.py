@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scripts.embedded.server import Ports, TritonServer, is_ready
@@ -110,6 +111,38 @@ def test_dead_engine_with_when_dead_stay_rejects_requests(
         assert str(caller.speak().error).startswith("UNAVAILABLE: the engine died: injected")
 
 
+def stream_check(server: TritonServer, *options: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "scripts.embedded.stream_check"]
+    command += [f"--port={server.ports.grpc}", f"--process={server.pid}", "--interval=0.1", *options]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
+
+
+def test_streams_that_hang_end_the_server(server: TritonServer) -> None:
+    stub = stub_pid(server, "qwen3_tts")
+    with stream_check(server, "--deadline=1") as check:
+        # Several checks are answered.
+        time.sleep(1)
+        assert check.poll() is None
+        os.kill(stub, signal.SIGSTOP)
+        assert server.wait(PATIENCE) == -signal.SIGALRM
+        _, log = check.communicate(timeout=PATIENCE)
+    assert b"streams get no answer within 1 s; ending tritonserver with SIGALRM" in log
+
+
+def test_a_busy_server_is_left_alone(server: TritonServer) -> None:
+    """Eight endless loops beside the streams."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
+    try:
+        with streams_in_flight(server) as in_flight, stream_check(server) as check:
+            assert all(future.result(PATIENCE * 5).error is None for future in in_flight)
+            assert check.poll() is None
+            check.terminate()
+    finally:
+        for loop in loops:
+            loop.kill()
+    assert server.poll() is None
+
+
 def test_regular_shutdown_does_not_trigger_the_guard(server: TritonServer, tmp_path: Path) -> None:
     assert server.stop() == 0
     assert "guard" not in read_log(tmp_path)
@@ -123,9 +156,13 @@ def test_launcher_restarts_a_dead_server(
         eventually(lambda: is_ready(ports, "qwen3_tts"), PATIENCE)
         with Caller(TritonServer(scripted_repository, ports=ports)) as caller:
             assert_own_frames(caller.speak(seed=1, max_frames=9), 1, 9)
+            [check] = [
+                c for c in psutil.Process(launcher.pid).children() if "scripts.embedded.stream_check" in c.cmdline()
+            ]
             assert "injected" in str(caller.speak(seed=FATAL_SEED).error)
             eventually(lambda: "ended with exit code 137; it is started again" in read_log(tmp_path), PATIENCE)
             eventually(lambda: is_ready(ports, "qwen3_tts"), PATIENCE)
+            assert not check.is_running()
         with Caller(TritonServer(scripted_repository, ports=ports)) as caller:
             assert_own_frames(caller.speak(seed=1, max_frames=9), 1, 9)
         launcher.send_signal(signal.SIGTERM)

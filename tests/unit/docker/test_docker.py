@@ -224,6 +224,7 @@ def run_script(
     tools, record = tmp_path / "tools", tmp_path / "command"
     tools.mkdir()
     report = f'ulimit -f >"{tmp_path}/limit"\ngrep SigIgn /proc/$$/status >"{tmp_path}/ignored"\nenv >"{tmp_path}/env"'
+    report += '\ncase "$*" in *stream_check.py*) exit ;; esac'
     for name in ("tritonserver", "python3"):
         (tools / name).write_text(f'#!/bin/bash\n{report}\nprintf "%s\\n" {name} "$@" >"{record}"\n')
         (tools / name).chmod(0o755)
@@ -369,6 +370,7 @@ def test_one_variable_selects_the_form_for_build_and_server() -> None:
 def serve_script(tmp_path: Path, body: str, drain: str = 'kill -TERM "$5"', **given: str) -> subprocess.Popen[str]:
     """docker/serve.sh with a stand-in tritonserver that runs the shell code `body`, and for drain.py `drain`, whose
     parameter $5 is the process to end."""
+    drain = f'case "$*" in *stream_check*) exec sleep 1000 ;; esac\n{drain}'
     for name, code in (("tritonserver", f"echo started\n{body}"), ("python3", drain)):
         (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
         (tmp_path / name).chmod(0o755)
@@ -434,8 +436,9 @@ def test_image_drains_by_the_file_that_its_hooks_know() -> None:
     assert f"{FILE_VARIABLE}=/tmp/drain " in instructions("ENV")[-1]
     assert "/tmp" in SERVICES["server"]["tmpfs"]
     [copied] = [line for line in instructions("COPY") if "serve.sh" in line]
-    assert "scripts/embedded/drain.py" in copied
-    assert "!scripts/embedded/drain.py" in (ROOT / ".dockerignore").read_text().splitlines()
+    for file in ("scripts/embedded/drain.py", "scripts/embedded/stream_check.py"):
+        assert file in copied
+        assert f"!{file}" in (ROOT / ".dockerignore").read_text().splitlines()
 
 
 def test_health_check_probes_the_model_and_not_the_server() -> None:

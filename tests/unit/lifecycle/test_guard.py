@@ -96,3 +96,13 @@ def test_all_models_have_the_same_guard() -> None:
     talker = root / "model_repository" / "qwen3_tts" / "1" / "qwen3_tts_engine" / "lifecycle" / "guard.py"
     for package in ("model_repository/code2wav/1/code2wav_step", "export/models/python/encoder_program"):
         assert (root / package / "guard.py").resolve() == talker
+
+
+def test_an_abort_after_the_unload_leaves_no_core_file() -> None:
+    program = (
+        "import ctypes\nfrom qwen3_tts_engine.lifecycle.guard import Guard\nget = 3\n"
+        "print(ctypes.CDLL(None).prctl(get))\nGuard('talker').close()\nprint(ctypes.CDLL(None).prctl(get))"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=same_imports(), check=True)
+    assert done.stdout.split() == ["1", "0"]

@@ -15,6 +15,8 @@ log = logging.getLogger("qwen3_tts")
 
 TEXT_FIELDS = ("operation", "text", "language", "speaker", "instruct", "voice", "ref_text")
 AUDIO_FIELD = "ref_audio"
+# Answered at once, whatever the load: whether streams work (scripts/embedded/stream_check.py).
+CHECK = {"operation": "check"}
 # TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END.
 SEQUENCE_START, SEQUENCE_END = 1, 2
 
@@ -23,7 +25,11 @@ def accept(request: Any, host: Host, watcher: CancelWatcher, recorder: Recorder)
     """Parse a Triton request and hand it to the engine. `recorder` counts those that are refused here."""
     sink = ResponseSink(request.get_response_sender(), watcher)
     try:
-        host.accept(read_fields(request), sink, read_position(request))
+        fields = read_fields(request)
+        if fields == CHECK:
+            sink.finish(None)
+            return
+        host.accept(fields, sink, read_position(request))
     except RequestError as error:
         _refuse(sink, error, recorder)
     except Exception as error:
