@@ -46,6 +46,7 @@ from scripts.synthetic.configs import speech_tokenizer_config
 ROOT = Path(__file__).parents[3]
 DOCKER = ROOT / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+TEST_STAGE = "FROM server AS test\n"
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -73,9 +74,10 @@ def pins(path: Path) -> dict[str, str]:
     return {requirement.name: str(requirement.specifier).removeprefix("==") for requirement in found}
 
 
-def instructions(name: str) -> list[str]:
-    """The arguments of each instruction of the Dockerfile, continued lines joined."""
-    joined = DOCKERFILE.replace("\\\n", " ")
+def instructions(name: str, *, test: bool = False) -> list[str]:
+    """The arguments of each instruction of the Dockerfile, continued lines joined: of all stages before that of the
+    tests, or from it on."""
+    joined = DOCKERFILE.replace("\\\n", " ").partition(TEST_STAGE)[2 if test else 0]
     return re.findall(rf"^{name} (.*)$", joined, re.MULTILINE)
 
 
@@ -210,8 +212,18 @@ def test_client_images_find_the_package() -> None:
     assert all((ROOT / path / "qwen3_tts_client" / "__main__.py").is_file() for path in paths)
 
 
+def test_the_test_stage_has_the_environment_of_setup() -> None:
+    assert 'bash -c "source scripts/setup.sh test"' in instructions("RUN", test=True)[-1]
+    assert instructions("WORKDIR", test=True) == ["/src"], "setup.sh installs again in another folder"
+    assert instructions("FROM", test=True) == ["server"], "the default target comes last"
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {"!scripts/*.sh", "!scripts/constraints.txt", "!pyproject.toml", "!README.md"} <= set(ignored)
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    assert '--volume "$PWD:/src" qwen3-tts-test scripts/test.sh tests/e2e' in guide
+
+
 def test_copied_files_exist() -> None:
-    for arguments in instructions("COPY"):
+    for arguments in instructions("COPY") + instructions("COPY", test=True):
         from_stage = arguments.startswith("--from=")
         for source in [part for part in shlex.split(arguments) if not part.startswith("--") and not from_stage][:-1]:
             assert (ROOT / source).exists(), source
