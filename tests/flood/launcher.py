@@ -4,7 +4,7 @@
 
 The talker is the repository's with a scripted runner. A gRPC stream has one to four requests; it is read to its end,
 cancelled, cut with its connection, or cut by a reset (TCP RST). Prints the streams of each kind, those that were not
-cut and lost something, by status, the longest wait for a response of those that were not cut, and the server's
+cut and lost something that had begun, by status, the longest wait for a response of those that were not cut, and the server's
 restarts.
 """
 
@@ -40,6 +40,7 @@ SAMPLES_PER_FRAME = 1920
 READY_SECONDS = 120.0
 # Far above the time in which the launcher's check ends a server that hangs.
 DEADLINE_SECONDS = 180.0
+RETRIED, RETRY_SECONDS = "retried", 0.5
 SETTINGS = ("CODEC_PROOF_SECONDS", "TRIM_SILENCE", "MAX_SILENCE_SECONDS", "MAX_REPEATED_SECONDS")
 
 
@@ -71,8 +72,13 @@ class Relay:
     def _accept(self) -> None:
         with suppress(OSError):
             client, _ = self._listener.accept()
-            server = socket.create_connection(self._server)
-            self._ends += [client, server]
+            self._ends.append(client)
+            try:
+                server = socket.create_connection(self._server)
+            except OSError:
+                client.close()  # between two starts of the server
+                return
+            self._ends.append(server)
             for source, target in ((client, server), (server, client)):
                 threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
 
@@ -106,7 +112,8 @@ def call_once(rng: random.Random, port: int) -> Ended:
                 lost = lost or response.error_message
                 pcm[response.infer_response.id or "0"].append(pcm_of(response))
         except grpc.RpcError as error:
-            lost = str(error.code())
+            # While the server starts again, a client tries again.
+            lost = error.code().name if any(pcm.values()) else RETRIED
         if relay is not None:
             relay.reset()
         elif kind == "cancel":
@@ -127,7 +134,9 @@ def call_many(port: int, seed: int, count: int, callers: int, ended: "Queue[Ende
     def run(number: int) -> None:
         rng = random.Random(f"{seed} {number}")
         for _ in left:
-            ended.put(call_once(rng, port))
+            while (one := call_once(rng, port)).lost == RETRIED:
+                time.sleep(RETRY_SECONDS)
+            ended.put(one)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(callers)]
     for thread in threads:
