@@ -4,8 +4,8 @@
 
 The talker is the repository's with a scripted runner. A gRPC stream has one to four requests; it is read to its end,
 cancelled, cut with its connection, or cut by a reset (TCP RST). Prints the streams of each kind, those that were not
-cut and lost something that had begun, by status, the longest wait for a response of those that were not cut, and the server's
-restarts.
+cut and lost something that had begun, by status, the longest wait for a response of those that were not cut, and how
+often the server was started again.
 """
 
 import itertools
