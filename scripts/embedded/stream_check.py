@@ -3,9 +3,10 @@
     python -m scripts.embedded.stream_check --port 8001 --process 4711
 
 Every few seconds it sends a request to itself, which the model answers at once, whatever its load. When one gets no
-answer several more are sent, and when one of those gets none either, the process gets SIGALRM: a machine that sleeps or
-is busy answers late, but answers. (tritonserver handles SIGUSR2 itself.) Any other outcome than none, a refused connection for example, is an answer. The
-launcher (supervisor.py) and docker/serve.sh run it beside tritonserver; the image holds this file alone.
+answer several more are sent, and when one of those gets none either, the process gets SIGALRM (tritonserver handles
+SIGUSR2 itself): a machine that sleeps or is busy answers late, but answers. Any other outcome than none, a refused
+connection for example, is an answer. The launcher (supervisor.py) and docker/serve.sh run it beside tritonserver; the
+image holds this file alone.
 """
 
 import argparse
