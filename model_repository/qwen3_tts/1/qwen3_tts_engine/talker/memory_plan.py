@@ -18,7 +18,7 @@ STREAMS = tuple(rows for rows in ROW_BUCKETS if rows <= MOST_AUTO_STREAMS)
 # Bytes of an element of weights and keys (bfloat16), and of codec weights and states (FP16).
 ELEMENT = 2
 
-# Measured on one H200, where contexts are larger than on GPUs with fewer multiprocessors (docs/benchmarks/memory.json).
+# Measured on one H200 (torch.cuda.mem_get_info before and after), where contexts are larger than on smaller GPUs.
 # A process's CUDA context with the kernels and libraries that it loads.
 CONTEXT_BYTES = 700 * MIB
 # Of that what the talker loads after the measurement of free memory; and the allocator's rounding.
