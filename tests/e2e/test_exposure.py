@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import shared_memory
@@ -63,8 +64,8 @@ def launched(repository: Path, folder: Path, environment: Mapping[str, str]) -> 
     try:
         eventually(lambda: process.poll() is not None or is_ready(ports), 120)
         assert process.poll() is None, log.read_text()[-2000:]
-        [server] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        yield Launched(ports, int(server), log, folder / "admin_key")
+        [server] = [p.pid for p in psutil.Process(process.pid).children() if p.name() == "tritonserver"]
+        yield Launched(ports, server, log, folder / "admin_key")
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
