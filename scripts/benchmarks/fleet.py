@@ -80,7 +80,7 @@ def fleet_of(count: int, folder: Path, form: str, settings: dict[str, str]) -> I
     fleet = BackgroundFleet(
         count,
         folder,
-        options=[*configuration(form)],
+        options=configuration(form),
         environment=settings,
         patience=START_SECONDS,
     )

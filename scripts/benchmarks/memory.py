@@ -27,9 +27,9 @@ from scripts.embedded.installation import ServerError
 
 PLAN = re.compile(r"GPU memory: .* GiB free; (?P<parts>.*?\((?P<streams>\d+) streams?, .*?)\"?$", re.MULTILINE)
 REFUSAL = re.compile(r"max_streams: .* are required .*? reserve \d+\.\d")
-# Of a load.
+# Columns of a serving benchmark's row.
 COUNTS = ("audio_s_per_s", "ttfa_p50_ms", "stalled_over_50ms", "errors")
-# What a driver leaves free of a card.
+# The share of a card that its driver leaves free.
 USABLE = 0.95
 # A server that ended gives its memory back a little later.
 SETTLE_SECONDS = 2.0
@@ -93,9 +93,8 @@ def measure(checkpoint: str, folder: Path, speaker: str, streams: str, card: flo
         refused = REFUSAL.search(log.read_text(errors="replace"))
         if not refused:
             raise
-        return (
-            row | dict.fromkeys(("streams", "ready_gib", "loaded_gib")) | {"plan": refused[0]} | dict.fromkeys(COUNTS)
-        )
+        missing = dict.fromkeys(("streams", "ready_gib", "loaded_gib"))
+        return row | missing | {"plan": refused[0]} | dict.fromkeys(COUNTS)
     finally:
         time.sleep(SETTLE_SECONDS)
     [load] = rows(read_summary(folder / "bench")["loads"])

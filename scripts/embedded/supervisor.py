@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 
 import psutil
@@ -177,11 +178,18 @@ def supervise(
     drain: Drain | None = None,
 ) -> int:
     """Runs tritonserver until a signal stops it; returns the exit code."""
-    url = f"http://localhost:{port_of(command, 'http', HTTP_PORT)}/v2/models/qwen3_tts/ready"
+    http = port_of(command, "http", HTTP_PORT)
+    url = f"http://localhost:{http}/v2/models/qwen3_tts/ready"
     adopt_orphans()
-    supervisor = Supervisor(command, environment, lambda: responds(url), end_orphans=end_orphans, drain=drain)
-    supervisor.listens = lambda: listens(port_of(command, "http", HTTP_PORT))
-    supervisor.beside = lambda process: stream_check(port_of(command, "grpc", GRPC_PORT), process)
+    supervisor = Supervisor(
+        command,
+        environment,
+        lambda: responds(url),
+        end_orphans=end_orphans,
+        drain=drain,
+        beside=partial(stream_check, port_of(command, "grpc", GRPC_PORT)),
+        listens=lambda: listens(http),
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, supervisor.stop)
     return supervisor.run()

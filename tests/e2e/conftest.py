@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.embedded.server import TritonServer
-from tests.e2e.serving import Caller, copy_repository, serve
+from tests.e2e.serving import Caller, copy_repository, scripted_settings, serve
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,10 +23,7 @@ def scripted_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def scripted_environment(tiny_checkpoint: Path) -> dict[str, str]:
-    # The scripted codec has no golden cases to compare with, and is nearly silent; the scripted talker repeats itself.
-    names = ("CODEC_PROOF_SECONDS", "TRIM_SILENCE", "MAX_SILENCE_SECONDS", "MAX_REPEATED_SECONDS")
-    off = {f"QWEN3_TTS_{name}": "0" for name in names}
-    return {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint), "SCRIPTED_TICK_SECONDS": "0.01", **off}
+    return scripted_settings(tiny_checkpoint)
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,14 @@ def copy_repository(target: Path, fakes: bool) -> Path:
     return target
 
 
+def scripted_settings(checkpoint: Path) -> dict[str, str]:
+    """The environment of a server with scripted models."""
+    # The scripted codec has no golden cases to compare with, and is nearly silent; the scripted talker repeats itself.
+    names = ("CODEC_PROOF_SECONDS", "TRIM_SILENCE", "MAX_SILENCE_SECONDS", "MAX_REPEATED_SECONDS")
+    off = {f"QWEN3_TTS_{name}": "0" for name in names}
+    return {"QWEN3_TTS_CHECKPOINT": str(checkpoint), "SCRIPTED_TICK_SECONDS": "0.01", **off}
+
+
 def repository_with(exported: Path, folder: Path) -> Path:
     """Copies the model repository into `folder`, with the models that were exported into another one."""
     repository = copy_repository(folder / "model_repository", fakes=False)

@@ -64,7 +64,8 @@ def server(
         "QWEN3_TTS_MAX_FRAMES_LIMIT": "8192",
     }
     with launched(repository, environment, ports, folder) as process:
-        eventually(lambda: is_ready(ports, "qwen3_tts") and is_ready(ports, SECOND), PATIENCE)
+        # Both talkers by their metrics, whose port opens last.
+        eventually(lambda: is_ready(ports) and is_ready(ports, SECOND), PATIENCE)
         with Caller(SimpleNamespace(ports=ports)) as caller:  # type: ignore[arg-type]
             yield Launched(process, caller, folder, ports)
 

@@ -31,7 +31,7 @@ from tritonclient.grpc import service_pb2_grpc
 from qwen3_tts_client.protocol import SpeechRequest, encode
 from scripts.embedded.server import Ports, is_ready
 from scripts.synthetic.checkpoint import make_checkpoint
-from tests.e2e.serving import copy_repository, eventually, pcm_of
+from tests.e2e.serving import copy_repository, eventually, pcm_of, scripted_settings
 from tests.e2e.test_deaths import launched
 
 KINDS = ("whole", "cancel", "cut", "reset")
@@ -41,7 +41,6 @@ READY_SECONDS = 120.0
 # Far above the time in which the launcher's check ends a server that hangs.
 DEADLINE_SECONDS = 180.0
 RETRIED, RETRY_SECONDS = "retried", 0.5
-SETTINGS = ("CODEC_PROOF_SECONDS", "TRIM_SILENCE", "MAX_SILENCE_SECONDS", "MAX_REPEATED_SECONDS")
 
 
 class Ended(NamedTuple):
@@ -151,9 +150,8 @@ def flooded(folder: Path) -> Iterator[tuple[Ports, Path]]:
     ports, build = Ports.free(), folder / "build"
     build.mkdir()
     checkpoint = make_checkpoint(folder / "checkpoint", "tiny", "custom_voice")
-    environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), "SCRIPTED_TICK_SECONDS": "0.01"}
-    environment |= {f"QWEN3_TTS_{name}": "0" for name in SETTINGS}
-    with launched(copy_repository(folder / "model_repository", fakes=True), environment, ports, build) as launcher:
+    repository = copy_repository(folder / "model_repository", fakes=True)
+    with launched(repository, scripted_settings(checkpoint), ports, build) as launcher:
         eventually(lambda: is_ready(ports, "qwen3_tts"), READY_SECONDS)
         yield ports, build / "server.log"
         launcher.terminate()

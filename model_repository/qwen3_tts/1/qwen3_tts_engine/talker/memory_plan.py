@@ -21,7 +21,7 @@ ELEMENT = 2
 # Measured on one H200 (torch.cuda.mem_get_info before and after), where contexts are larger than on smaller GPUs.
 # A process's CUDA context with the kernels and libraries that it loads.
 CONTEXT_BYTES = 700 * MIB
-# Of that what the talker loads after the measurement of free memory; and the allocator's rounding.
+# The part of it that the talker loads after free memory is measured, and the allocator's rounding.
 RESERVE_BYTES = 320 * MIB
 # A captured CUDA graph of the talker, on average.
 GRAPH_BYTES = 3 * MIB // 2
