@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.progress import Progress
+from safetensors.torch import load_file, save_file
 
 from qwen3_tts_engine.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG, SPEECH_TOKENIZER, WEIGHTS
 from qwen3_tts_engine.checkpoint.configs import ModelConfig, SpeechTokenizerConfig, read_config
@@ -43,6 +44,13 @@ def make_checkpoint(
     _write_tensors(folder / WEIGHTS, model_shapes(folder), torch.bfloat16, seed, progress)
     _write_tensors(codec / WEIGHTS, speech_tokenizer_shapes(codec), torch.float32, seed, progress)
     return folder
+
+
+def make_endless(folder: Path) -> None:
+    """Changes a checkpoint so that its utterances never end: the end token's logit is 0, below the top 50."""
+    tensors = load_file(folder / WEIGHTS)
+    tensors["talker.codec_head.weight"][configs.CODEC_IDS["codec_eos_token_id"]] = 0
+    save_file(tensors, folder / WEIGHTS)
 
 
 def model_shapes(folder: Path) -> TensorShapes:
@@ -83,10 +91,13 @@ def main(
     size: Annotated[Size, typer.Option(help="dimensions of the weights")] = "tiny",
     model_type: Annotated[ModelType, typer.Option("--type")] = "custom_voice",
     seed: int = 0,
+    endless: Annotated[bool, typer.Option(help="utterances end at their limit of frames only")] = False,
 ) -> None:
     """Write a synthetic checkpoint into FOLDER."""
     with Progress() as progress:
         make_checkpoint(folder, size, model_type, seed, progress)
+    if endless:
+        make_endless(folder)
     typer.echo(folder)
 
 

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from rich.progress import Progress
-from safetensors.torch import load_file, save_file
 
 from export.code2wav import export
 from export.forms.python_form import PYTHON
-from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.talker.kernels.kernel_path import CHOICE_VARIABLE
-from scripts.synthetic.configs import CODEC_IDS
+from scripts.synthetic.checkpoint import make_endless
 from tests.e2e.serving import copy_repository
 
 FOLDER = Path(__file__).parent
@@ -62,9 +61,6 @@ def repository(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def endless_checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Path:
-    """A checkpoint whose utterances never end: the end token's logit is 0, below the top 50."""
     copy = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
-    tensors = load_file(copy / WEIGHTS)
-    tensors["talker.codec_head.weight"][CODEC_IDS["codec_eos_token_id"]] = 0
-    save_file(tensors, copy / WEIGHTS)
+    make_endless(copy)
     return copy
