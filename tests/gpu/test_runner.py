@@ -135,7 +135,7 @@ def test_ticks_in_parts_give_the_same_codes(checkpoint: Checkpoint, monkeypatch:
     monkeypatch.setattr(graph_runner, "NEEDED_ROWS", PART)
     runner = load_runner(checkpoint, config, DEVICE)
     assert isinstance(runner, GraphTalkerRunner)
-    assert max(runner._frames) == PART < SLOTS
+    assert runner._frames.most == PART < SLOTS
     np.testing.assert_array_equal(speak(runner, [newcomer(checkpoint, slot) for slot in range(SLOTS)]), whole)
 
 
@@ -193,7 +193,7 @@ def test_prompts_in_a_tick_agree_with_prompts_before_it(
         graphs.cache.data.zero_()
         with forbid_device_sync():
             codes = join(graphs, newcomers, 1)
-        assert (replayed[-1] in joints[SLOTS].values()) == bool(one)
+        assert (replayed[-1] in joints[SLOTS].captured.values()) == bool(one)
         found.append((codes, graphs.cache.data[:, :, places].float(), graphs._state.position[:SLOTS].clone()))
     (joint, joint_cache, joint_positions), (separate, cache, positions) = found
     assert float((joint_cache - cache).norm() / cache.norm()) < 0.02
@@ -210,7 +210,7 @@ def test_batch_invariant_codes_do_not_depend_on_prompts_in_the_tick(
 ) -> None:
     runner = load_runner(checkpoint, config_of(checkpoint, batch_invariant=True), DEVICE)
     assert isinstance(runner, GraphTalkerRunner)
-    joints = [graph for joint in runner._joints.values() for graph in joint.values()]
+    joints = [graph for joint in runner._joints.values() for graph in joint.captured.values()]
     newcomers = [newcomer(checkpoint, slot) for slot in range(SLOTS)]
     replayed.clear()  # of those of the proof
     joint = join(runner, newcomers, FRAMES)

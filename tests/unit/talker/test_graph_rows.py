@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from qwen3_tts_engine.talker.graph_runner import (
 )
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.runner import TalkerRunner
-from qwen3_tts_engine.talker.tick_graph import filled_parts, split
+from qwen3_tts_engine.talker.tick_graph import Graphs
 from qwen3_tts_engine.voice import Voice
 from tests.conftest import CheckpointOf
 from tests.fakes.scripted import Listener
@@ -58,11 +59,10 @@ def test_out_of_memory_fails_only_the_prompt_that_causes_it(
     prompts = PromptBuilder(checkpoint, config)
     graphs = as_graph_runner(load_runner(checkpoint, config, torch.device("cpu")))
     load_history, prefilled = graphs._state.load_history, list[np.ndarray]()
-    graphs._prefills = {512: SimpleNamespace(replay=prefilled.append)}  # type: ignore[dict-item]
     opening = SimpleNamespace(replay=lambda rows: graphs._state.load(torch.from_numpy(rows)))
-    graphs._openings = {64: opening}  # type: ignore[dict-item]
     enter = SimpleNamespace(replay=lambda unopened, rows: (opening.replay(unopened), prefilled.append(rows)))
-    graphs._entries = {512: enter}  # type: ignore[dict-item]
+    graphs._prefills = captured({512: SimpleNamespace(replay=prefilled.append)})
+    graphs._openings, graphs._entries = captured({64: opening}), captured({512: enter})
     graphs._unopened, graphs._pending = graphs._state.padding_rows(0), graphs._padding_rows(0)
 
     def fail_for_slot_1(newcomers: list[Newcomer]) -> None:
@@ -84,12 +84,8 @@ def test_out_of_memory_fails_only_the_prompt_that_causes_it(
 @pytest.mark.parametrize("count", [1, 59, 512, 513, 700, 1100, 3776, 15104])
 def test_parts_of_a_long_prefill_fill_their_graphs(count: int, slots: int) -> None:
     rows, buckets = np.arange(count), prefill_buckets(slots)
-    graphs = {bucket: SimpleNamespace(size=bucket) for bucket in buckets}
-    replays = [
-        (graph.size, part)
-        for filled in filled_parts(rows, graphs, MAX_PADDED_PREFILL)
-        for graph, part in split(graphs, filled)  # type: ignore[arg-type]
-    ]
+    graphs = captured({bucket: SimpleNamespace(size=bucket) for bucket in buckets})
+    replays = [(cast(Any, graph).size, part) for graph, part in graphs.fill(rows, MAX_PADDED_PREFILL)]
     np.testing.assert_array_equal(np.concatenate([part for _, part in replays]), rows)
     *filled, (size, last) = replays
     assert all(size == len(part) for size, part in filled)
@@ -121,6 +117,13 @@ def test_a_first_frame_among_others_equals_one_alone(checkpoint_of: CheckpointOf
     torch.testing.assert_close(state.input[:3], fed[:3], atol=1e-5, rtol=1e-5)
     own = newcomers[2].pages[-1] * eager.limits.page_size + eager.limits.page_size
     torch.testing.assert_close(cache[:, :, :own], keys[:, :, :own], atol=1e-5, rtol=1e-5)
+
+
+def captured(by_rows: dict[int, Any]) -> Graphs:
+    """Stand-ins for graphs, by their number of rows."""
+    graphs = Graphs(lambda: None, [], lambda rows: [], 0)
+    graphs.captured.update(by_rows)
+    return graphs
 
 
 def as_graph_runner(eager: TalkerRunner) -> GraphTalkerRunner:
@@ -173,7 +176,7 @@ def test_ticks_without_memory_for_their_graph_run_in_parts(
     checkpoint_of: CheckpointOf, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     graphs = capture_with_memory_for(128, checkpoint_of, error)
-    assert max(graphs._frames) == 128
+    assert graphs._frames.most == 128
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert re.match(r"the GPU has no memory for \d+ of \d+ CUDA graphs: ticks of many streams run in parts", warning)
     graphs._fresh[:] = False
@@ -182,8 +185,8 @@ def test_ticks_without_memory_for_their_graph_run_in_parts(
     assert [graph.sizes for graph, _ in replays] == [[128], [128], [48]]  # type: ignore[attr-defined]
     np.testing.assert_array_equal(np.concatenate([pairs[:, 0] for _, (pairs,) in replays]), slots)
     # 64 frames have a graph with 64 rows of prompts; 128 have none.
-    assert {count: set(joint) for count, joint in graphs._joints.items()}[64] == {64}
-    assert graphs._joints[128] == {}
+    assert graphs._joints[64].captured.keys() == {64}
+    assert not graphs._joints[128].captured
 
 
 def test_a_model_without_memory_for_small_graphs_does_not_start(checkpoint_of: CheckpointOf) -> None:
@@ -200,5 +203,5 @@ def test_with_memory_for_all_graphs_there_is_no_warning(
     checkpoint_of: CheckpointOf, caplog: pytest.LogCaptureFixture
 ) -> None:
     graphs = capture_with_memory_for(1 << 20, checkpoint_of)
-    assert max(graphs._frames) == 300
+    assert graphs._frames.most == 300
     assert not [record for record in caplog.records if record.levelname == "WARNING"]

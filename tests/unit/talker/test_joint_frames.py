@@ -53,12 +53,14 @@ class EagerGraphRunner(GraphTalkerRunner):
     def joint_replays(self) -> list[tuple[int, int]]:
         """(frame rows, prompt rows) of the joint graphs replayed so far."""
         graphs = (
-            (frames, prompts, graph) for frames, joint in self._joints.items() for prompts, graph in joint.items()
+            (frames, prompts, graph)
+            for frames, joint in self._joints.items()
+            for prompts, graph in joint.captured.items()
         )
         return [(frames, prompts) for frames, prompts, graph in graphs for _ in range(graph.replays)]  # type: ignore[attr-defined]
 
     def prefill_replays(self) -> int:
-        graphs = [*self._prefills.values(), *self._entries.values()]
+        graphs = [*self._prefills.captured.values(), *self._entries.captured.values()]
         return sum(graph.replays for graph in graphs)  # type: ignore[attr-defined]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from qwen3_tts_engine.core.batches import Frames, Newcomer, TextFeed
 from qwen3_tts_engine.talker.ops.interface import Hidden
 from qwen3_tts_engine.talker.runner import TalkerRunner
-from qwen3_tts_engine.talker.tick_graph import Run, TickGraph, bucket_of, capture_in_order, filled_parts, split, up_to
+from qwen3_tts_engine.talker.tick_graph import Graphs, Run, TickGraph, capture_in_order, up_to
 
 ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 FIRST_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
@@ -54,30 +55,24 @@ class GraphTalkerRunner(TalkerRunner):
         self._pool: Any = None
         # Of prefilled newcomers, for the next launch: the slot of a lone one, and prompts.
         self._unopened, self._pending = self._state.padding_rows(0), self._padding_rows(0)
-        self._frames: dict[int, TickGraph] = {}
-        self._firsts: dict[int, TickGraph] = {}
-        self._prefills: dict[int, TickGraph] = {}
-        self._joints: dict[int, dict[int, TickGraph]] = {}
-        self._openings: dict[int, TickGraph] = {}
-        self._entries: dict[int, TickGraph] = {}
         self._ticks = cycle([self._make_tick() for _ in range(self.lookahead + 1)])
         pairs, prompts, opened = self._padding_pairs, self._padding_rows, self._state.padding_rows
-        frames, firsts = (up_to(buckets, self.limits.num_slots) for buckets in (ROW_BUCKETS, FIRST_BUCKETS))
-        # Largest first, so that smaller graphs reuse its memory pool.
-        plan: list[tuple[dict[int, TickGraph], int, Sequence[np.ndarray], Run]]
-        plan = [(self._frames, rows, [pairs(rows)], self._mixed_frame) for rows in reversed(frames)]
-        plan += [(self._firsts, rows, [self._padding_slots(rows)], self._first_frame) for rows in reversed(firsts)]
-        prefills = prefill_buckets(self.limits.num_slots)
-        plan += [(self._prefills, rows, [prompts(rows)], self._prefill_rows) for rows in reversed(prefills)]
-        plan += [(self._openings, rows, [opened(rows)], self._state.load) for rows in reversed(OPEN_BUCKETS)]
-        plan += [(self._entries, rows, [opened(1), prompts(rows)], self._enter) for rows in reversed(ENTRY_BUCKETS)]
-        for count in [bucket for bucket in reversed(frames) if bucket >= MIN_JOINT_FRAMES]:
-            joint = self._joints[count] = {}
-            padding = [(rows, [pairs(count), prompts(rows)]) for rows in reversed(joint_prompts(count))]
-            plan += [(joint, rows, unused, self._joint_frame) for rows, unused in padding]
-        capture_in_order(plan, self._capture, self._is_needed, progress)
+        slots = self.limits.num_slots
+        frames, firsts = up_to(ROW_BUCKETS, slots), up_to(FIRST_BUCKETS, slots)
+        self._frames = Graphs(self._mixed_frame, frames, lambda rows: [pairs(rows)], NEEDED_ROWS)
+        self._firsts = Graphs(self._first_frame, firsts, lambda rows: [self._padding_slots(rows)], NEEDED_ROWS)
+        self._prefills = Graphs(self._prefill_rows, prefill_buckets(slots), lambda rows: [prompts(rows)], NEEDED_ROWS)
+        self._openings = Graphs(self._state.load, OPEN_BUCKETS, lambda rows: [opened(rows)], NEEDED_ROWS)
+        self._entries = Graphs(self._enter, ENTRY_BUCKETS, lambda rows: [opened(1), prompts(rows)], NEEDED_ROWS)
+        self._joints = {
+            count: Graphs(self._joint_frame, joint_prompts(count), partial(self._padding_joint, count), needed=0)
+            for count in reversed(frames)
+            if count >= MIN_JOINT_FRAMES
+        }
+        alone = (self._frames, self._firsts, self._prefills, self._openings, self._entries)
+        capture_in_order([*alone, *self._joints.values()], self._capture, progress)
         torch.cuda.empty_cache()  # left by the runs before capture
-        self._joints = {count: joint for count, joint in self._joints.items() if count in self._frames}
+        self._joints = {count: joint for count, joint in self._joints.items() if count in self._frames.captured}
 
     @torch.inference_mode()
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
@@ -122,7 +117,7 @@ class GraphTalkerRunner(TalkerRunner):
         self._fresh[[newcomer.slot for newcomer in newcomers]] = True
 
     def _open_slots(self) -> None:
-        for graph, rows in split(self._openings, self._unopened):
+        for graph, rows in self._openings.split(self._unopened):
             graph.replay(rows)
         self._unopened = self._unopened[:0]
 
@@ -131,29 +126,29 @@ class GraphTalkerRunner(TalkerRunner):
         fresh = self._take_fresh(slots)
         if fresh.all():
             self._prefill_pending()
-            return [(graph, (part,)) for graph, part in split(self._firsts, slots)]
+            return [(graph, (part,)) for graph, part in self._firsts.split(slots)]
         pairs = np.stack([slots, np.where(fresh, self._state.padding_slot, slots)], axis=1)
         replays: list[tuple[TickGraph, tuple[np.ndarray, ...]]]
-        replays = [(graph, (part,)) for graph, part in split(self._frames, pairs)]
-        joint = self._joints.get(bucket_of(self._frames, len(pairs)), {})
-        if len(prompts := self._prefill_pending(max(joint, default=0))):
-            replays[0] = (joint[bucket_of(joint, len(prompts))], (*replays[0][1], prompts))
+        replays = [(graph, (part,)) for graph, part in self._frames.split(pairs)]
+        joint = self._joints.get(self._frames.bucket(len(pairs)))
+        prompts = self._prefill_pending(joint.most if joint else 0)
+        if joint and len(prompts):
+            replays[0] = (joint.of(len(prompts)), (*replays[0][1], prompts))
         return replays
 
     def _prefill_pending(self, most: int = 0) -> np.ndarray:
         """Prefill pending prompt rows until at most `most` are left; returns those, which are not pending any more."""
         rows, self._pending = self._pending, self._pending[:0]
-        if len(self._unopened) and most < len(rows) <= max(self._entries):
-            self._entries[bucket_of(self._entries, len(rows))].replay(self._unopened, rows)
+        if len(self._unopened) and most < len(rows) <= self._entries.most:
+            self._entries.of(len(rows)).replay(self._unopened, rows)
             self._unopened = self._unopened[:0]
             return self._pending
         self._open_slots()
         # Each replay stores keys before it attends, so prompts may be split anywhere.
-        for part in filled_parts(rows, self._prefills, MAX_PADDED_PREFILL):
+        for graph, part in self._prefills.fill(rows, MAX_PADDED_PREFILL):
             if len(rows) <= most:
                 break
-            for graph, filled in split(self._prefills, part):
-                graph.replay(filled)
+            graph.replay(part)
             rows = rows[len(part) :]
         return rows
 
@@ -169,14 +164,14 @@ class GraphTalkerRunner(TalkerRunner):
             self._pool = graph.pool
             return graph
 
-    def _is_needed(self, rows: int, run: Run) -> bool:
-        return rows <= NEEDED_ROWS and run != self._joint_frame
-
     def _padding_slots(self, rows: int) -> np.ndarray:
         return np.full(rows, self._state.padding_slot)
 
     def _padding_pairs(self, rows: int) -> np.ndarray:
         return np.full((rows, 2), self._state.padding_slot)
+
+    def _padding_joint(self, count: int, rows: int) -> list[np.ndarray]:
+        return [self._padding_pairs(count), self._padding_rows(rows)]
 
     def _padding_rows(self, rows: int) -> np.ndarray:
         """Rows of prefill input: slot, position, slot that receives the output, slot whose x-vector is added (none in

@@ -1,7 +1,7 @@
 """A function captured as a CUDA graph, and how rows are split among captured sizes."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from math import prod
 from typing import Any
@@ -81,23 +81,59 @@ class TickGraph:
         return self._output
 
 
+class Graphs:
+    """One function, captured for several numbers of rows of its last input."""
+
+    def __init__(
+        self, run: Run, buckets: Sequence[int], padding: Callable[[int], Sequence[np.ndarray]], needed: int
+    ) -> None:
+        """`padding` are the unused rows of each input, for a number of rows; graphs of up to `needed` rows must fit."""
+        self.run, self.buckets, self.padding, self.needed = run, buckets, padding, needed
+        self.captured: dict[int, TickGraph] = {}
+
+    @property
+    def most(self) -> int:
+        """Rows of the largest graph."""
+        return max(self.captured, default=0)
+
+    def bucket(self, rows: int) -> int:
+        """The smallest one for `rows`; the largest one where none suffices."""
+        return min((bucket for bucket in self.captured if bucket >= rows), default=self.most)
+
+    def of(self, rows: int) -> TickGraph:
+        return self.captured[self.bucket(rows)]
+
+    def split(self, rows: np.ndarray) -> Iterator[tuple[TickGraph, np.ndarray]]:
+        """Parts of the largest graph's size, each with its smallest graph."""
+        for start in range(0, len(rows), self.most):
+            part = rows[start : start + self.most]
+            yield self.of(len(part)), part
+
+    def fill(self, rows: np.ndarray, max_padded: int) -> Iterator[tuple[TickGraph, np.ndarray]]:
+        """Parts that fill a graph, as long as more than `max_padded` rows are left; then as `split`."""
+        while len(rows) > max_padded:
+            size = max(bucket for bucket in self.captured if bucket <= len(rows))
+            yield self.captured[size], rows[:size]
+            rows = rows[size:]
+        yield from self.split(rows)
+
+
 def capture_in_order(
-    plan: Sequence[tuple[dict[int, TickGraph], int, Sequence[np.ndarray], Run]],
+    graphs: Sequence[Graphs],
     capture: Callable[[Sequence[np.ndarray], Run], TickGraph],
-    is_needed: Callable[[int, Run], bool],
     progress: Callable[[int, int], None],
 ) -> None:
-    """`plan`: where each graph belongs, its number of rows, its padding and what it runs.
+    """The largest one of each first, so that smaller ones reuse its memory.
 
     Goes on without those for which there is no memory. Raises RuntimeError if one of them is needed.
     """
-    lacking = 0
-    for done, (graphs, rows, padding, run) in enumerate(plan, start=1):
+    plan, lacking = [(one, rows) for one in graphs for rows in reversed(one.buckets)], 0
+    for done, (one, rows) in enumerate(plan, start=1):
         try:
-            graphs[rows] = capture(padding, run)
+            one.captured[rows] = capture(one.padding(rows), one.run)
         except RuntimeError as error:
             # Of PyTorch's allocator, or of CUDA when it makes the graph.
-            if "out of memory" not in str(error) or is_needed(rows, run):
+            if "out of memory" not in str(error) or rows <= one.needed:
                 raise
             lacking += 1
         progress(done, len(plan))
@@ -115,26 +151,3 @@ def up_to(buckets: tuple[int, ...], limit: int) -> tuple[int, ...]:
     """Buckets for up to `limit` rows; a bucket above `limit` is replaced by `limit`."""
     smaller = tuple(bucket for bucket in buckets if bucket < limit)
     return smaller if smaller == buckets else (*smaller, limit)
-
-
-def bucket_of(buckets: Iterable[int], rows: int) -> int:
-    """The smallest bucket for `rows`; the largest one where none suffices."""
-    return min((bucket for bucket in buckets if bucket >= rows), default=max(buckets))
-
-
-def filled_parts(rows: np.ndarray, buckets: Iterable[int], max_padded: int) -> Iterator[np.ndarray]:
-    """Parts that fill a bucket, as long as more than `max_padded` rows are left."""
-    while len(rows) > max_padded:
-        size = max(bucket for bucket in buckets if bucket <= len(rows))
-        yield rows[:size]
-        rows = rows[size:]
-    if len(rows):
-        yield rows
-
-
-def split(graphs: dict[int, TickGraph], rows: np.ndarray) -> Iterator[tuple[TickGraph, np.ndarray]]:
-    """Splits rows by the largest graph, each part with its smallest graph."""
-    largest = max(graphs)
-    for start in range(0, len(rows), largest):
-        part = rows[start : start + largest]
-        yield graphs[bucket_of(graphs, len(part))], part
