@@ -15,7 +15,7 @@ from export.verify import Verification, failures, worst
 from qwen3_tts_engine.audio import SAMPLE_RATE
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
-from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EngineFacts
+from qwen3_tts_engine.checkpoint.manifest import CODEC_CONTRACT, CodecManifest, EngineFacts
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MODEL_NAME, served_shapes
 from qwen3_tts_engine.codec.golden import GOLDEN, Golden
 
@@ -92,5 +92,6 @@ def _manifest(checkpoint: Checkpoint, step: CodecStep, form: Form, engine: Engin
         codec_digest=checkpoint.codec_digest,
         chunk_frames=list(CHUNK_FRAMES),
         sample_rate=SAMPLE_RATE,
+        contract=CODEC_CONTRACT,
         **facts(form, engine),
     )

@@ -122,7 +122,7 @@ def configured(encoder: EncoderExport, runtime: Runtime, name: str, size: int) -
     """Text of config.pbtxt: the model's part, then the runtime's."""
     model, served = ((MODELS / f"{part}.pbtxt").read_text(encoding="utf-8") for part in (encoder.name, runtime.name))
     named = model.replace(f'name: "{encoder.name}"', f'name: "{name}"', 1)
-    # ONNX Runtime's backend requires every size that is fixed in the file.
+    # TensorRT's backend requires every size that is fixed in the file.
     return named.replace("[ 1, -1 ]", f"[ 1, {size} ]") + served
 
 

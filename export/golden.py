@@ -9,7 +9,7 @@ from export.reference import Reference
 from qwen3_tts_engine.audio import NUM_CODEBOOKS
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, split_frames
 from qwen3_tts_engine.codec.golden import Golden
-from qwen3_tts_engine.codec.states import to_pcm
+from qwen3_tts_engine.codec.travelling_states import to_pcm
 
 SEED = 0
 UTTERANCES = 3
@@ -22,7 +22,7 @@ def make_golden(step: CodecStep, codec_digest: str, snr_db: float) -> Golden:
     reference = Reference(step)
     shape = (UTTERANCES, FRAMES, NUM_CODEBOOKS)
     codes = np.random.default_rng(SEED).integers(0, reference.config.codebook_size, shape, np.int32)
-    samples, _ = to_pcm(_waveform(reference, torch.from_numpy(codes)))
+    samples = to_pcm(_waveform(reference, torch.from_numpy(codes)))
     return Golden(codes, samples, snr_db, codec_digest)
 
 

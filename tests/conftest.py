@@ -13,7 +13,6 @@ from rich.progress import Progress
 
 from export.code2wav import export
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
-from export.forms.graph import ONNX_RUNTIME
 from export.forms.onnx_form import ONNX
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.synthetic.checkpoint import make_checkpoint
@@ -80,7 +79,7 @@ def tiny_base_models(checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempP
     with Progress(disable=True) as progress:
         export(checkpoint, repository, ONNX, progress)
         for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
-            export_encoder(encoder, checkpoint, repository / encoder.name, ONNX_RUNTIME, progress)
+            export_encoder(encoder, checkpoint, repository / encoder.name, ONNX.encoders, progress)
     return repository
 
 

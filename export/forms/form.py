@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from export.agreement import Agreement
-from export.forms.graph import ONNX_RUNTIME, Runtime
+from export.forms.graph import Runtime
 from export.modules.codec import CodecStep
 from export.verify import SHORT_UTTERANCE, StepFunction
 from qwen3_tts_engine.checkpoint.manifest import EngineFacts, FormName
@@ -25,10 +25,10 @@ class Form:
     limit: Agreement
     build: Callable[[CodecStep, Path], EngineFacts | None]
     load: Callable[[Path], StepFunction]
+    encoders: Runtime
+    """Of a Base checkpoint."""
     weights_dtype: torch.dtype = torch.float32
     """Dtype of the step passed to `build`."""
-    encoders: Runtime = ONNX_RUNTIME
-    """Runtime of a Base checkpoint's encoders."""
     batches: Sequence[int] | None = None
     """Batch sizes to verify; None for all, or some if all take too long."""
     utterance: int = SHORT_UTTERANCE

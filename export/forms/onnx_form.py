@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -14,6 +14,8 @@ from torch.export import Dim
 from export.agreement import Agreement
 from export.forms.form import Form
 from export.forms.graph import ONNX_RUNTIME, OnnxGraph, Run, Runtime
+from export.forms.program_form import ONNX_PROGRAM
+from export.forms.python_form import step_config
 from export.modules.codec import CodecStep
 from export.profiles import Profile, profile
 from qwen3_tts_engine.checkpoint.manifest import EngineFacts
@@ -82,35 +84,17 @@ def _build(runtime: Runtime, step: CodecStep, path: Path) -> EngineFacts | None:
     return runtime.make(graph(step), path)
 
 
-def _make_state_dynamic(path: Path) -> None:
-    """Makes the state's size dynamic in an ONNX file, as in config.pbtxt, which is for codecs of every size.
-
-    Triton's ONNX Runtime backend rejects -1 in a configuration if the file has a number there, even one inferred from
-    its nodes: a Reshape derives the output's size from the input instead. The metadata keeps the number.
-    """
-    model = onnx.load(path)
-    nodes, tensors = model.graph.node, (*model.graph.input, *model.graph.output)
-    for tensor in tensors:
-        if tensor.name in (STATE, STATE_OUT):
-            size = tensor.type.tensor_type.shape.dim[1]
-            model.metadata_props.add(key=f"{tensor.name}.dims", value=f"-1,{size.dim_value}")
-            size.dim_param = "state_size"
-    sized, shape = f"{STATE_OUT}.sized", f"{STATE}.shape"
-    [(node, i)] = [(node, i) for node in nodes for i, name in enumerate(node.output) if name == STATE_OUT]
-    node.output[i] = sized
-    nodes.append(onnx.helper.make_node("Shape", [STATE], [shape]))
-    nodes.append(onnx.helper.make_node("Reshape", [sized, shape], [STATE_OUT]))
-    onnx.save(model, path)
-
-
 def _write(graph: OnnxGraph, path: Path) -> None:
+    """With what the package code2wav_step reads."""
     graph.write(path)
-    _make_state_dynamic(path)
+    model, step = onnx.load(path), cast(CodecStep, graph.module)
+    onnx.helper.set_model_props(model, step_config(step.config).to_metadata())
+    onnx.save(model, path)
 
 
 ONNX = graph_form(
     replace(ONNX_RUNTIME, make=_write),
-    encoders=ONNX_RUNTIME,
+    encoders=ONNX_PROGRAM,
     state_dtype="FP32",
     limit=Agreement(max_error=1e-3, snr_db=60.0),
 )

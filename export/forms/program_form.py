@@ -1,14 +1,16 @@
-"""A PyTorch module as a program of torch.export, which Triton's Python backend runs with PyTorch's own operations."""
+"""An encoder for Triton's Python backend: a program of torch.export, or an ONNX graph for a CPU."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import torch
 
-from encoder_program.program import CONTRACT, MODEL_FILE, Contract, EncoderProgram, Input
-from export.forms.graph import OnnxGraph, Run, Runtime
+from encoder_program.program import CONTRACT, MODEL_FILE, Contract, EncoderProgram, Input, OnnxEncoder
+from export.forms.graph import ONNX_RUNTIME, OnnxGraph, Run, Runtime
 from export.tensorrt.process import Arrays
 
-# model.py and its package, which the model folder requires beside the program.
+# model.py and its package, which the model folder requires beside the file.
 CODE = Path(__file__).parents[1] / "models" / "python"
 
 
@@ -33,11 +35,20 @@ def contract(graph: OnnxGraph) -> Contract:
     return Contract(inputs, output, warm_up)
 
 
+def make_onnx(graph: OnnxGraph, path: Path) -> None:
+    graph.write(path)
+    model = onnx.load(path)
+    onnx.helper.set_model_props(model, {CONTRACT: contract(graph).to_json()})
+    onnx.save(model, path)
+
+
 def load(path: Path) -> Run:
     """Loads the program onto the GPU where there is one, as it is served."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    program = EncoderProgram.load(path, device)
+    return run_of(EncoderProgram.load(path, device))
 
+
+def run_of(program: EncoderProgram | OnnxEncoder) -> Run:
     def run(inputs: Arrays) -> Arrays:
         output = program({name: torch.from_numpy(array) for name, array in inputs.items()})
         return {program.contract.output: output.numpy()}
@@ -46,3 +57,4 @@ def load(path: Path) -> Run:
 
 
 PROGRAM = Runtime("python", MODEL_FILE, None, make=make, load=load, code=CODE)
+ONNX_PROGRAM = replace(ONNX_RUNTIME, make=make_onnx, load=lambda path: run_of(OnnxEncoder.load(path)), code=CODE)

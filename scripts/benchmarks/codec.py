@@ -22,7 +22,9 @@ from torch import Tensor
 
 from code2wav_step import startup
 from code2wav_step.buckets import BatchShape, Buckets
+from code2wav_step.config import Contract
 from code2wav_step.kernel_ops import KernelOps
+from code2wav_step.rows import Places, Rows
 from code2wav_step.runner import GraphStepRunner
 from code2wav_step.torch_ops import TorchOps
 from code2wav_step.weights import StepWeights
@@ -106,11 +108,9 @@ def measure(runner: GraphStepRunner, streams: Streams, batch: int, frames: int, 
         expected, _ = streams.reference(codes[:8], state[:8].float(), history[:8])
     error = snr_db(expected, waveform[:8])
     ms = _milliseconds(lambda: runner(*inputs), repeats)
-    states, host_codes = state.repeat(2, 1), codes.cpu().numpy()
-    places = np.stack([np.arange(batch), batch + np.arange(batch), history[:, 0].cpu().numpy()], axis=1).astype(
-        np.int32
-    )
-    in_place = _milliseconds(lambda: runner.advance(host_codes, states, places), repeats)
+    rows, places = filled(state, history[:, 0].cpu().numpy(), runner.config.contract)
+    host_codes = codes.cpu().numpy()
+    in_place = _milliseconds(lambda: runner.advance(host_codes, rows, places), repeats)
     return {
         "batch": batch,
         "frames": frames,
@@ -119,6 +119,19 @@ def measure(runner: GraphStepRunner, streams: Streams, batch: int, frames: int, 
         "in_place_ms": round(in_place, 3),
         "snr_db": round(error, 1),
     }
+
+
+def filled(state: Tensor, history: np.ndarray, contract: Contract) -> tuple[Rows, Places]:
+    """Rows with the states [B, S], and places that read them and write as many others."""
+    batch, size = state.shape
+    rows = Rows(size, state.dtype, state.device, contract)
+    before = np.arange(1, batch + 1)
+
+    def places(read: np.ndarray, written: np.ndarray) -> Places:
+        return rows.open(np.stack([read, written, history, np.ones(batch)], axis=1).astype(np.int32))
+
+    rows.scatter(places(np.zeros(batch), before), state)
+    return rows, places(before, batch + before)
 
 
 def _milliseconds(call: Callable[[], object], repeats: int) -> float:

@@ -21,16 +21,17 @@ import typer
 from rich.console import Console
 
 from code2wav_step import line as codec_line
+from code2wav_step.config import Contract
 from qwen3_tts_engine.audio import NUM_CODEBOOKS, SAMPLES_PER_FRAME
 from qwen3_tts_engine.codec.calls import GREEDY
-from qwen3_tts_engine.codec.clients import SharedStatesCodec
-from qwen3_tts_engine.codec.contract import STATES_MEMORY
+from qwen3_tts_engine.codec.client import Code2Wav
+from qwen3_tts_engine.codec.contract import RowCounts, terms
 from qwen3_tts_engine.codec.line import Line
-from qwen3_tts_engine.codec.states import NUM_EXTRA, CodecStates
+from qwen3_tts_engine.codec.row_calls import RowCalls
 from qwen3_tts_engine.core.batches import Frames, Newcomer, TextFeed
 from qwen3_tts_engine.core.streams import Prompt, Stream
-from qwen3_tts_engine.delivery import Sending
-from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.engine.delivery import Sending
+from qwen3_tts_engine.engine.engine import Engine
 from qwen3_tts_engine.interfaces import ModelCall, RunnerLimits, SchedulerLimits
 from qwen3_tts_engine.process.child import PipeCaller
 from qwen3_tts_engine.process.pipe import Messages, Writer
@@ -143,7 +144,7 @@ def running(times: dict[str, float]) -> Iterator[tuple[Engine, Writer]]:
     """An engine, and the pipe of its responses, which another process reads."""
     line = TimedLine(times)
     responses, end = os.pipe()
-    start(serve_codec, line.place)
+    start(serve_codec, line.address)
     while not line.is_open():
         time.sleep(PAUSE_SECONDS)
     start(read_responses, os.getpid(), responses)
@@ -167,9 +168,10 @@ def running(times: dict[str, float]) -> Iterator[tuple[Engine, Writer]]:
 def build_engine(times: dict[str, float], line: Line, sending: Sending) -> Engine:
     table, capacity = SlotTable(SLOTS, FRAMES, NUM_CODEBOOKS), Capacity(0, CHUNK_FRAMES, batching_is_free=True)
     limits = SchedulerLimits(PAGE_SIZE, PAGES, SLOTS, SLOTS, MAX_PREFILL_SECONDS)
-    states = CodecStates(torch.zeros(SLOTS + NUM_EXTRA, 1), HISTORY, "stand-in", line)
     chunker = Chunker(table, CHUNK_FRAMES, capacity.frame_seconds)
-    codec = SharedStatesCodec(states, call_model)
+    calls = RowCalls(call_model, lambda model: nullcontext(), line)
+    codec = Code2Wav(calls.call, 1, RowCounts(SLOTS, 0), HISTORY, CHUNK_FRAMES, calls.announce)
+    codec.claim()
     return Engine(Scheduler(table, limits, capacity), chunker, Runner(times), codec, sending=sending)
 
 
@@ -182,16 +184,15 @@ def start(run: Callable[..., None], *arguments: object) -> None:
     multiprocessing.get_context("spawn").Process(target=run, args=arguments, daemon=True).start()
 
 
-def serve_codec(place: dict[str, Any]) -> None:
+def serve_codec(address: str) -> None:
     def run(codes: np.ndarray, places: np.ndarray, pcm: np.ndarray) -> None:
         end = time.perf_counter() + CALL_SECONDS
         while time.perf_counter() < end:
             pass
         pcm[:] = LOUD
 
-    codec_line.Line(
-        place, STATES_MEMORY, (NUM_CODEBOOKS, SAMPLES_PER_FRAME), run, lambda codes, places: None, nullcontext()
-    )
+    contract, sizes = Contract(**terms()), (NUM_CODEBOOKS, SAMPLES_PER_FRAME)  # type: ignore[arg-type]
+    codec_line.Line(address, contract, sizes, run, lambda codes, places: None, nullcontext())
     threading.Event().wait()
 
 

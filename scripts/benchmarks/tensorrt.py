@@ -59,14 +59,14 @@ def main(
     plan = list(plan_rows(checkpoint, TensorRtSettings(tensorrt_python, tensorrt_level)))
     talk = ["--speaker", "vivian", "--max-frames", 71, "--text", text]
     log = artifact_dir / "server.log"
-    with server_of("tensorrt", checkpoint, MAX_STREAMS, log, [real_backend]) as server:
+    with server_of("tensorrt", checkpoint, MAX_STREAMS, log, [real_backend]):
         first = first_requests(text)
         interval = ["--measurement-interval", measurement_interval, "--warmup-request-count", 8]
         bench = ["bench", "--concurrency", LOADS, *interval, *talk, "--artifact-dir", artifact_dir / "serving"]
         run("qwen3_tts_client", *bench)
         with background_streams(*talk, "--artifact-dir", artifact_dir / "beside"):
             mixed = artifact_dir / "mixed.json"
-            options = ["--admin-key", server.admin_key, "--checkpoint", checkpoint, "--calls", calls]
+            options = ["--checkpoint", checkpoint, "--calls", calls]
             run("scripts.benchmarks.mixed_calls", *options, "--output", mixed)
     record = recorded(plan, artifact_dir) | {"first_request": first, "proof_seconds": proof_seconds(log.read_text())}
     output.write_text(json.dumps(record, indent=1) + "\n")

@@ -12,10 +12,8 @@ from export.tensorrt.api import PLUGIN_LIBRARY
 from scripts.embedded.protection import ADMIN_KEY_VARIABLE, region_options
 
 BACKENDS = Path(__file__).parent / "backends"
-# Modules of several stand-ins; the server adds only a backend's own folder to sys.path.
-SHARED = BACKENDS / "shared"
 # Shared libraries that the real backends load, by the requested names.
-LIBRARIES = {"onnxruntime": ("libonnxruntime.so.1",), "tensorrt": ("libnvinfer.so.8", "libnvinfer_plugin.so.8")}
+LIBRARIES = {"tensorrt": ("libnvinfer.so.8", "libnvinfer_plugin.so.8")}
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 STUB = "triton_python_backend_stub"
 
@@ -48,7 +46,7 @@ def server_environment() -> dict[str, str]:
 
 
 def backend_directory(target: Path, real: Sequence[Path] = ()) -> Path:
-    """Creates a backend directory in `target`: the Python backend with the stub of this Python, and the stand-ins.
+    """Creates a backend directory in `target`: the Python backend with the stub of this Python, and the stand-in.
 
     Each folder of `real` holds a compiled backend, libtriton_<name of the folder>.so, which replaces its stand-in.
     Raises ServerError if a library is missing.
@@ -62,9 +60,7 @@ def backend_directory(target: Path, real: Sequence[Path] = ()) -> Path:
     shutil.copy(stub, target / "python" / STUB)
     (target / "python" / STUB).chmod(0o755)
     for backend in BACKENDS.iterdir():
-        if backend != SHARED:
-            files = {file.name: file for file in (*backend.glob("*.py"), *SHARED.glob("*.py"))}
-            _link_files(files, target / backend.name)
+        _link_files({file.name: file for file in backend.glob("*.py")}, target / backend.name)
     for folder in real:
         shutil.rmtree(target / folder.name, ignore_errors=True)
         _link_files(_real_files(folder.resolve()), target / folder.name)
@@ -95,18 +91,11 @@ def _real_files(folder: Path) -> dict[str, Path]:
 
 
 def find_library(name: str) -> Path:
-    """Finds it, also as name.x.y, in the onnxruntime wheel or on LD_LIBRARY_PATH; raises ServerError."""
-    for folder in _library_folders():
+    """Finds it, also as name.x.y, on LD_LIBRARY_PATH; raises ServerError."""
+    for folder in map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))):
         if found := sorted(folder.glob(f"{name}*")):
             return found[0].resolve()
     raise ServerError(f"{name} is missing: add the folder that holds it to LD_LIBRARY_PATH")
-
-
-def _library_folders() -> list[Path]:
-    folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
-    spec = find_spec("onnxruntime")
-    wheel = spec.submodule_search_locations if spec else None
-    return [Path(place) / "capi" for place in wheel or ()] + [Path(folder) for folder in folders]
 
 
 def _link_files(files: Mapping[str, Path], folder: Path) -> None:

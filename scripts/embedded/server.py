@@ -2,9 +2,8 @@
 
     python -m scripts.embedded.server --model-repository model_repository [any option of tritonserver]
 
-Its ONNX Runtime and TensorRT backends are stand-ins written in Python (the folder `backends`), which serve the
-same model repository as the real backends in an NGC container. --real-backend FOLDER/onnxruntime replaces a stand-in
-with FOLDER/onnxruntime/libtriton_onnxruntime.so.
+Its TensorRT backend is a stand-in written in Python (the folder `backends`), which serves the same model repository as
+the real one in an NGC container. --real-backend FOLDER/tensorrt replaces it with FOLDER/tensorrt/libtriton_tensorrt.so.
 """
 
 import os

@@ -1,20 +1,36 @@
 """Serves code2wav alone, and calls it."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from export.modules.codec import CodecStep
+from export.verify import IRREGULAR_CHUNKS
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest
-from qwen3_tts_engine.codec.contract import CODES, HISTORY, MODEL_NAME, STATE, STATE_OUT, WAVEFORM, input_shapes
+from qwen3_tts_engine.codec.contract import (
+    CODES,
+    HISTORY,
+    MODEL_NAME,
+    NO_SAMPLE,
+    NUM_ROWS,
+    PCM,
+    PLACES,
+    PUBLIC_ROWS,
+    STATE,
+    ZERO_ROW,
+)
+from qwen3_tts_engine.codec.rows import claim_rows
+from qwen3_tts_engine.codec.travelling_states import to_pcm
 from tests.e2e.serving import serve
 
 Tensors = dict[str, NDArray]
@@ -22,24 +38,34 @@ Tensors = dict[str, NDArray]
 ONLY_CODEC = ("--model-control-mode=explicit", f"--load-model={MODEL_NAME}")
 STATE_DTYPES = {"FP32": np.float32, "FP16": np.float16}
 ANSWER_SECONDS = 120
+MAX_HISTORY = 71
+FIRST_PUBLIC = NUM_ROWS - PUBLIC_ROWS
+NO_KEY = 0
 
 
 @dataclass(frozen=True)
 class Codec:
-    """Calls the model; concurrent calls may share a batch."""
+    """Calls the model."""
 
     client: InferenceServerClient
     manifest: CodecManifest
 
     def request(self, rows: int = 1, frames: int = 2, **change: NDArray) -> Tensors:
-        """A request for new streams, all codes 7."""
-        dtypes = {CODES: np.int32, STATE: STATE_DTYPES[self.manifest.state_dtype], HISTORY: np.int32}
-        shapes = input_shapes(rows, frames, self.manifest.state_size)
-        tensors = {name: np.zeros(shape, dtypes[name]) for name, shape in shapes.items()}
-        tensors[CODES] += 7
+        """A request for new streams, all codes 7; where the codec has rows, without a key and in public ones."""
+        tensors: Tensors = {CODES: np.full((rows, frames, 16), 7, np.int32)}
+        if self.manifest.form == "tensorrt":
+            state = np.zeros((rows, self.manifest.state_size), STATE_DTYPES[self.manifest.state_dtype])
+            tensors |= {STATE: state, HISTORY: np.zeros((rows, 1), np.int32)}
+        else:
+            tensors |= {PLACES: places(ZERO_ROW, FIRST_PUBLIC + np.arange(rows) % PUBLIC_ROWS)}
         return tensors | change
 
-    def send(self, request: Tensors, shapes: Mapping[str, Sequence[int]] = MappingProxyType({})) -> Future[Tensors]:
+    def send(
+        self,
+        request: Tensors,
+        shapes: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        parameters: dict[str, str] | None = None,
+    ) -> Future[Tensors]:
         """`shapes` override the shapes of the arrays. The future raises InferenceServerException."""
         inputs = []
         for name, array in request.items():
@@ -48,12 +74,13 @@ class Codec:
         future: Future[Tensors] = Future()
 
         def answered(result: InferResult | None, error: InferenceServerException | None) -> None:
-            if error is not None:
+            if result is None:
                 future.set_exception(error)
             else:
-                future.set_result({name: result.as_numpy(name) for name in (WAVEFORM, STATE_OUT)})
+                names = [output.name for output in result.get_response().outputs]
+                future.set_result({name: result.as_numpy(name) for name in names})
 
-        self.client.async_infer(MODEL_NAME, inputs, answered)
+        self.client.async_infer(MODEL_NAME, inputs, answered, parameters=parameters)
         return future
 
     def call(self, request: Tensors) -> Tensors:
@@ -64,10 +91,72 @@ class Codec:
         """Raises InferenceServerException if a call fails."""
         return [future.result(ANSWER_SECONDS) for future in [self.send(request) for request in requests]]
 
-    def batches(self) -> Counter[int]:
-        """Number of executed batches by row count."""
-        [statistics] = self.client.get_inference_statistics(MODEL_NAME).model_stats
-        return Counter({batch.batch_size: batch.compute_infer.count for batch in statistics.batch_stats})
+    def claim(self, count: int, key: int) -> NDArray:
+        """Rows that belong to the key from then on."""
+
+        def claimed(rows: NDArray) -> NDArray:
+            request = {CODES: np.zeros((len(rows), 1, 16), np.int32), PLACES: places(rows, rows, 0, key)}
+            return ~is_denied(self.call(request)[PCM])
+
+        return claim_rows(count, claimed)
+
+
+class CodecStreams:
+    """Streams whose states are rows of the codec."""
+
+    def __init__(self, codec: Codec, rows: NDArray, key: int = NO_KEY) -> None:
+        self._codec, self.rows, self._key = codec, rows, key
+        self.history = np.zeros(len(rows), np.int32)
+
+    def request(self, streams: NDArray, codes: NDArray) -> Tensors:
+        """The call that decodes the next frames of these streams, codes int32 [streams, frames, 16]."""
+        rows, history = self.rows[streams], self.history[streams]
+        before = np.where(history == 0, ZERO_ROW, rows)
+        self.history[streams] = np.minimum(history + codes.shape[1], MAX_HISTORY)
+        return {CODES: codes, PLACES: places(before, rows, history, self._key)}
+
+    def advance(self, streams: NDArray, codes: NDArray) -> NDArray:
+        """Their samples, int16 [streams, samples]."""
+        return self._codec.call(self.request(streams, codes))[PCM]
+
+    def speak(self, codes: NDArray) -> NDArray:
+        """The samples of all streams' codes, decoded in irregular chunks."""
+        parts, start = [], 0
+        for frames in cycle(IRREGULAR_CHUNKS):
+            parts.append(self.advance(np.arange(len(codes)), codes[:, start : start + frames]))
+            start += frames
+            if start >= codes.shape[1]:
+                return np.concatenate(parts, axis=1)
+        raise AssertionError
+
+
+class ReferenceStreams:
+    """The same streams, by the FP32 PyTorch step."""
+
+    def __init__(self, step: CodecStep, count: int) -> None:
+        self._step = step
+        self._states = torch.zeros(count, step.state_size)
+        self._history = torch.zeros(count, 1, dtype=torch.int32)
+
+    @torch.inference_mode()
+    def advance(self, streams: NDArray, codes: NDArray) -> NDArray:
+        each = torch.from_numpy(streams)
+        inputs = torch.from_numpy(codes), self._states[each], self._history[each]
+        waveform, self._states[each] = self._step(*inputs)
+        self._history[each] = (self._history[each] + codes.shape[1]).clamp(max=MAX_HISTORY)
+        return to_pcm(waveform)
+
+
+def places(before: NDArray | int, after: NDArray | int, history: NDArray | int = 0, key: int = NO_KEY) -> NDArray:
+    """int32 [rows, 4]"""
+    columns = np.broadcast_arrays(before, np.atleast_1d(after), history, key)
+    return np.stack(columns, axis=1).astype(np.int32)
+
+
+def is_denied(pcm: NDArray) -> NDArray:
+    """Rows that the caller's key does not open, bool [rows]."""
+    denied: NDArray = (pcm[:, :2] == NO_SAMPLE).all(axis=1)
+    return denied
 
 
 @contextmanager

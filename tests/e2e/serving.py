@@ -28,7 +28,7 @@ from scripts.embedded.server import BUILT, EXPLICIT, Ports, TritonServer
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
 FAKES = ROOT / "tests" / "fakes" / "repository"
-# Environment variable: folder with Triton's own backends, for example onnxruntime/libtriton_onnxruntime.so.
+# Environment variable: folder with Triton's own backends, tensorrt/libtriton_tensorrt.so.
 TRITON_BACKENDS = "QWEN3_TTS_TRITON_BACKENDS"
 
 

@@ -28,8 +28,7 @@ def server(tiny_code2wav: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def call(server: TritonServer, checkpoint: Path) -> tuple[int, str]:
     app = typer.Typer()
     app.command()(main)
-    options = ["--state-dtype", "FP32", "--url", f"localhost:{server.ports.grpc}", "--calls", "150", "--callers", "3"]
-    options += ["--admin-key", server.admin_key]
+    options = ["--url", f"localhost:{server.ports.grpc}", "--calls", "150", "--callers", "3"]
     result = CliRunner().invoke(app, ["--checkpoint", str(checkpoint), *options])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -7,22 +7,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
 import numpy as np
 import psutil
 import pytest
-import torch
 from rich.progress import Progress
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
 
 from export.code2wav import export
 from export.forms.python_form import PYTHON
 from export.modules.codec import CodecStep
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.manifest import CodecManifest
+from qwen3_tts_engine.codec.contract import NUM_ROWS, PCM, PCM_SCALE, ZERO_ROW
 from scripts.embedded.server import EXPLICIT, TritonServer
-from tests.e2e.serving import Caller, copy_repository, eventually, serve, stub_pid
+from tests.e2e.codec import FIRST_PUBLIC, NO_KEY, Codec, CodecStreams, ReferenceStreams, is_denied, places
+from tests.e2e.serving import Caller, Received, copy_repository, eventually, serve, stub_pid
 
-DATATYPES = {"codes": "INT32", "state": "FP16", "history": "INT32"}
+KEY = 1234
 
 
 @pytest.fixture(scope="module")
@@ -50,67 +52,54 @@ def caller(repository: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.Tem
         yield caller
 
 
-def step(caller: Caller, **tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    request = service_pb2.ModelInferRequest(model_name="code2wav")
-    for name, tensor in tensors.items():
-        request.inputs.add(name=name, datatype=DATATYPES[name], shape=tensor.shape)
-        request.raw_input_contents.append(tensor.tobytes())
-    response = caller.stub.ModelInfer(request, timeout=30)
-    contents = dict(zip((output.name for output in response.outputs), response.raw_output_contents, strict=True))
-    rows = len(tensors["codes"])
-    waveform, state = (
-        np.frombuffer(contents["waveform"], np.float32),
-        np.frombuffer(contents["state_out"], np.float16),
-    )
-    return waveform.reshape(rows, -1), state.reshape(rows, -1)
+@pytest.fixture
+def codec(caller: Caller, repository: Path) -> Iterator[Codec]:
+    """The same server's, beside its talker."""
+    with InferenceServerClient(f"localhost:{caller.server.ports.grpc}") as client:
+        yield Codec(client, CodecManifest.read(repository / "code2wav" / "1"))
 
 
-def test_chunks_equal_the_exported_step(caller: Caller, tiny_checkpoint: Path) -> None:
-    reference = CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint)))
-    codes = np.random.default_rng(0).integers(0, 2048, (3, 9, 16), np.int32)
-    state, parts, start = np.zeros((3, reference.state_size), np.float16), [], 0
-    for frames in (1, 3, 5):
-        history = np.full((3, 1), start, np.int32)
-        waveform, state = step(caller, codes=codes[:, start : start + frames], state=state, history=history)
-        parts.append(waveform)
-        start += frames
-    with torch.inference_mode():
-        inputs = (torch.from_numpy(codes), torch.zeros(3, reference.state_size), torch.zeros(3, 1, dtype=torch.int32))
-        expected, _ = reference(*inputs)
-    assert np.abs(np.concatenate(parts, axis=1) - expected.numpy()).max() < 5e-3
+def test_chunks_equal_the_exported_step(codec: Codec, tiny_checkpoint: Path) -> None:
+    step = CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint))).eval()
+    codes, every = np.random.default_rng(0).integers(0, 2048, (3, 9, 16), np.int32), np.arange(3)
+    streams = CodecStreams(codec, codec.claim(3, KEY), KEY)
+    found = np.concatenate([streams.advance(every, chunk) for chunk in np.split(codes, [1, 4], axis=1)], axis=1)
+    expected = ReferenceStreams(step, 3).advance(every, codes)
+    assert found.shape == expected.shape == (3, 9 * 1920)
+    assert np.abs(found.astype(int) - expected).max() < 5e-3 * PCM_SCALE
 
 
-def test_malformed_request_is_rejected_and_the_next_one_succeeds(caller: Caller, tiny_checkpoint: Path) -> None:
-    size = CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint))).state_size
-    valid = {
-        "codes": np.zeros((1, 2, 16), np.int32),
-        "state": np.zeros((1, size), np.float16),
-        "history": np.zeros((1, 1), np.int32),
-    }
-    for change, message in (
-        ({"codes": valid["codes"] + 2048}, "INVALID_ARG: codes: 2048 given, 0 to 2047 expected"),
-        ({"codes": np.zeros((1, 33, 16), np.int32)}, "INVALID_ARG: codes: frames: 33 given, 1 to 32 expected"),
-        ({"history": valid["history"] + 72}, "INVALID_ARG: history: 72 given, 0 to 71 expected"),
-        ({"state": valid["state"][:, 1:]}, f"INVALID_ARG: state: float16 [1, {size - 1}] given"),
+def test_malformed_request_is_rejected_and_the_next_one_succeeds(codec: Codec) -> None:
+    expected = codec.call(codec.request())[PCM]
+    assert expected.shape == (1, 2 * 1920)
+    for request, message in (
+        (codec.request(codes=np.full((1, 2, 16), 2048, np.int32)), "codes: 2048 given, 0 to 2047 expected"),
+        (codec.request(1, 33), "codes: frames: 33 given, 1 to 32 expected"),
+        (codec.request(places=places(FIRST_PUBLIC, FIRST_PUBLIC, 72)), "places: history: 72 given, 0 to 71 expected"),
+        (codec.request(places=places(ZERO_ROW, NUM_ROWS)), f"places: rows: {NUM_ROWS} given, 0 to {NUM_ROWS - 1} exp"),
     ):
-        with pytest.raises(grpc.RpcError) as rejected:
-            step(caller, **valid | change)
-        assert message in rejected.value.details()
-        assert rejected.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert step(caller, **valid)[0].shape == (1, 2 * 1920)
+        with pytest.raises(InferenceServerException) as rejected:
+            codec.call(request)
+        assert f"INVALID_ARG: {message}" in rejected.value.message()
+        assert rejected.value.status() == "StatusCode.INVALID_ARGUMENT"
+        np.testing.assert_array_equal(codec.call(codec.request())[PCM], expected)
 
 
-def test_shared_and_copied_codec_states_give_the_same_speech(
-    caller: Caller, repository: Path, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    received = caller.speak("Hello there.", temperature=0.0, max_frames=20)
-    assert received.error is None
-    assert len(received.samples) > 1920
-    assert np.abs(received.samples).max() > 100
-    with serving(repository, tmp_path, tiny_checkpoint, QWEN3_TTS_SHARED_CODEC_STATES="off") as other:
-        again = other.speak("Hello there.", temperature=0.0, max_frames=20)
-    assert "codec states: sent with each call" in (tmp_path / "server.log").read_text()
-    assert np.abs(received.samples.astype(int) - again.samples).max() < 200, "chunk boundaries may differ"
+def test_another_caller_cannot_touch_the_talkers_rows(caller: Caller, codec: Codec) -> None:
+    def speak() -> Received:
+        return caller.speak("Hello there.", temperature=0.0, max_frames=40)
+
+    alone, rows = speak(), np.arange(1, 9)
+    assert alone.error is None
+    assert len(alone.samples) > 1920
+    assert np.abs(alone.samples).max() > 100
+    with ThreadPoolExecutor(1) as pool:
+        in_flight = pool.submit(speak)
+        while not in_flight.done():
+            for key in (NO_KEY, KEY):
+                assert is_denied(codec.call(codec.request(8, places=places(ZERO_ROW, rows, 0, key)))[PCM]).all()
+                assert is_denied(codec.call(codec.request(8, places=places(rows, rows, 5, key)))[PCM]).all()
+    assert np.abs(in_flight.result().samples.astype(int) - alone.samples).max() < 200, "chunk boundaries may differ"
 
 
 def test_calls_through_triton_give_the_same_speech(

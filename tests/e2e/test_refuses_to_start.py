@@ -71,6 +71,12 @@ def manifest_of_an_older_export(checkpoint: Path, codec: Path) -> str:
     return f"{path}: chunk_frames: Field required; run `python -m export` again"
 
 
+def codec_of_an_older_contract(checkpoint: Path, codec: Path) -> str:
+    path = codec / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"contract": 1}))
+    return f"{path}: contract: Input should be greater than or equal to 2; run `python -m export` again"
+
+
 def other_chunk_lengths(checkpoint: Path, codec: Path) -> str:
     CodecManifest.read(codec).model_copy(update={"chunk_frames": [1, 2, 4, 8]}).write(codec)
     return (
@@ -100,6 +106,7 @@ def tensorrt_plan_on_cpu(checkpoint: Path, codec: Path) -> str:
         other_codec_digest,
         codec_manifest_missing,
         manifest_of_an_older_export,
+        codec_of_an_older_contract,
         other_chunk_lengths,
         tensorrt_plan_on_cpu,
     ],
@@ -145,6 +152,7 @@ def write_manifest(checkpoint: Path, folder: Path) -> None:
     opened = Checkpoint.open(str(checkpoint))
     CodecManifest(
         form="onnx", state_size=state_size(opened.speech_tokenizer.decoder_config), state_dtype="FP32",
-        codec_digest=opened.codec_digest, chunk_frames=[*CHUNK_FRAMES], sample_rate=24000, opset=18, torch="", onnx="",
+        codec_digest=opened.codec_digest, chunk_frames=[*CHUNK_FRAMES], sample_rate=24000, contract=2, opset=18,
+        torch="", onnx="",
         commit=None,
     ).write(folder)  # fmt: skip

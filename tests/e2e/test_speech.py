@@ -13,7 +13,7 @@ from qwen3_tts_client.protocol import SAMPLE_RATE
 from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.scheduling.capacity import URGENT_FRAMES, URGENT_LEAD
 from scripts.embedded.server import EXPLICIT, TritonServer
-from tests.e2e.serving import Caller, Received, real_backend, repository_with, serve
+from tests.e2e.serving import Caller, Received, repository_with, serve
 from tests.oracle.reference import load_processor, load_reference, reference_generate
 
 FRAMES = 40
@@ -31,19 +31,14 @@ def exported_repository(tiny_code2wav: Path, tmp_path_factory: pytest.TempPathFa
     return repository_with(tiny_code2wav, tmp_path_factory.mktemp("speech"))
 
 
-@pytest.fixture(scope="module", params=["stand_in", "real"])
+@pytest.fixture(scope="module")
 def server(
-    request: pytest.FixtureRequest,
-    exported_repository: Path,
-    tiny_checkpoint: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    exported_repository: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    """A server with the stand-in for Triton's ONNX Runtime backend or with the real one."""
-    backends = [real_backend("onnxruntime")] if request.param == "real" else []
     options = (*EXPLICIT, "--model-config-name=onnxruntime")
     # The machine's speed must not decide how many streams run at a time.
     environment = {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint), "QWEN3_TTS_LOAD_LIMIT": "0"}
-    with serve(exported_repository, tmp_path_factory.mktemp("server"), environment, options, backends) as server:
+    with serve(exported_repository, tmp_path_factory.mktemp("server"), environment, options) as server:
         yield server
 
 
@@ -81,7 +76,6 @@ def test_equal_seeds_give_equal_speech_beside_other_streams(caller: Caller) -> N
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize("server", ["stand_in"], indirect=True)
 def test_eight_concurrent_streams_are_batched_and_fed_in_time(caller: Caller) -> None:
     """A frame of eight streams takes less than twice as long as one of a single stream, and stalls are within
     stall_limit_ms: bounds relative to the machine's speed.

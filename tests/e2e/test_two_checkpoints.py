@@ -15,7 +15,7 @@ from rich.progress import Progress
 from safetensors.torch import load_file, save_file
 
 from export.encoders import SPEAKER_ENCODER, export_encoder
-from export.forms.graph import ONNX_RUNTIME
+from export.forms.onnx_form import ONNX
 from qwen3_tts_client.analysis.playback import play
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest, encode
@@ -180,7 +180,7 @@ def test_two_base_checkpoints_use_separate_speaker_encoders(
     repository = repository_with(tiny_base_models, tmp_path)
     with Progress(disable=True) as progress:
         folder = repository / "speaker_encoder_other"
-        export_encoder(SPEAKER_ENCODER, Checkpoint.open(str(other)), folder, ONNX_RUNTIME, progress)
+        export_encoder(SPEAKER_ENCODER, Checkpoint.open(str(other)), folder, ONNX.encoders, progress)
     add_model("qwen3_tts_other", str(other), repository)
     environment = {"QWEN3_TTS_CHECKPOINT": str(base), "QWEN3_TTS_VOICES_FOLDER": str(tmp_path / "voices")}
     clone = SpeechRequest(

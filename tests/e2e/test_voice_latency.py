@@ -12,7 +12,7 @@ from rich.progress import Progress
 from tritonclient.grpc import service_pb2
 
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
-from export.forms.graph import ONNX_RUNTIME
+from export.forms.onnx_form import ONNX
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.benchmarks import references
 from scripts.embedded.server import EXPLICIT
@@ -67,7 +67,7 @@ def export_encoders(folder: Path, repository: Path) -> None:
     checkpoint = Checkpoint.open(str(folder))
     with Progress(disable=True) as progress:
         for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
-            export_encoder(encoder, checkpoint, repository / encoder.name, ONNX_RUNTIME, progress)
+            export_encoder(encoder, checkpoint, repository / encoder.name, ONNX.encoders, progress)
 
 
 def reference(seed: int) -> dict[str, Any]:

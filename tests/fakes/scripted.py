@@ -98,18 +98,26 @@ class ScriptedCodec:
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
+        self.claims = 0
         self.fail: Exception | None = None
         self.gate = threading.Event()
         self.gate.set()
 
     def announce(self) -> None: ...
 
+    def claim(self) -> None:
+        self._answer()
+        self.claims += 1
+
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        self._answer()
+        self.calls.append(chunks.codes.shape[:2])
+        return scripted_pcm(chunks.codes), {}
+
+    def _answer(self) -> None:
         self.gate.wait()
         if self.fail:
             raise self.fail
-        self.calls.append(chunks.codes.shape[:2])
-        return scripted_pcm(chunks.codes), {}
 
 
 class Listener:

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from code2wav_step import startup, weights
 from code2wav_step.config import StepConfig
 from code2wav_step.pcm import to_int16
-from code2wav_step.requests import STATE_DTYPE
+from code2wav_step.rows import ZERO_ROW, Rows
 from code2wav_step.runner import GraphStepRunner
 from code2wav_step.torch_ops import TorchOps
 from export.agreement import Agreement
@@ -80,7 +81,7 @@ def test_served_step_agrees_with_the_exporter(runner: GraphStepRunner, reference
 def inputs(config: StepConfig, rows: int, frames: int) -> tuple[Tensor, Tensor, Tensor]:
     codes = torch.randint(0, config.codebook_size, (rows, frames, config.num_quantizers), dtype=torch.int32)
     state = 0.3 * torch.randn(rows, config.state_size)
-    return codes, state.to(DEVICE, STATE_DTYPE), torch.full((rows, 1), config.window, dtype=torch.int32)
+    return codes, state.to(DEVICE, torch.float16), torch.full((rows, 1), config.window, dtype=torch.int32)
 
 
 @pytest.mark.parametrize(("rows", "frames"), [(64, 4), (64, 32), (33, 1), (5, 7), (7, 16), (28, 16), (19, 8)])
@@ -107,21 +108,77 @@ def test_equal_inputs_give_bit_identical_outputs(
         assert all(torch.equal(a, b) for a, b in zip(runner(*given), first, strict=True))
 
 
-@pytest.mark.parametrize(("rows", "frames"), [(1, 1), (3, 2), (64, 4), (5, 7), (64, 16), (11, 32)])
-def test_shared_states_give_the_same_pcm_and_states(
-    runner: GraphStepRunner, device: torch.device, rows: int, frames: int
+# With a graph for the call, and without, in parts.
+ADVANCED = pytest.mark.parametrize(("batch", "frames"), [(1, 1), (3, 2), (64, 4), (5, 7), (64, 16), (11, 32)])
+
+
+def places_of(before: np.ndarray, after: np.ndarray, history: Tensor, key: int = 1) -> np.ndarray:
+    """Of a request."""
+    columns = (before, after, history[:, 0].numpy(), np.full(len(before), key))
+    places: np.ndarray = np.stack(columns, axis=1).astype(np.int32)
+    return places
+
+
+@ADVANCED
+def test_rows_give_the_same_pcm_and_states(
+    runner: GraphStepRunner, device: torch.device, batch: int, frames: int
 ) -> None:
-    codes, state, history = inputs(runner.step.config, rows, frames)
+    from scripts.benchmarks.codec import filled
+
+    codes, state, history = inputs(runner.config, batch, frames)
     waveform, state_out = runner(codes, state, history)
-    states = torch.cat([torch.zeros_like(state), state])
-    before, after = torch.arange(rows) + rows, torch.arange(rows).flip(0)
-    for target in (after, before):
-        places = torch.stack([before, target, history[:, 0]], dim=1).to(torch.int32)
-        pcm = runner.advance(codes.numpy(), states, places.numpy())
+    rows, _ = filled(state, history[:, 0].numpy(), runner.config.contract)
+    before, other = np.arange(1, batch + 1), np.arange(2 * batch, batch, -1)
+
+    def held(numbers: np.ndarray) -> Tensor:
+        return rows.gather(rows.open(places_of(numbers, numbers, history)))
+
+    for after in (other, before):
+        pcm = runner.advance(codes.numpy(), rows, rows.open(places_of(before, after, history)))
         torch.cuda.synchronize()
-        assert torch.equal(pcm, to_int16(waveform, runner.step.config.contract).cpu())
-        assert torch.equal(states[target], state_out)
-        assert torch.equal(states[rows:], state) or target is before
+        assert torch.equal(pcm, to_int16(waveform, runner.config.contract).cpu())
+        assert torch.equal(held(after), state_out)
+        assert torch.equal(held(before), state) or after is before
+
+
+@ADVANCED
+def test_denied_entries_and_claims_write_nowhere(
+    runner: GraphStepRunner, device: torch.device, batch: int, frames: int
+) -> None:
+    """A stream of the zero row that begins beside them gets its state."""
+    from scripts.benchmarks.codec import filled
+
+    codes, state, history = inputs(runner.config, batch, frames)
+    rows, _ = filled(state, history[:, 0].numpy(), runner.config.contract)
+    own = np.arange(1, batch + 1)
+    kept = places_of(own, own, history)
+    for places in (
+        places_of(own, own, history, key=2),
+        places_of(own, own, 0 * history),
+        places_of(own, 0 * own, history),
+    ):
+        runner.advance(codes.numpy(), rows, rows.open(places))
+        torch.cuda.synchronize()
+        assert torch.equal(rows.gather(rows.open(kept)), state)
+    begun = places_of(np.full(batch, ZERO_ROW), own + batch, 0 * history)
+    runner.advance(codes.numpy(), rows, rows.open(begun))
+    torch.cuda.synchronize()
+    _, expected = runner(codes, torch.zeros_like(state), 0 * history)
+    assert torch.equal(rows.gather(rows.open(places_of(own + batch, own + batch, history))), expected)
+    assert not rows.gather(rows.open(begun)).any(), "the zero row"
+
+
+def test_rows_that_were_never_written_are_read_as_zero(runner: GraphStepRunner, device: torch.device) -> None:
+    """By callers without a key, in public rows."""
+    contract = runner.config.contract
+    codes, state, history = inputs(runner.config, 2, 4)
+    waveform, _ = runner(codes, torch.zeros_like(state), history)
+    rows = Rows(runner.config.state_size, torch.float16, DEVICE, contract)
+    public = contract.num_rows - contract.public_rows
+    places = places_of(public + np.array([20, 40]), public + np.array([0, 1]), history, key=0)
+    pcm = runner.advance(codes.numpy(), rows, rows.open(places))
+    torch.cuda.synchronize()
+    assert torch.equal(pcm, to_int16(waveform, contract).cpu())
 
 
 def test_the_plugins_program_agrees_with_the_step(

@@ -69,13 +69,6 @@ def test_equal_seeds_give_equal_speech_beside_other_streams(
             assert_same_speech(received, alone)
 
 
-def test_shared_and_copied_codec_states_give_the_same_speech(
-    caller: Caller, repository: Path, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    with serving(repository, tmp_path, tiny_checkpoint, QWEN3_TTS_SHARED_CODEC_STATES="off") as other:
-        assert_same_speech(other.speak(seed=7, max_frames=FRAMES), caller.speak(seed=7, max_frames=FRAMES))
-
-
 def test_cancelled_stream_frees_its_slot_within_200_ms(
     repository: Path, endless_checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -15,11 +15,12 @@ import torch
 
 from export.modules.codec import CodecStep
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.codec.client import without_audio
 from qwen3_tts_engine.codec.contract import max_history
-from qwen3_tts_engine.codec.states import CodecStates, to_pcm
+from qwen3_tts_engine.codec.travelling_states import to_pcm
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.core.batches import Chunks
-from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.frontend.sequences import Sequences
 from qwen3_tts_engine.frontend.tokenizer import TextTokenizer
@@ -55,22 +56,23 @@ BRIEF = {"base_frames": 9, "frames_per_text_token": 1}
 
 
 class LocalCodec(CodeRecorder):
-    """Decodes with the PyTorch step and the state handling of the Triton client; records codes."""
+    """Decodes streams without references with the PyTorch step and a state for each slot; records codes."""
 
     def __init__(self, checkpoint: Checkpoint, slots: int) -> None:
         super().__init__()
         self._step = CodecStep.from_checkpoint(checkpoint).eval()
-        decoder = checkpoint.speech_tokenizer.decoder_config
-        self._states = CodecStates(torch.zeros(slots + 1, self._step.state_size), max_history(decoder))
+        self._states = torch.zeros(slots, self._step.state_size)
+        self._max_history = max_history(checkpoint.speech_tokenizer.decoder_config)
 
     @torch.inference_mode()
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         super().decode(chunks)
-        rows = self._states.rows(chunks)
-        history = torch.from_numpy(self._states.history(chunks))
-        waveform, states = self._step(torch.from_numpy(self._states.codes(chunks)), self._states.gather(rows), history)
-        self._states.store(rows, states)
-        return to_pcm(waveform)
+        slots = torch.from_numpy(chunks.slots)
+        self._states[slots[torch.from_numpy(chunks.first)]] = 0
+        history = torch.from_numpy(np.minimum(chunks.history, self._max_history).astype(np.int32))[:, None]
+        waveform, self._states[slots] = self._step(torch.from_numpy(chunks.codes), self._states[slots], history)
+        pcm = to_pcm(waveform)
+        return pcm, without_audio(pcm)
 
 
 class EngineHarness:

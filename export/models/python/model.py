@@ -1,6 +1,7 @@
 """Triton's entry point to a reference encoder: adapts tensors and errors only."""
 
 import gc
+import json
 import logging
 import os
 from pathlib import Path
@@ -10,20 +11,25 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 from encoder_program import guard, instance
-from encoder_program.program import MODEL_FILE, EncoderProgram, InvalidInputError
+from encoder_program.program import MODEL_FILE, ONNX_FILE, EncoderProgram, InvalidInputError, OnnxEncoder
 
 log = logging.getLogger("encoder_program")
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        """Loads and warms up the program; an error fails the load with a message that names it."""
+        """Loads and warms up the encoder; an error fails the load with a message that names it."""
         # Under MPS the codec comes first. Read when CUDA starts.
         os.environ.setdefault("CUDA_MPS_CLIENT_PRIORITY", "1")
         instance.log_through_triton(log, args["model_name"])
         device = instance.assigned_device(args)
         folder = Path(args["model_repository"]) / args["model_version"]
-        self._program = EncoderProgram.load(folder / MODEL_FILE, device)
+        executor = json.loads(args["model_config"])["parameters"]["executor"]["string_value"]
+        self._program = (
+            OnnxEncoder.load(folder / ONNX_FILE)
+            if executor == "onnxruntime"
+            else EncoderProgram.load(folder / MODEL_FILE, device)
+        )
         if device.type == "cuda":
             self._program.warm_up()
         # Loaded objects live as long as the model.

@@ -14,31 +14,33 @@ import triton_python_backend_utils as pb_utils
 
 from code2wav_step import guard, instance, startup
 from code2wav_step.line import Line
-from code2wav_step.requests import InvalidInputError, RequestReader, SharedRequest
-from code2wav_step.shared_states import SharedStates
+from code2wav_step.pcm import mark_denied
+from code2wav_step.requests import InvalidInputError, Request, RequestReader
+from code2wav_step.rows import Rows
 
 log = logging.getLogger("code2wav_step")
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        """Loads the weights and captures the graphs; an error fails the load with a message that names it."""
+        """Loads the exported file and captures graphs of it; an error fails the load with a message that names it."""
         # Before the first CUDA call, which reads it: under MPS the codec (0, normal) goes before the talker (1).
         os.environ.setdefault("CUDA_MPS_CLIENT_PRIORITY", "0")
         instance.log_through_triton(log, args["model_name"])
         device = instance.assigned_device(args)
-        folder = Path(args["model_repository"]) / args["model_version"]
-        weights = startup.load_weights(folder / startup.MODEL_FILE, device)
-        self._contract = weights.config.contract
-        self._reader = RequestReader(weights.config)
-        self._sizes = (weights.config.num_quantizers, weights.config.samples_per_frame)
-        self._shared = SharedStates(device, weights.config.state_size, self._contract, self._open_line)
-        # Requests and the calls of a direct line use the runner in turn.
-        self._lock = threading.Lock()
+        executor = json.loads(args["model_config"])["parameters"]["executor"]["string_value"]
         # A stream of its own, so that synchronising waits for nothing else.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.cuda.stream(self._stream):
-            self._runner = startup.make_runner(weights, device)
+            folder = Path(args["model_repository"]) / args["model_version"]
+            self._runner = startup.load_runner(folder, executor, device)
+            config = self._runner.config
+            dtype = torch.float16 if device.type == "cuda" else torch.float32
+            self._rows = Rows(config.state_size, dtype, device, config.contract)
+        self._config, self._contract, self._reader = config, config.contract, RequestReader(config)
+        # Requests and the calls of a direct line use the runner in turn.
+        self._lock = threading.Lock()
+        self._lines: set[str] = set()
         # Loaded objects live as long as the model: keep the collector from scanning them under traffic.
         gc.collect()
         gc.freeze()
@@ -51,69 +53,48 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         # Sequentially: a caller with several streams sends them as one request.
-        with self._lock, torch.cuda.stream(self._stream):
-            responses = [self._respond(request, is_only=len(requests) == 1) for request in requests]
-            if self._stream:
-                # The caller may be another process, which cannot wait on this stream.
-                self._stream.synchronize()
-        return responses
+        return [self._respond(request) for request in requests]
 
-    def _respond(self, request: Any, *, is_only: bool) -> Any:
+    def _respond(self, request: Any) -> Any:
         error = pb_utils.TritonError
         try:
-            tensors = self._tensors(request)
-            run = self._advance if self._contract.places in tensors else self._step
-            outputs = run(request, tensors, is_only=is_only)
-            # A request that names no outputs asks for those of both kinds.
-            requested = [name for name in request.requested_output_names() if name in outputs]
-            if not requested:
-                raise InvalidInputError(f"only {', '.join(outputs)} can be computed from {', '.join(sorted(tensors))}")
+            names = (self._contract.codes, self._contract.places)
+            tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in names}
+            given = {name: tensor.as_numpy() for name, tensor in tensors.items() if tensor is not None}
+            codes, places = self._reader.read(given)
+            pcm = np.empty((len(codes), codes.shape[1] * self._config.samples_per_frame), np.int16)
+            self._advance(codes, places, pcm)
+            self._open_line(request)
         except InvalidInputError as problem:
             return pb_utils.InferenceResponse(error=error(f"INVALID_ARG: {problem}", error.INVALID_ARG))
         except Exception as problem:
             log.exception("a step failed")
             return pb_utils.InferenceResponse(error=error(str(problem), error.INTERNAL))
-        return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack(name, outputs[name]) for name in requested])
+        return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack(self._contract.pcm, torch.from_numpy(pcm))])
 
-    # Triton copies the outputs before the next execute(): those of a lone request need not outlive it.
-
-    def _step(self, request: Any, tensors: dict[str, torch.Tensor], *, is_only: bool) -> dict[str, torch.Tensor]:
-        """The pure function: states are tensors of the request."""
-        run = self._runner.lend if is_only else self._runner
-        return dict(
-            zip((self._contract.waveform, self._contract.state_out), run(*self._reader.read(tensors)), strict=True)
-        )
-
-    def _advance(self, request: Any, tensors: dict[str, torch.Tensor], *, is_only: bool) -> dict[str, torch.Tensor]:
-        """The same on states that stay in the talker's memory."""
-        names = self._contract
-        address = json.loads(request.parameters() or "{}").get(names.states)
-        if not isinstance(address, str):
-            problem = f"missing; {names.places} are rows of the states that this parameter names"
-            raise InvalidInputError(f"{names.states}: {problem}")
-        pcm = self._runner.advance(*self._reader.read_shared(tensors, self._shared.find(address)))
-        if not is_only:
+    def _advance(self, codes: np.ndarray, places: np.ndarray, pcm: np.ndarray) -> None:
+        """Fills `pcm`, int16 [rows, samples]."""
+        with self._lock, torch.cuda.stream(self._stream):
+            opened = self._rows.open(places)
+            samples = self._runner.advance(codes, self._rows, opened)
             if self._stream:
                 self._stream.synchronize()
-            pcm = pcm.clone()
-        return {names.pcm: pcm}
+            pcm[:] = samples.numpy()
+        mark_denied(pcm, opened.denied, self._contract)
 
-    def _open_line(self, place: dict[str, Any], states: torch.Tensor) -> Line:
+    def _open_line(self, request: Any) -> None:
+        """Takes the other end of a talker's direct line, if the request names one."""
+        address = json.loads(request.parameters() or "{}").get(self._contract.line)
+        if address is None or address in self._lines:
+            return
+
         def run(codes: np.ndarray, places: np.ndarray, pcm: np.ndarray) -> None:
-            with self._lock:
-                samples = self._runner.advance(*self._reader.check_shared(SharedRequest(codes, states, places)))
-                if self._stream:
-                    self._stream.synchronize()
-                pcm[:] = samples.numpy()
+            self._advance(*self._reader.check(Request(codes, places)), pcm)
 
         def prepare(codes: np.ndarray, places: np.ndarray) -> None:
             with self._lock:
-                self._runner.prepare(*self._reader.check_shared(SharedRequest(codes, states, places)))
+                self._runner.prepare(codes, self._rows, self._rows.open(places))
 
-        on_stream = torch.cuda.stream(self._stream)
-        return Line(place, self._contract.states_memory, self._sizes, run, prepare, on_stream)
-
-    def _tensors(self, request: Any) -> dict[str, torch.Tensor]:
-        names = (self._contract.codes, self._contract.state, self._contract.history, self._contract.places)
-        found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in names}
-        return {name: torch.from_dlpack(tensor.to_dlpack()) for name, tensor in found.items() if tensor is not None}
+        sizes = (self._config.num_quantizers, self._config.samples_per_frame)
+        Line(address, self._contract, sizes, run, prepare, torch.cuda.stream(self._stream))
+        self._lines.add(address)

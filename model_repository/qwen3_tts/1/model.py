@@ -15,7 +15,7 @@ from qwen3_tts_engine.lifecycle.draining import DrainFile
 from qwen3_tts_engine.lifecycle.logs import log_through
 from qwen3_tts_engine.process.host import Host, ThisProcess
 from qwen3_tts_engine.process.parent import EngineProcess
-from qwen3_tts_engine.service import SWITCH_SECONDS, Service, read_config, repository
+from qwen3_tts_engine.service import OWNER, SWITCH_SECONDS, Service, read_config, repository
 from triton_adapter import bls, telemetry
 from triton_adapter.requests import accept
 from triton_adapter.responses import CancelWatcher
@@ -38,6 +38,8 @@ class TritonPythonModel:
         sys.setswitchinterval(SWITCH_SECONDS)
         log_through(telemetry.TritonLogHandler())
         self._name = args["model_name"]
+        # The same for this model as long as tritonserver lives, this process's parent.
+        args = args | {OWNER: f"{args['model_instance_name']} of {os.getppid()}"}
         self._guard: guard.Guard | None = None
         self._config = config = read_config(args)
         self._drain = DrainFile(config.drain_file)

@@ -17,7 +17,7 @@ ENGINE = EngineFacts(
 )  # fmt: skip
 MANIFEST = CodecManifest(
     form="tensorrt", state_size=1, state_dtype="FP16", codec_digest="", chunk_frames=[*CHUNK_FRAMES],
-    sample_rate=24000, opset=17, torch="", onnx="", commit=None, engine=ENGINE,
+    sample_rate=24000, contract=2, opset=17, torch="", onnx="", commit=None, engine=ENGINE,
 )  # fmt: skip
 CUDA = torch.device("cuda", 0)
 NEEDED = served_shapes(CHUNK_FRAMES, 1)

@@ -8,17 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import save_file
 
 from code2wav_step.buckets import Buckets
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.codec.calls import plan_calls
-from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, MAX_FRAMES, OVERFLOW
+from qwen3_tts_engine.codec.client import without_audio
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, MAX_FRAMES, NO_SAMPLE
 from qwen3_tts_engine.codec.golden import GOLDEN, Golden
 from qwen3_tts_engine.codec.proof import CodecProof, CodecProofError
-from qwen3_tts_engine.codec.states import CodecStates, overflowed
 from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.request import RequestError, Unavailable
 from qwen3_tts_engine.scheduling.chunker import MAX_CALL_FRAMES
@@ -49,7 +48,7 @@ class FakeCodec:
 
     def __init__(self, golden: Golden, corrupt: Corruption = lambda pcm, chunks: pcm) -> None:
         self.golden, self.corrupt = golden, corrupt
-        self.states = CodecStates(torch.zeros(SLOTS + 1, 2), 71)
+        self.states = np.zeros((SLOTS, 2), np.int64)
         self.calls: list[tuple[int, int]] = []
         self.orders: list[list[int]] = []
         self.histories: set[tuple[int, ...]] = set()
@@ -59,15 +58,13 @@ class FakeCodec:
         self.calls.append((rows, frames))
         self.orders.append(chunks.slots.tolist())
         self.histories.add(tuple(sorted(set(chunks.history.tolist()))))
-        places = self.states.rows(chunks)
-        state = self.states.gather(places).int().numpy()
+        state = np.where(chunks.first[:, None], 0, self.states[chunks.slots])
         assert (state[:, 1] == chunks.history).all(), "the state is that of the preceding frames"
         found = [self._utterance(codes, start) for codes, start in zip(chunks.codes, state[:, 1], strict=True)]
         pcm = np.stack([self.sound(u, t, frames) for u, t in zip(found, state[:, 1], strict=True)])
-        after = np.stack([found, state[:, 1] + frames], axis=1)
-        self.states.store(places, torch.from_numpy(after).float())
+        self.states[chunks.slots] = np.stack([found, state[:, 1] + frames], axis=1)
         pcm = self.corrupt(pcm, chunks)
-        return pcm, overflowed(pcm)
+        return pcm, without_audio(pcm)
 
     def sound(self, utterance: int, start: int, frames: int) -> np.ndarray:
         return self.golden.pcm[utterance, start * SAMPLES_PER_FRAME : (start + frames) * SAMPLES_PER_FRAME]
@@ -136,10 +133,10 @@ def test_batches_have_rows_of_equal_and_of_different_histories(golden: Golden) -
     assert any(order != sorted(order) for order in codec.orders), "slots change rows"
 
 
-def test_the_initial_state_is_zero_after_the_proof(golden: Golden) -> None:
+def test_a_proof_does_not_depend_on_what_the_slots_hold(golden: Golden) -> None:
     codec = FakeCodec(golden)
+    codec.states[:] = 7
     prove(codec)
-    assert not codec.states._states[-1].any(), "streams start from zero"
     prove(codec)
 
 
@@ -166,8 +163,19 @@ def swapped(pcm: np.ndarray, chunks: Chunks) -> np.ndarray:
     return pcm[::-1]
 
 
+def begun_with(pcm: np.ndarray, *samples: int) -> np.ndarray:
+    """The first row begins with other samples."""
+    pcm = pcm.copy()
+    pcm[0, : len(samples)] = samples
+    return pcm
+
+
 def overflow(pcm: np.ndarray, chunks: Chunks) -> np.ndarray:
-    return np.concatenate([np.full_like(pcm[:1], OVERFLOW), pcm[1:]])
+    return begun_with(pcm, NO_SAMPLE, 0)
+
+
+def denied(pcm: np.ndarray, chunks: Chunks) -> np.ndarray:
+    return begun_with(pcm, NO_SAMPLE, NO_SAMPLE)
 
 
 def shorter(pcm: np.ndarray, chunks: Chunks) -> np.ndarray:
@@ -200,6 +208,7 @@ class Stale:
         (silent_row, "8x4: 0.0 dB"),
         (swapped, "8x4: -"),
         (overflow, "8x4: the codec gave no finite audio"),
+        (denied, "8x4: the codec has given this stream's row to anothe…"),
         (shorter, "8x4: -inf dB"),
         (refuse, "8x4: the plan has no profile for this shape, and muc…"),
     ],

@@ -7,6 +7,7 @@ import pytest
 from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2
 
+from code2wav_step import onnx_runner, startup
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, configured
 from export.forms.graph import Runtime
 from export.forms.onnx_form import ONNX, plan_profiles
@@ -16,7 +17,7 @@ from export.tensorrt.process import TensorRtSettings
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig, SpeechTokenizerConfig
 from qwen3_tts_engine.codec import contract
 from qwen3_tts_engine.voices import encoders
-from scripts.embedded.backends.shared.merged_runs import limits
+from scripts.embedded.backends.tensorrt.merged_runs import limits
 from scripts.synthetic.configs import speech_tokenizer_config
 
 REPOSITORY = Path(__file__).parents[3] / "model_repository"
@@ -52,66 +53,60 @@ def test_config_is_literal_and_named_after_its_folder(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME, PYTHON], ids=lambda path: path.stem)
 def test_code2wav_tensors_and_batching(path: Path) -> None:
-    config = parse(path)
-    state = (ONNX if path == ONNXRUNTIME else PLAN_FORM).state_dtype
-    inputs = {
-        contract.CODES: ("INT32", [-1, 16]),
-        contract.STATE: (state, [-1]),
-        contract.HISTORY: ("INT32", [1]),
-    }
-    outputs = {contract.WAVEFORM: ("FP32", [-1]), contract.STATE_OUT: (state, [-1])}
-    if path == PYTHON:
-        inputs |= {contract.PLACES: ("INT32", [3])}
-        outputs |= {contract.PCM: ("INT16", [-1])}
+    config, state = parse(path), PLAN_FORM.state_dtype
+    inputs = {contract.CODES: ("INT32", [-1, 16])}
+    if path == TENSORRT:
+        inputs |= {contract.STATE: (state, [-1]), contract.HISTORY: ("INT32", [1])}
+        outputs = {contract.WAVEFORM: ("FP32", [-1]), contract.STATE_OUT: (state, [-1])}
+    else:
+        inputs |= {contract.PLACES: ("INT32", [contract.PLACES_SIZE])}
+        outputs = {contract.PCM: ("INT16", [-1])}
     assert tensors(config.input) == inputs
     assert tensors(config.output) == outputs
     assert config.max_batch_size == contract.MAX_BATCH
     # The Python backend would run merged requests one after the other.
-    assert config.HasField("dynamic_batching") == (path != PYTHON)
+    assert config.HasField("dynamic_batching") == (path == TENSORRT)
 
 
-@pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME], ids=lambda path: path.stem)
-def test_only_requests_of_equal_shapes_are_merged(path: Path) -> None:
+def test_only_requests_of_equal_shapes_are_merged() -> None:
     """Triton compares the shapes of variable inputs only; a backend fails a batch as a whole."""
-    for tensor in parse(path).input:
+    for tensor in parse(TENSORRT).input:
         assert not tensor.allow_ragged_batch
         assert (-1 in tensor.dims) == (tensor.name != contract.HISTORY)
 
 
-def test_each_code2wav_names_its_backend_and_file() -> None:
-    tensorrt, onnxruntime = parse(TENSORRT), parse(ONNXRUNTIME)
-    assert (tensorrt.backend, tensorrt.default_model_filename) == ("tensorrt", PLAN_FORM.filename)
-    assert (onnxruntime.backend, onnxruntime.default_model_filename) == ("onnxruntime", ONNX.filename)
-    assert int(onnxruntime.parameters["intra_op_thread_count"].string_value) in (1, 2)
-
-
-def test_python_form_accepts_inputs_in_gpu_memory() -> None:
-    python = parse(PYTHON)
-    assert python.backend == "python"
-    assert python.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value == "no"
-
-
-def test_configurations_of_code2wav_differ_only_in_the_expected_fields() -> None:
+def test_each_code2wav_names_its_backend_and_what_runs_its_file() -> None:
     tensorrt, onnxruntime, python = parse(TENSORRT), parse(ONNXRUNTIME), parse(PYTHON)
-    for config in (tensorrt, onnxruntime, python):
-        for field in ("backend", "default_model_filename", "instance_group", "parameters", "optimization"):
-            config.ClearField(field)
-        for tensor in (*config.input, *config.output):
-            if tensor.name in (contract.STATE, contract.STATE_OUT):
-                tensor.ClearField("data_type")
-    by_name = {tensor.name: tensor for tensor in (*python.input, *python.output)}
-    for name in (contract.STATE, contract.HISTORY):
-        by_name[name].ClearField("optional")
-    python.input.remove(by_name[contract.PLACES])
-    python.output.remove(by_name[contract.PCM])
-    python.dynamic_batching.SetInParent()
-    assert tensorrt == onnxruntime == python
+    assert (tensorrt.backend, tensorrt.default_model_filename) == ("tensorrt", PLAN_FORM.filename)
+    # The Python backend loads model.py.
+    for config in (onnxruntime, python):
+        assert (config.backend, config.default_model_filename) == ("python", "")
+    assert onnxruntime.parameters["executor"].string_value == startup.ONNX_RUNTIME
+    assert python.parameters["executor"].string_value == "kernels" != startup.ONNX_RUNTIME
+    assert (ONNX.filename, PYTHON_FORM.filename) == (onnx_runner.MODEL_FILE, startup.MODEL_FILE)
+    assert onnx_runner.THREADS in (1, 2), "the talker needs the other cores"
+
+
+def test_tensorrt_s_stand_in_accepts_inputs_in_gpu_memory() -> None:
+    assert parse(TENSORRT).parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value == "no"
+
+
+def test_configurations_with_rows_differ_only_in_the_expected_fields() -> None:
+    onnxruntime, python = parse(ONNXRUNTIME), parse(PYTHON)
+    [on_cpu], [on_gpu] = onnxruntime.instance_group, python.instance_group
+    assert (on_cpu.Kind.Name(on_cpu.kind), on_gpu.Kind.Name(on_gpu.kind)) == ("KIND_CPU", "KIND_GPU")
+    # Instances would not see each other's rows.
+    assert (on_cpu.count, on_gpu.count) == (1, 1)
+    for config in (onnxruntime, python):
+        config.ClearField("instance_group")
+        config.ClearField("parameters")
+    assert onnxruntime == python
 
 
 @pytest.mark.parametrize(
     ("runtime", "backend", "kind"),
     [
-        (ONNX.encoders, "onnxruntime", "KIND_CPU"),
+        (ONNX.encoders, "python", "KIND_CPU"),
         (PLAN_FORM.encoders, "tensorrt", "KIND_GPU"),
         (PYTHON_FORM.encoders, "python", "KIND_AUTO"),
     ],
@@ -136,10 +131,9 @@ def test_encoder_configurations(runtime: Runtime, backend: str, kind: str) -> No
         assert config.max_batch_size == 0
 
 
-@pytest.mark.parametrize("path", [TENSORRT, ONNXRUNTIME], ids=lambda path: path.stem)
-def test_value_ranges_match_the_codec(path: Path) -> None:
+def test_value_ranges_match_the_codec() -> None:
     config, codec = (
-        json.loads(json_format.MessageToJson(parse(path), preserving_proto_field_name=True)),
+        json.loads(json_format.MessageToJson(parse(TENSORRT), preserving_proto_field_name=True)),
         released_codec(),
     )
     assert limits(config, contract.CODES) == (0, codec.codebook_size - 1)

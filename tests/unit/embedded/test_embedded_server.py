@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from scripts.embedded import server
-from scripts.embedded.installation import ServerError, backend_directory, find_library
-from scripts.embedded.protection import LIMITS, region_options
+from scripts.embedded.installation import ServerError, backend_directory
+from scripts.embedded.protection import LIMITS
 from tests.fakes.page_server import serving
 
 TENSORRT = ("libnvinfer.so.8", "libnvinfer_plugin.so.8")
@@ -33,21 +33,11 @@ def no_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
 
 
-def test_backend_directory_holds_the_stand_ins(tmp_path: Path) -> None:
+def test_backend_directory_holds_the_stand_in(tmp_path: Path) -> None:
     directory = backend_directory(tmp_path / "backends")
-    assert names(directory) == {"python", "onnxruntime", "tensorrt"}
-    assert names(directory / "onnxruntime") == {"model.py", "merged_runs.py"}
+    assert names(directory) == {"python", "tensorrt"}
+    assert {"model.py", "merged_runs.py"} <= names(directory / "tensorrt")
     assert os.access(directory / "python" / "triton_python_backend_stub", os.X_OK)
-
-
-def test_a_compiled_backend_replaces_only_its_stand_in(tmp_path: Path) -> None:
-    real = compiled(tmp_path, "onnxruntime")
-    directory = backend_directory(tmp_path / "backends", [real])
-    assert names(directory / "onnxruntime") == {"libtriton_onnxruntime.so", "libonnxruntime.so.1"}
-    assert (directory / "onnxruntime" / "libtriton_onnxruntime.so").read_bytes() == b"compiled"
-    assert (directory / "onnxruntime" / "libonnxruntime.so.1").stat().st_size > 1_000_000
-    assert "model.py" in names(directory / "tensorrt")
-    assert names(backend_directory(tmp_path / "backends") / "onnxruntime") == {"model.py", "merged_runs.py"}
 
 
 def test_finds_tensorrt_on_the_library_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +50,8 @@ def test_finds_tensorrt_on_the_library_path(tmp_path: Path, monkeypatch: pytest.
     directory = backend_directory(tmp_path / "backends", [compiled(tmp_path, "tensorrt")]) / "tensorrt"
     assert names(directory) == {"libtriton_tensorrt.so", *TENSORRT}
     assert all((directory / name).read_text() == name for name in TENSORRT)
+    assert (directory / "libtriton_tensorrt.so").read_bytes() == b"compiled"
+    assert "model.py" in names(backend_directory(tmp_path / "backends") / "tensorrt")
 
 
 @pytest.mark.usefixtures("no_tensorrt")
@@ -70,28 +62,22 @@ def test_names_a_missing_library(tmp_path: Path) -> None:
         backend_directory(tmp_path / "backends", [tmp_path / "empty"])
 
 
-@pytest.mark.usefixtures("no_tensorrt")
-def test_finds_onnxruntime_in_its_wheel() -> None:
-    assert find_library("libonnxruntime.so.1").parent.name == "capi"
-
-
 def test_the_launcher_passes_a_compiled_backend_to_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr(server, "supervise", lambda *given: started.append(given) or 7)
     monkeypatch.setattr(server, "bound_files", started.append)
+    for name in TENSORRT:
+        (tmp_path / name).touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     context: Any = SimpleNamespace(args=["--model-config-name=onnxruntime"])
     with pytest.raises(SystemExit, match="7"):
-        server.main(context, tmp_path / "models", tmp_path, [compiled(tmp_path, "onnxruntime")])
+        server.main(context, tmp_path / "models", tmp_path, [compiled(tmp_path, "tensorrt")])
     [process, (command, _, drain)] = started
     assert process == os.getpid()
-    last = [
-        "--model-config-name=onnxruntime",
-        *region_options("tensorrt"),
-        f"--backend-directory={tmp_path / 'backends'}",
-    ]
+    last = ["--model-config-name=onnxruntime", f"--backend-directory={tmp_path / 'backends'}"]
     assert command[-len(last) :] == last
     assert (drain.file, drain.metrics_url) == (tmp_path / "drain-8000", "http://localhost:8002/metrics")
-    assert "libtriton_onnxruntime.so" in names(tmp_path / "backends" / "onnxruntime")
+    assert "libtriton_tensorrt.so" in names(tmp_path / "backends" / "tensorrt")
 
 
 @pytest.fixture

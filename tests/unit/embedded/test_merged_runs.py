@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from scripts.embedded.backends.shared.merged_runs import Arrays, Input, InvalidInputError, MergingModel, limits
+from scripts.embedded.backends.tensorrt.merged_runs import Arrays, Input, InvalidInputError, MergingModel, limits
 
 INPUTS = (Input("x", np.dtype(np.float32), (-1, -1)), Input("n", np.dtype(np.int32), (-1, 1), limits=(0, 9)))
 

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
 from qwen3_tts_engine.codec import contract
-from qwen3_tts_engine.codec.states import CodecStates, to_pcm
+from qwen3_tts_engine.codec.client import without_audio
+from qwen3_tts_engine.codec.travelling_states import to_pcm
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.core.batches import Chunks, Frames, Newcomer, TextFeed
-from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.interfaces import Tick
 from qwen3_tts_engine.request import RequestError, SynthesisRequest
@@ -78,27 +80,34 @@ class RecordingRunner:
 
 
 class OnnxCodec:
-    """The exported codec step; rows of the streams in `failing` fail."""
+    """The exported codec step, with a state for each slot; rows of the streams in `failing` fail."""
 
-    def __init__(self, model: Path, decoder_config: object) -> None:
+    def __init__(self, model: Path, decoder_config: CodecDecoderConfig) -> None:
         self._session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-        size = contract.state_size(decoder_config)  # type: ignore[arg-type]
-        self.states = CodecStates(torch.zeros(SLOTS + 1, size), contract.max_history(decoder_config))  # type: ignore[arg-type]
+        self._states = np.zeros((SLOTS, contract.state_size(decoder_config)), np.float32)
+        self._max_history = contract.max_history(decoder_config)
         self.failing: set[str] = set()
 
     def announce(self) -> None: ...
 
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
-        rows = self.states.rows(chunks)
-        waveform, state = self.step(
-            self.states.codes(chunks), self.states.gather(rows).numpy(), self.states.history(chunks)
-        )
-        self.states.store(rows, torch.from_numpy(state))
-        pcm, failed = to_pcm(torch.from_numpy(waveform))
+        for row in np.flatnonzero(chunks.first):
+            self._states[chunks.slots[row]] = self._after_reference(chunks.streams[row].voice)
+        history = np.minimum(chunks.history, self._max_history).astype(np.int32)[:, None]
+        waveform, self._states[chunks.slots] = self._step(chunks.codes, self._states[chunks.slots], history)
+        pcm = to_pcm(torch.from_numpy(waveform))
         injected = {row: RequestError("injected") for row, s in enumerate(chunks.streams) if s.key in self.failing}
-        return pcm, failed | injected
+        return pcm, without_audio(pcm) | injected
 
-    def step(self, codes: np.ndarray, state: np.ndarray, history: np.ndarray) -> list[np.ndarray]:
+    def _after_reference(self, voice: Voice | None) -> np.ndarray:
+        """The state where a stream in this voice starts."""
+        cold = np.zeros_like(self._states[:1])
+        if voice is None or voice.codes is None:
+            return cold[0]
+        _, state = self._step(voice.codes[None], cold, np.zeros((1, 1), np.int32))
+        return state[0]
+
+    def _step(self, codes: np.ndarray, state: np.ndarray, history: np.ndarray) -> list[np.ndarray]:
         outputs: list[np.ndarray] = self._session.run(
             [contract.WAVEFORM, contract.STATE_OUT],
             {contract.CODES: codes, contract.STATE: state, contract.HISTORY: history},
@@ -160,10 +169,7 @@ class SharedEngine:
         vector = random.normal(0, 0.3, self._hidden).astype(np.float32)
         if not in_context:
             return Voice(vector)
-        codes = random.integers(0, 2048, (4, 16), np.int32)
-        cold, none = np.zeros((1, self.codec.states.state_size), np.float32), np.zeros((1, 1), np.int32)
-        _, state = self.codec.step(codes[None], cold, none)
-        return Voice(vector, codes, "What it says.", torch.from_numpy(state[0]))
+        return Voice(vector, random.integers(0, 2048, (4, 16), np.int32), "What it says.")
 
 
 @pytest.fixture(scope="module")

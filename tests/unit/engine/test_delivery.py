@@ -1,14 +1,17 @@
 """The order in which audio and ends are sent."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from qwen3_tts_engine import delivery, metrics
+from qwen3_tts_engine import metrics
 from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.core.streams import FinishReason, Stream, Summary
-from qwen3_tts_engine.delivery import Delivery
+from qwen3_tts_engine.engine import delivery
+from qwen3_tts_engine.engine.delivery import Delivery
 from qwen3_tts_engine.interfaces import Decoded
 from qwen3_tts_engine.request import RequestError
 from tests.fakes.scripted import NUM_CODEBOOKS, make_stream
@@ -22,7 +25,9 @@ class Line:
     def __init__(self) -> None:
         self.sent: Sent = []
         self.failed: list[str] = []
-        self.delivery = Delivery(metrics.Recorder(dict), lambda stream, _: self.failed.append(stream.key))
+        # Which says of each stream that it has ended already.
+        state: Any = SimpleNamespace(end=lambda stream: self.failed.append(stream.key))
+        self.delivery = Delivery(state, metrics.Recorder(dict))
 
     def stream(self, key: str) -> Stream:
         stream = make_stream(key, Sink(key, self.sent))

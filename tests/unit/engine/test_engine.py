@@ -10,7 +10,7 @@ import pytest
 
 from qwen3_tts_engine.core.batches import Chunks, Frames
 from qwen3_tts_engine.core.streams import Stream
-from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.engine.engine import Engine
 from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Outcome, RequestError, Unavailable
 from qwen3_tts_engine.scheduling.capacity import Capacity
@@ -33,11 +33,12 @@ class Harness:
         take_turns: bool = False,
         pages: int = 1000,
         max_silent_frames: int = 0,
+        codec: ScriptedCodec | None = None,
     ) -> None:
         table = SlotTable(slots, 256, NUM_CODEBOOKS)
         self.runner = ScriptedRunner(slots, lookahead=lookahead, page_size=4)
         self.runner.checks_pages = True
-        self.codec = ScriptedCodec()
+        self.codec = codec or ScriptedCodec()
         limits = SchedulerLimits(4, pages, slots, max_waiting, 1000, refuse, max_silent_frames)
         scheduler = Scheduler(table, limits, Capacity(load_limit, 8, batching_is_free=False))
         chunker = Chunker(table, 8, scheduler.capacity.frame_seconds)
@@ -53,7 +54,7 @@ class Harness:
 
     def is_empty(self) -> bool:
         scheduler = self.engine.scheduler
-        with self.engine._lock:
+        with self.engine.state.lock:
             scheduler.check_integrity()
             return not scheduler.live and scheduler.slots.num_used == 0 and scheduler.pages.num_used == 0
 
@@ -119,7 +120,7 @@ def test_the_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
 
 
 def test_audio_is_sent_before_its_call_is_accounted_for(harness: Harness) -> None:
-    chunker, listener, sent = harness.engine._chunker, Listener(), []
+    chunker, listener, sent = harness.engine.state.chunker, Listener(), []
     done = chunker.done
 
     def done_after_audio(*call: Any) -> list[Stream]:

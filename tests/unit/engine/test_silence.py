@@ -51,10 +51,9 @@ def speak(
     tick_seconds: float = 0.0,
 ) -> list[Listener]:
     """Listeners of streams with seeds 0, 1, ...; checks that what each got is the rest of its waveform."""
-    harness = Harness(lookahead=1, take_turns=take_turns, max_silent_frames=MAX_SILENT)
-    harness.runner.tick_seconds = tick_seconds
     codec = VoicedCodec(is_loud)
-    harness.engine._codec = codec
+    harness = Harness(lookahead=1, take_turns=take_turns, max_silent_frames=MAX_SILENT, codec=codec)
+    harness.runner.tick_seconds = tick_seconds
     harness.engine.start()
     listeners = [Listener() for _ in range(STREAMS)]
     for seed, listener in enumerate(listeners):
@@ -107,8 +106,8 @@ def test_silence_after_speech_ends_an_utterance(take_turns: bool) -> None:
 
 
 def test_a_short_utterance_without_sound_is_sent_whole(take_turns: bool) -> None:
-    harness = Harness(lookahead=1, take_turns=take_turns)
-    harness.engine._codec = codec = VoicedCodec(lambda frame: False)
+    codec = VoicedCodec(lambda frame: False)
+    harness = Harness(lookahead=1, take_turns=take_turns, codec=codec)
     harness.engine.start()
     listener = Listener()
     stream = make_stream("0", listener, 0, max_frames=4)

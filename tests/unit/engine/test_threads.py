@@ -9,7 +9,7 @@ import torch
 
 from qwen3_tts_engine.codec.proof import CodecProofError
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.delivery import SENDERS
+from qwen3_tts_engine.engine.delivery import SENDERS
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.lifecycle.opening import Opening
 from qwen3_tts_engine.startup import build_engine, on_thread
@@ -50,7 +50,7 @@ def test_engine_threads_set_the_device(take_turns: str, loops: set[str]) -> None
 def test_voice_threads_set_the_device(tmp_path: Path) -> None:
     started = Started(4)
     store, config = SqliteStore(tmp_path, 1, 1), EngineConfig(checkpoint="any")
-    voices = Voices(MagicMock(), store, Origin(1, "", ""), config, MagicMock(), started)
+    voices = Voices(MagicMock(), store, Origin(1, "", ""), config, MagicMock(), 1, started)
     assert started.all.wait(WAIT)
     voices.close()
     assert started.names == {"registry", "voice operations", "recordings", "encoders"}

@@ -1,6 +1,7 @@
-"""The encoders as programs of torch.export: files, agreement with the module, and refusals."""
+"""The encoders as programs of torch.export and as ONNX graphs: files, agreement with the module, and refusals."""
 
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -14,10 +15,10 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
-from encoder_program.program import EncoderProgram, InvalidInputError
+from encoder_program.program import ONNX_FILE, EncoderProgram, InvalidInputError, OnnxEncoder
 from export.encoders import CASES, CODEC_ENCODER, SPEAKER_ENCODER, EncoderExport, export_encoder, is_current
-from export.forms.graph import ONNX_RUNTIME
-from export.forms.program_form import CODE, PROGRAM
+from export.forms.graph import Runtime
+from export.forms.program_form import CODE, ONNX_PROGRAM, PROGRAM
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.voices import encoders
 from tests.conftest import CheckpointOf
@@ -40,9 +41,17 @@ def repository(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory)
     return repository
 
 
-def export_program(encoder: EncoderExport, checkpoint: Checkpoint, folder: Path) -> None:
+@pytest.fixture(scope="module")
+def graphs(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = tmp_path_factory.mktemp("graphs")
+    for encoder in ENCODERS.values():
+        export_program(encoder, checkpoint, repository / encoder.name, ONNX_PROGRAM)
+    return repository
+
+
+def export_program(encoder: EncoderExport, checkpoint: Checkpoint, folder: Path, runtime: Runtime = PROGRAM) -> None:
     with Progress(disable=True) as progress:
-        export_encoder(encoder, checkpoint, folder, PROGRAM, progress)
+        export_encoder(encoder, checkpoint, folder, runtime, progress)
 
 
 def model_file(repository: Path, encoder: EncoderExport) -> Path:
@@ -73,6 +82,16 @@ def test_program_equals_the_module_at_all_lengths(
         found = program(given)
         assert found.shape == expected.shape
         assert encoder.error(expected.numpy(), found.numpy()) <= encoder.limit, frames
+
+
+@each_encoder
+def test_graph_equals_the_module_at_all_lengths(encoder: EncoderExport, graphs: Path, checkpoint: Checkpoint) -> None:
+    graph, module = OnnxEncoder.load(graphs / encoder.name / "1" / ONNX_FILE), encoder.load(checkpoint)
+    for frames in (*CASES, encoders.MAX_FRAMES):
+        given = inputs(encoder, frames)
+        with torch.inference_mode():
+            expected = module(*given.values())
+        assert encoder.error(expected.numpy(), graph(given).numpy()) <= encoder.limit, frames
 
 
 def test_speaker_encoder_takes_five_mel_frames(repository: Path, checkpoint: Checkpoint) -> None:
@@ -114,11 +133,18 @@ def test_warm_up_reaches_the_longest_usual_reference(encoder: EncoderExport, rep
         ("codec_encoder", {"num_samples": torch.zeros(1, 1)}, r"num_samples: float32 \[1, 1\] given, int32"),
     ],
 )
-def test_rejects_tensors_that_do_not_fit(name: str, change: dict[str, Any], message: str, repository: Path) -> None:
+def test_rejects_tensors_that_do_not_fit(
+    name: str, change: dict[str, Any], message: str, repository: Path, graphs: Path
+) -> None:
     encoder = ENCODERS[name]
     given = {key: value for key, value in (inputs(encoder, 2) | change).items() if value is not None}
-    with pytest.raises(InvalidInputError, match=message):
-        EncoderProgram.load(model_file(repository, encoder), CPU)(given)
+    for load in (
+        lambda: EncoderProgram.load(model_file(repository, encoder), CPU),
+        lambda: OnnxEncoder.load(graphs / name / "1" / ONNX_FILE),
+    ):
+        program = load()
+        with pytest.raises(InvalidInputError, match=message):
+            program(given)
 
 
 @pytest.mark.parametrize("count", [-(2**31), -1, 0, 2**31 - 1])
@@ -139,6 +165,16 @@ def test_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
         EncoderProgram.load(path, CPU)
 
 
+def test_missing_or_damaged_graph_is_named(tmp_path: Path) -> None:
+    path = tmp_path / ONNX_FILE
+    assert ONNX_PROGRAM.filename == ONNX_FILE
+    with pytest.raises(ValueError, match=r"model\.onnx: missing; `python -m export --form onnx` writes it"):
+        OnnxEncoder.load(path)
+    path.write_bytes(b"no graph" * 100)
+    with pytest.raises(ValueError, match=r"model\.onnx: cannot be loaded: .* run `python -m export --form onnx` again"):
+        OnnxEncoder.load(path)
+
+
 def test_model_folder_is_complete_and_current(repository: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
     folder = tmp_path / "speaker_encoder_large"
     export_program(SPEAKER_ENCODER, checkpoint, folder)
@@ -150,7 +186,7 @@ def test_model_folder_is_complete_and_current(repository: Path, checkpoint: Chec
     manifest = encoders.read_encoder(version, checkpoint.speaker_digest, checkpoint.folder)
     assert (manifest.form, manifest.opset, manifest.engine) == ("python", None, None)
     assert is_current(SPEAKER_ENCODER, checkpoint, folder, PROGRAM)
-    assert not is_current(SPEAKER_ENCODER, checkpoint, folder, ONNX_RUNTIME)
+    assert not is_current(SPEAKER_ENCODER, checkpoint, folder, ONNX_PROGRAM)
     for path in (version / "model.py", version / "encoder_program" / "program.py"):
         content = path.read_bytes()
         path.write_bytes(content + b"# of another version\n")
@@ -188,7 +224,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     os.environ.pop("CUDA_MPS_CLIENT_PRIORITY", None)
 
 
-def request(tensors: dict[str, Tensor]) -> Any:
+def request_of(tensors: dict[str, Tensor]) -> Any:
     class Given(SimpleNamespace):
         def to_dlpack(self) -> Any:
             return torch.utils.dlpack.to_dlpack(self.tensor)
@@ -196,14 +232,18 @@ def request(tensors: dict[str, Tensor]) -> Any:
     return SimpleNamespace(inputs=lambda: [Given(name=lambda n=n: n, tensor=t) for n, t in tensors.items()])
 
 
-def test_model_answers_each_request_by_itself(model: ModuleType, repository: Path, checkpoint: Checkpoint) -> None:
-    folder = repository / "speaker_encoder"
+@pytest.mark.parametrize(("exported", "executor"), [("repository", "torch"), ("graphs", "onnxruntime")])
+def test_model_answers_each_request_by_itself(
+    model: ModuleType, exported: str, executor: str, checkpoint: Checkpoint, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(exported) / "speaker_encoder"
     served = model.TritonPythonModel()
     served.initialize(
         {
             "model_name": "speaker_encoder",
             "model_repository": str(folder),
             "model_version": "1",
+            "model_config": json.dumps({"parameters": {"executor": {"string_value": executor}}}),
             "model_instance_kind": "CPU",
             "model_instance_device_id": "0",
         }
@@ -211,7 +251,7 @@ def test_model_answers_each_request_by_itself(model: ModuleType, repository: Pat
     assert os.environ["CUDA_MPS_CLIENT_PRIORITY"] == "1"
     given = inputs(SPEAKER_ENCODER, 7)
     wrong = {encoders.MEL: torch.zeros(1, 4, 128)}
-    first, rejected, last = served.execute([request(given), request(wrong), request(given)])
+    first, rejected, last = served.execute([request_of(given), request_of(wrong), request_of(given)])
     assert str(rejected.error.args[0]).startswith("INVALID_ARG: mel: float32 [1, 4, 128] given")
     assert rejected.error.args[1] == "INVALID_ARG"
     with torch.inference_mode():
@@ -233,5 +273,5 @@ def test_failed_run_is_an_internal_error_of_its_request(
         raise torch.OutOfMemoryError("injected")
 
     monkeypatch.setattr(served._program, "_module", fail)
-    [failed] = served.execute([request(inputs(SPEAKER_ENCODER, 7))])
+    [failed] = served.execute([request_of(inputs(SPEAKER_ENCODER, 7))])
     assert failed.error.args == ("injected", "INTERNAL")

@@ -27,6 +27,7 @@ from export.encoders import (
 )
 from export.forms.graph import ONNX_RUNTIME, OnnxGraph, Runtime
 from export.forms.onnx_opset import to_opset_17
+from export.forms.program_form import ONNX_PROGRAM
 from export.forms.tensorrt_plan import build, tensorrt
 from export.model_folder import ExportError
 from export.modules.codec_encoder import CodecEncoder
@@ -137,7 +138,7 @@ def test_installs_a_verified_plan_with_its_facts(
     config = text_format.Parse((folder / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
     assert (config.name, config.backend) == (folder.name, "tensorrt")
     assert is_current(encoder, checkpoint, folder, runtime)
-    assert not is_current(encoder, checkpoint, folder, ONNX_RUNTIME)
+    assert not is_current(encoder, checkpoint, folder, ONNX_PROGRAM)
 
 
 @pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: encoder.name)
@@ -165,9 +166,12 @@ def test_another_form_replaces_the_previous_one(
     export_plan(SPEAKER_ENCODER, checkpoint, folder, runtime)
     assert EncoderManifest.read(folder / "1").form == "tensorrt"
     assert 'backend: "tensorrt"' in (folder / "config.pbtxt").read_text()
-    export_plan(SPEAKER_ENCODER, checkpoint, folder, ONNX_RUNTIME)
+    export_plan(SPEAKER_ENCODER, checkpoint, folder, ONNX_PROGRAM)
     assert EncoderManifest.read(folder / "1").engine is None
-    assert 'backend: "onnxruntime"' in (folder / "config.pbtxt").read_text()
+    config = (folder / "config.pbtxt").read_text()
+    assert 'backend: "python"' in config
+    assert '"executor" value { string_value: "onnxruntime" }' in config
+    assert (folder / "1" / "model.py").is_file()
 
 
 def test_command_exports_encoders_in_their_form(

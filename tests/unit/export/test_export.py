@@ -17,10 +17,11 @@ from rich.progress import Progress
 from typer.testing import CliRunner
 
 import export.__main__ as cli
+from code2wav_step.onnx_runner import OnnxStepRunner
 from export.agreement import Agreement, compare_step
 from export.encoders import SPEAKER_ENCODER, export_encoder
-from export.forms.graph import ONNX_RUNTIME
 from export.forms.onnx_form import ONNX
+from export.forms.python_form import step_config
 from export.model_folder import ExportError
 from export.modules.codec import CodecStep
 from export.reference import Reference
@@ -56,17 +57,22 @@ def test_manifest_describes_the_exported_file(version: Path, tiny_checkpoint: Pa
     assert sorted(path.name for path in version.iterdir()) == ["golden.safetensors", "model.json", "model.onnx"]
 
 
-def test_graph_has_dynamic_sizes_where_the_configuration_has_them(version: Path) -> None:
-    """Triton's ONNX Runtime backend compares the two."""
+def test_graph_has_dynamic_rows_and_frames_and_the_checkpoints_state(version: Path, tiny_checkpoint: Path) -> None:
+    size = CodecStep.from_checkpoint(Checkpoint.open(str(tiny_checkpoint))).state_size
     session = onnxruntime.InferenceSession(version / ONNX.filename, providers=["CPUExecutionProvider"])
     sizes = {tensor.name: tensor.shape for tensor in (*session.get_inputs(), *session.get_outputs())}
     assert sizes == {
         "codes": ["batch", "frames", 16],
-        "state": ["batch", "state_size"],
+        "state": ["batch", size],
         "history": ["batch", 1],
         "waveform": ["batch", "1920*frames"],
-        "state_out": ["batch", "state_size"],
+        "state_out": ["batch", size],
     }
+
+
+def test_graph_tells_the_served_package_its_configuration(version: Path, tiny_checkpoint: Path) -> None:
+    decoder = Checkpoint.open(str(tiny_checkpoint)).speech_tokenizer.decoder_config
+    assert OnnxStepRunner(version / ONNX.filename).config == step_config(decoder)
 
 
 def test_file_accepts_chunk_lengths_that_the_talker_does_not_use(version: Path, tiny_checkpoint: Path) -> None:
@@ -242,6 +248,6 @@ def test_does_not_install_an_encoder_that_differs(checkpoint_of: CheckpointOf, t
     checkpoint = Checkpoint.open(str(checkpoint_of("base")))
     strict = replace(SPEAKER_ENCODER, limit=-1.0)
     with Progress(disable=True) as progress, pytest.raises(ExportError, match="differs from PyTorch for 1 frames"):
-        export_encoder(strict, checkpoint, tmp_path / "speaker_encoder", ONNX_RUNTIME, progress)
+        export_encoder(strict, checkpoint, tmp_path / "speaker_encoder", ONNX.encoders, progress)
     assert list((tmp_path / "speaker_encoder" / "1").iterdir()) == []
     assert not (tmp_path / "speaker_encoder" / "config.pbtxt").exists()

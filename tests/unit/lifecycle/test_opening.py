@@ -1,6 +1,7 @@
-"""The last steps of a start: the codec proof, the warm-up and the gate that holds requests until then."""
+"""The last steps of a start: the codec's rows and proof, the warm-up and the gate that holds requests until then."""
 
 import math
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -48,10 +49,15 @@ class Opened:
         self.gate = Gate(8)
         self.opening = Opening(self.harness.engine, self.gate, self.config)
         self.deaths: list[BaseException] = []
-        self.harness.engine.on_death = self.deaths.append
+        self.died = threading.Event()
+        self.harness.engine.on_death = self._die
 
-    def begin(self, golden: Golden = GOLDEN) -> None:
+    def begin(self, golden: Golden | None = GOLDEN) -> None:
         self.opening.begin(self.harness.codec, golden, make_warm_up)
+
+    def _die(self, error: BaseException) -> None:
+        self.deaths.append(error)
+        self.died.set()
 
     def request(self) -> Listener:
         """Sends a request to the gate."""
@@ -81,7 +87,7 @@ def test_makes_no_codec_call_while_triton_launches_the_model(opened: Opened, mon
     monkeypatch.setattr(opening, "LAUNCH_SECONDS", 0.5)
     started = time.monotonic()
     opened.begin()
-    eventually(lambda: bool(opened.harness.codec.calls))
+    eventually(lambda: bool(opened.harness.codec.claims))
     assert time.monotonic() - started >= 0.5
 
 
@@ -90,6 +96,7 @@ def test_close_does_not_wait_for_the_launch(opened: Opened, monkeypatch: pytest.
     opened.begin()
     opened.opening.close()
     assert opened.gate.is_open
+    assert not opened.harness.codec.claims
     assert not opened.harness.codec.calls
 
 
@@ -103,6 +110,7 @@ def test_a_request_waits_for_the_proof(opened: Opened) -> None:
     assert listener.ended.wait(WAIT)
     assert listener.error is None
     assert opened.gate.is_open
+    assert opened.harness.codec.claims == 1
     assert not opened.deaths
 
 
@@ -113,18 +121,34 @@ def test_a_codec_that_fails_the_proof_ends_the_engine_and_every_request(opened: 
         assert isinstance(listener.error, Unavailable)
         assert "code2wav differs from its golden cases" in str(listener.error)
     assert not opened.harness.engine.is_alive
-    eventually(lambda: len(opened.deaths) == 1)
-    assert isinstance(opened.deaths[0], CodecProofError)
+    assert opened.died.wait(WAIT)
+    [death] = opened.deaths
+    assert isinstance(death, CodecProofError)
 
 
-def test_the_proof_waits_until_triton_has_started(opened: Opened) -> None:
+@pytest.mark.parametrize("golden", [GOLDEN, None], ids=["proof", "no-proof"])
+def test_the_claim_waits_until_triton_has_started(opened: Opened, golden: Golden | None) -> None:
     opened.harness.codec.fail = ServerStarting("Server not ready")
-    opened.begin()
+    opened.begin(golden)
     listener = opened.request()
     assert not listener.ended.wait(10 * opened.config.codec_wait_seconds)
     opened.harness.codec.fail = None
     assert listener.ended.wait(WAIT)
     assert listener.error is None
+    assert opened.harness.codec.claims == 1
+
+
+@pytest.mark.parametrize("golden", [GOLDEN, None], ids=["proof", "no-proof"])
+def test_a_claim_that_is_refused_ends_the_engine_and_every_request(opened: Opened, golden: Golden | None) -> None:
+    opened.harness.codec.fail = RequestError("code2wav has 3 of 8 rows left")
+    opened.begin(golden)
+    listener = opened.request()
+    assert listener.ended.wait(WAIT)
+    assert isinstance(listener.error, Unavailable)
+    assert "code2wav has 3 of 8 rows left" in str(listener.error)
+    assert not opened.harness.engine.is_alive
+    assert opened.died.wait(WAIT)
+    assert [str(death) for death in opened.deaths] == ["code2wav has 3 of 8 rows left"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("not within initialize"), Unavailable("not loaded")])
@@ -157,10 +181,12 @@ def test_close_does_not_wait_for_the_codec(opened: Opened) -> None:
     assert not opened.deaths, "a shutdown is not a failure of the engine"
 
 
-def test_opens_at_once_without_a_proof(opened: Opened) -> None:
-    opened.opening.at_once()
+def test_without_golden_cases_the_engine_starts_after_the_claim_without_proof_and_warm_up(opened: Opened) -> None:
+    opened.begin(golden=None)
     assert opened.request().ended.wait(WAIT)
+    assert opened.harness.codec.claims == 1
     assert {frames for _, frames in opened.harness.codec.calls} <= {1, 2, 4, 8}
+    assert opened.harness.runner.launched == 8, "the frames of the request"
 
 
 def test_the_gate_keeps_the_order_and_is_bounded() -> None:

@@ -51,7 +51,7 @@ def test_the_link_survives_a_move_of_the_repository(
 def test_copies_the_code_instead_of_linking_on_request(repository: Path, checkpoint_of: CheckpointOf) -> None:
     folder = add_model("design", str(checkpoint_of("voice_design")), repository, copy=True)
     assert not (folder / "1").is_symlink()
-    assert (folder / "1" / "qwen3_tts_engine" / "engine.py").is_file()
+    assert (folder / "1" / "qwen3_tts_engine" / "service.py").is_file()
 
 
 def test_refuses_a_checkpoint_with_another_codec(repository: Path, checkpoint_of: CheckpointOf) -> None:

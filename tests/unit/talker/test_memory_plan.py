@@ -3,15 +3,18 @@
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from code2wav_step.buckets import row_frames
+from code2wav_step.config import Contract
+from code2wav_step.rows import Rows
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import ModelConfig, SpeechTokenizerConfig
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EncoderManifest
-from qwen3_tts_engine.codec.contract import state_size
+from qwen3_tts_engine.codec.contract import state_size, terms
 from qwen3_tts_engine.config import ConfigError, EngineConfig
 from qwen3_tts_engine.talker.graph_runner import count_graphs
 from qwen3_tts_engine.talker.loader import load_runner
@@ -38,7 +41,7 @@ MANIFEST = {"opset": None, "torch": "2", "onnx": "1", "commit": None}
 CODEC = CodecManifest.model_validate(
     MANIFEST
     | {"form": "python", "state_size": state_size(DECODER), "state_dtype": "FP16", "codec_digest": "any"}
-    | {"chunk_frames": [1, 2, 4, 8, 16], "sample_rate": 24000}
+    | {"chunk_frames": [1, 2, 4, 8, 16], "sample_rate": 24000, "contract": 2}
 )
 CPU = torch.device("cpu")
 # Cards in GiB: the total, and the rest beside the contexts of a desktop or a server.
@@ -191,6 +194,15 @@ def test_other_models_take_memory_where_they_run() -> None:
     assert encoder_model("codec_encoder", encoder, CODEC_ENCODER_BYTES).size == CODEC_ENCODER_BYTES + CONTEXT_BYTES
     on_cpu = encoder.model_copy(update={"form": "onnx"})
     assert encoder_model("codec_encoder", on_cpu, CODEC_ENCODER_BYTES).size == 0
+
+
+@pytest.mark.parametrize("streams", [1, 14, 15, 16, 256])
+def test_codec_states_are_those_that_code2wav_allocates(streams: int) -> None:
+    rows = Rows(1, torch.float32, CPU, Contract(**terms()))  # type: ignore[arg-type]
+    claimed = np.arange(1, streams + 1)
+    rows.open(np.stack([claimed, claimed, 0 * claimed, 0 * claimed + 7], axis=1).astype(np.int32))
+    plans = [MemoryNeeds(model_of("1.7b"), needs("1.7b").config, size).plan(streams) for size in (0, 1 << 20)]
+    assert plans[1].states - plans[0].states == sum(map(len, rows._blocks.values())) << 20
 
 
 def test_a_clone_s_server_takes_its_voices_cache_as_well() -> None:

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import numpy as np
 import pytest
-import torch
 
 from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voices import database, postgres_store, sqlite_store
@@ -30,7 +29,7 @@ class OpenStore(Protocol):
 def make_voice(seed: int = 0, frames: int = 5) -> Voice:
     random = np.random.default_rng(seed)
     codes = random.integers(0, 2048, (frames, 16), np.int32)
-    return Voice(random.normal(size=64).astype(np.float32), codes, f"text {seed}", torch.randn(100))
+    return Voice(random.normal(size=64).astype(np.float32), codes, f"text {seed}")
 
 
 def be_patient(patch: pytest.MonkeyPatch) -> None:

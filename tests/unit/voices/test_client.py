@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.interfaces import ModelCall
 from qwen3_tts_engine.request import RequestError
+from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voices import client
 from qwen3_tts_engine.voices.client import ModelEncoder
 from qwen3_tts_engine.voices.encoders import AUDIO, CODEC_ENCODER, MEL, NUM_SAMPLES, SPEAKER_ENCODER
@@ -21,13 +21,13 @@ SAMPLES = np.random.default_rng(0).uniform(-0.5, 0.5, 5000).astype(np.float32)
 
 
 class Models:
-    """The x-vector is the mean of the spectrogram; each code is the number of samples, and the state that of frames."""
+    """The x-vector is the mean of the spectrogram; each code is the number of samples."""
 
     def __init__(self) -> None:
         self.inputs: dict[str, dict[str, Tensor]] = {}
+        self.prepared: list[Voice] = []
         self.codec_called = threading.Event()
-        config = EngineConfig(checkpoint="any", max_chunk_frames=16)
-        self.encoder = ModelEncoder(config, self.state_after, lambda state: state, self.call)
+        self.encoder = ModelEncoder(EngineConfig(checkpoint="any"), self.prepared.append, self.call)
 
     def call(self, call: ModelCall) -> list[Tensor]:
         self.inputs[call.model] = call.inputs
@@ -37,27 +37,29 @@ class Models:
         count = call.inputs[AUDIO].shape[1]
         return [call.inputs[NUM_SAMPLES].expand(count, 16)[None].contiguous()]
 
-    def state_after(self, codes: Tensor, max_chunk_frames: int) -> Tensor:
-        return torch.tensor([codes.shape[1], max_chunk_frames])
 
-
-def test_a_voice_in_context_has_vector_codes_and_state() -> None:
+def test_a_voice_in_context_has_vector_and_codes() -> None:
     models = Models()
     voice = models.encoder.encode(SAMPLES, in_context=True)
     np.testing.assert_allclose(voice.x_vector, log_mel(SAMPLES).mean(0), rtol=1e-5)
     assert voice.codes is not None
     assert (voice.codes == len(SAMPLES)).all()
     assert voice.codes.shape == (3, 16)
-    assert voice.state is not None
-    assert voice.state.tolist() == [3, 16]
     np.testing.assert_array_equal(models.inputs[CODEC_ENCODER][AUDIO][0], frames(SAMPLES))
 
 
 def test_a_vector_alone_needs_no_codec() -> None:
     models = Models()
     voice = models.encoder.encode(SAMPLES, in_context=False)
-    assert (voice.codes, voice.state) == (None, None)
+    assert voice.codes is None
     assert models.inputs.keys() == {SPEAKER_ENCODER}
+
+
+def test_the_codecs_client_prepares_a_voice_and_the_encoders_are_not_called() -> None:
+    models, voice = Models(), Voice(np.zeros(128, np.float32))
+    models.encoder.prepare(voice)
+    assert models.prepared == [voice]
+    assert not models.inputs
 
 
 def test_the_codec_does_not_wait_for_the_spectrogram(monkeypatch: pytest.MonkeyPatch) -> None:

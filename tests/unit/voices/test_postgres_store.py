@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import psycopg
@@ -217,7 +218,7 @@ def test_the_table_has_a_unique_constraint_on_names(store: PostgresStore, dsn: s
 def test_a_text_that_cannot_be_stored_is_refused(store: PostgresStore) -> None:
     voice = make_voice()
     with pytest.raises(InvalidRequest, match=r"voice: 'anna': cannot be stored: .*NUL"):
-        store.add("anna", type(voice)(voice.x_vector, voice.codes, "a\0b", voice.state), 1.0, ORIGIN)
+        store.add("anna", replace(voice, text="a\0b"), 1.0, ORIGIN)
     assert store.list() == []
 
 

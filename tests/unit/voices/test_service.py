@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,8 +31,9 @@ class ScriptedEncoder:
 
     def __init__(self) -> None:
         self.calls = 0
-        self.adopted = 0
+        self.prepared: list[Voice] = []
         self.fail: Exception | None = None
+        self.fail_to_prepare: Exception | None = None
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
@@ -46,11 +46,12 @@ class ScriptedEncoder:
             raise self.fail
         vector = np.array([len(samples), self.calls, 0, 0, 0, 0, 0, 0], np.float32)
         codes = np.zeros((len(frames(samples)), 16), np.int32)
-        return Voice(vector, codes, state=torch.zeros(1000)) if in_context else Voice(vector)
+        return Voice(vector, codes) if in_context else Voice(vector)
 
-    def adopt(self, voice: Voice) -> Voice:
-        self.adopted += 1
-        return voice
+    def prepare(self, voice: Voice) -> None:
+        if self.fail_to_prepare:
+            raise self.fail_to_prepare
+        self.prepared.append(voice)
 
 
 class Callback:
@@ -84,14 +85,16 @@ def voices(encoder: ScriptedEncoder, tmp_path: Path) -> Iterator[Voices]:
     voices.close()
 
 
-def open_voices(encoder: ScriptedEncoder, folder: Path, origin: Origin = ORIGIN, **settings: Any) -> Voices:
+def open_voices(
+    encoder: ScriptedEncoder, folder: Path, origin: Origin = ORIGIN, max_cached: int = 8, **settings: Any
+) -> Voices:
     config = EngineConfig(checkpoint="any", **settings)
 
     def check_text(text: str) -> None:
         if text == "bad":
             raise InvalidRequest("ref_text", text, "must not be bad")
 
-    return Voices(encoder, SqliteStore(folder, 10, 1 << 20), origin, config, check_text)
+    return Voices(encoder, SqliteStore(folder, 10, 1 << 20), origin, config, check_text, max_cached)
 
 
 def request(seconds: float = 1.0, text: str | None = "said", **fields: Any) -> SynthesisRequest:
@@ -131,7 +134,7 @@ def test_other_samples_text_rate_or_mode_give_another_voice(voices: Voices, enco
     found = [find(voices, each) for each in requested]
     assert encoder.calls == len(requested)
     assert len({id(voice) for voice in found}) == len(requested)
-    assert (found[-1].text, found[-1].codes, found[-1].state) == (None, None, None)
+    assert (found[-1].text, found[-1].codes) == (None, None)
     assert find(voices, request(x_vector_only=True, text=None)) is found[-1], "the text is not part of its key"
 
 
@@ -152,6 +155,43 @@ def test_failures_are_reported_and_not_cached(voices: Voices, encoder: ScriptedE
     assert isinstance(find(voices, request()), RequestError)
     encoder.fail = None
     assert isinstance(find(voices, request()), Voice)
+
+
+def test_the_codec_is_ready_for_a_voice_before_a_caller_gets_it(voices: Voices, encoder: ScriptedEncoder) -> None:
+    ready: list[bool] = []
+    then = Callback()
+
+    def check(answer: Any) -> None:
+        ready.append(answer in encoder.prepared)
+        then(answer)
+
+    voices.find(request(), check)
+    assert then.answer.text == "said"
+    assert ready == [True]
+    assert encoder.prepared == [then.answer], "with its text, as the one object that streams refer to"
+
+
+def test_a_voice_that_the_codec_cannot_decode_is_refused_and_not_cached(
+    voices: Voices, encoder: ScriptedEncoder
+) -> None:
+    encoder.fail_to_prepare = RequestError("the codec failed")
+    assert str(find(voices, request())) == "the codec failed"
+    assert str(register(voices, "anna")) == "the codec failed"
+    encoder.fail_to_prepare = None
+    assert isinstance(find(voices, request()), Voice)
+    assert isinstance(find(voices, named("anna")), InvalidRequest), "it was not registered"
+
+
+def test_as_many_voices_are_kept_as_the_codec_is_ready_to_speak_in(encoder: ScriptedEncoder, tmp_path: Path) -> None:
+    voices = open_voices(encoder, tmp_path, max_cached=2)
+    first = find(voices, request(1.0))
+    last = [find(voices, request(seconds)) for seconds in (2.0, 3.0)]
+    assert [find(voices, request(seconds)) for seconds in (2.0, 3.0)] == last
+    assert encoder.calls == 3
+    assert find(voices, request(1.0)) is not first
+    assert encoder.calls == 4
+    assert len(encoder.prepared) == 4
+    voices.close()
 
 
 def test_a_known_voice_does_not_wait_for_the_encoder(voices: Voices, encoder: ScriptedEncoder) -> None:
@@ -231,12 +271,12 @@ def test_a_registered_voice_is_cached_at_once_and_loaded_after_a_restart(
     [record] = register(voices, "anna")
     assert record.reference_seconds == pytest.approx(1.0)
     assert find(voices, named("anna")).x_vector[0] == 24000
-    assert (encoder.calls, encoder.adopted) == (1, 0)
+    assert (encoder.calls, len(encoder.prepared)) == (1, 1)
     voices.close()
     voices = open_voices(encoder, tmp_path)
     cold = find(voices, named("anna"))
     assert find(voices, named("anna")) is cold
-    assert (encoder.calls, encoder.adopted) == (1, 1)
+    assert (encoder.calls, encoder.prepared[1:]) == (1, [cold])
     alone = find(voices, named("anna", x_vector_only=True))
     assert alone.codes is None
     np.testing.assert_array_equal(alone.x_vector, cold.x_vector)
@@ -302,23 +342,22 @@ def test_refuses_an_invalid_reference(
     assert encoder.calls == 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 60)), max_size=60))
-def test_the_cache_is_bounded_and_evicts_the_least_recently_used(puts: list[tuple[int, int]]) -> None:
-    cache = VoiceCache(max_bytes=400)
+@given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 6))
+def test_the_cache_is_bounded_and_evicts_the_least_recently_used(puts: list[int], max_voices: int) -> None:
+    cache, voices = VoiceCache(max_voices), dict[int, Voice]()
     recent: list[int] = []
-    for key, size in puts:
-        cache.put(key, Voice(np.zeros(size, np.float32)))
+    for key in puts:
+        voices[key] = Voice(np.zeros(1, np.float32))
+        cache.put(key, voices[key])
         recent = [k for k in recent if k != key] + [key]
-        assert cache.num_bytes <= 400
-        kept = [k for k in recent if k in cache._voices]
-        assert kept == list(cache._voices), "in order of use"
-        assert kept == recent[len(recent) - len(kept) :], "the least recently used are evicted"
-        assert cache.num_bytes == sum(voice.num_bytes for voice in cache._voices.values())
-        recent = kept
+        recent = recent[-max_voices:]
+        assert list(cache._voices) == recent, "in order of use"
+        assert len(cache) == len(recent)
+        assert all(cache._voices[k] is voices[k] for k in recent)
 
 
 def test_reading_a_voice_counts_as_use() -> None:
-    cache = VoiceCache(max_bytes=8)
+    cache = VoiceCache(max_voices=2)
     one = Voice(np.zeros(1, np.float32))
     cache.put("a", one)
     cache.put("b", one)

@@ -1,4 +1,4 @@
-"""A reference encoder as a program of torch.export, on one device."""
+"""A reference encoder: a program of torch.export on one device, or an ONNX graph on a CPU."""
 
 import json
 from collections.abc import Mapping
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.export.passes import move_to_device_pass
 
-MODEL_FILE = "model.pt2"
+MODEL_FILE, ONNX_FILE = "model.pt2", "model.onnx"
 CONTRACT = "contract.json"
-EXPORT = "python -m export --form python"
+EXPORT = "python -m export --form {}"
+# Of ONNX Runtime: the talker needs the other cores.
+THREADS = 2
 
 
 class InvalidInputError(ValueError):
@@ -64,13 +66,13 @@ class EncoderProgram:
     def load(cls, path: Path, device: torch.device) -> "EncoderProgram":
         """Raises ValueError naming the file."""
         if not path.is_file():
-            raise ValueError(f"{path}: missing; `{EXPORT}` writes it from a Base checkpoint")
+            raise _missing(path, "python")
         files = {CONTRACT: ""}
         try:
             program = torch.export.load(path, extra_files=files)
             contract = Contract.from_json(files[CONTRACT])
         except Exception as error:
-            raise ValueError(f"{path}: cannot be loaded: {error}; run `{EXPORT}` again") from error
+            raise _unreadable(path, "python", error) from error
         # Distances to codebook entries are close to each other, and TF32 has the precision of half floats.
         torch.set_float32_matmul_precision("highest")
         return cls(move_to_device_pass(program, str(device)).module(), contract, device)
@@ -91,6 +93,46 @@ class EncoderProgram:
         dtypes = {declared.name: getattr(torch, declared.dtype) for declared in self.contract.inputs}
         for shapes in self.contract.warm_up:
             self({name: torch.ones(shape, dtype=dtypes[name]) for name, shape in shapes.items()})
+
+
+class OnnxEncoder:
+    """Runs one reference at a time, by ONNX Runtime."""
+
+    def __init__(self, session: Any, contract: Contract) -> None:
+        self.contract, self._session = contract, session
+
+    @classmethod
+    def load(cls, path: Path) -> "OnnxEncoder":
+        """Raises ValueError naming the file."""
+        if not path.is_file():
+            raise _missing(path, "onnx")
+        import onnxruntime  # type: ignore[import-untyped]  # only here: a GPU needs none
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = THREADS
+        try:
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            contract = Contract.from_json(session.get_modelmeta().custom_metadata_map[CONTRACT])
+        except Exception as error:
+            raise _unreadable(path, "onnx", error) from error
+        return cls(session, contract)
+
+    def __call__(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """As EncoderProgram."""
+        arguments = zip(self.contract.inputs, self.contract.arguments(tensors), strict=True)
+        [output] = self._session.run([self.contract.output], {d.name: tensor.cpu().numpy() for d, tensor in arguments})
+        return torch.from_numpy(output)
+
+    def warm_up(self) -> None:
+        """There is nothing to load."""
+
+
+def _missing(path: Path, form: str) -> ValueError:
+    return ValueError(f"{path}: missing; `{EXPORT.format(form)}` writes it from a Base checkpoint")
+
+
+def _unreadable(path: Path, form: str, error: Exception) -> ValueError:
+    return ValueError(f"{path}: cannot be loaded: {error}; run `{EXPORT.format(form)}` again")
 
 
 def _checked(declared: Input, tensor: Tensor | None) -> Tensor:

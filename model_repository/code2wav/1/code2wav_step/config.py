@@ -27,19 +27,17 @@ class Contract:
     """Tensor names, limits and PCM format, which the exporter copies from qwen3_tts_engine/codec/contract.py."""
 
     codes: str
-    state: str
-    history: str
-    waveform: str
-    state_out: str
-    states: str
     places: str
     pcm: str
-    states_memory: str
+    num_rows: int
+    public_rows: int
+    line: str
+    line_memory: str
     note_memory: str
     max_frames: int
     max_batch: int
     pcm_scale: int
-    overflow: int
+    no_sample: int
 
 
 @dataclass(frozen=True)

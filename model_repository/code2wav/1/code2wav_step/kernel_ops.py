@@ -206,7 +206,7 @@ class KernelOps:
         contract, pcm = self._config.contract, torch.empty_like(waveform, dtype=torch.int16)
         self._launch(
             rowwise.pcm_kernel, (len(waveform),),
-            waveform, pcm, waveform.shape[1], SCALE=contract.pcm_scale, OVERFLOW=contract.overflow, BLOCK=PCM_BLOCK,
+            waveform, pcm, waveform.shape[1], SCALE=contract.pcm_scale, NO_SAMPLE=contract.no_sample, BLOCK=PCM_BLOCK,
             num_warps=PCM_WARPS,
         )  # fmt: skip
         return pcm

@@ -1,22 +1,26 @@
 """A talker's direct line: its calls without Triton (qwen3_tts_engine/codec/line.py is the other end)."""
 
+import json
 import logging
 import mmap
 import os
+import secrets
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from code2wav_step.shared_states import memory_path
+from code2wav_step.config import Contract
+from code2wav_step.requests import InvalidInputError
 
 log = logging.getLogger(__name__)
 
 SOON = b"\2"
 OPEN, OK, FAILED = b"\1", b"\0", b"\2"
-# Codes int32 [rows, frames * codebooks], places int32 [rows, 3] and the samples to fill, int16 [rows, samples].
+# Codes int32 [rows, frames * codebooks], places int32 [rows, 4] and the samples to fill, int16 [rows, samples].
 Run = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 # Of the same codes and places: the part of a run that has no effect.
 Prepare = Callable[[np.ndarray, np.ndarray], None]
@@ -27,21 +31,23 @@ class Line:
 
     def __init__(
         self,
-        place: dict[str, Any],
-        memory: str,
+        address: str,
+        contract: Contract,
         sizes: tuple[int, int],
         run: Run,
         prepare: Prepare,
         context: AbstractContextManager[object],
     ) -> None:
-        """`place` is the talker's, with a memory of that name; `sizes` are codebooks and samples of a frame. The thread
-        runs in `context`."""
+        """`address` is the talker's, `sizes` are codebooks and samples of a frame. The thread runs in `context`.
+
+        Raises InvalidInputError."""
+        place = _read_note(address, contract)
         process, files = int(place["process"]), place["files"]
         self._codebooks, self._samples = sizes
         self._offsets, self._sizes = place["offsets"], place["sizes"]
         self._requests = _open_pipe(process, files["requests"], os.O_RDONLY)
         self._answers = _open_pipe(process, files["answers"], os.O_WRONLY)
-        with memory_path([process, files["memory"]], memory).open("r+b") as file:
+        with _memory_path([process, files["memory"]], contract.line_memory).open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
         self._run, self._prepare, self._context = run, prepare, context
         threading.Thread(target=self._serve, name="line", daemon=True).start()
@@ -70,7 +76,7 @@ class Line:
         """The arguments of Run."""
         rows, frames = map(int, self._part("shape", np.int32, 2))
         codes = self._part("codes", np.int32, rows * frames * self._codebooks).reshape(rows, frames, -1)
-        places = self._part("places", np.int32, rows * 3).reshape(rows, 3)
+        places = self._part("places", np.int32, rows * 4).reshape(rows, 4)
         return codes, places, self._part("pcm", np.int16, rows * frames * self._samples).reshape(rows, -1)
 
     def _answer(self) -> bytes:
@@ -94,3 +100,24 @@ def _open_pipe(process: int, file: int, flags: int) -> int:
     if not os.readlink(path).startswith("pipe:["):
         raise ValueError(f"{path} is no pipe")
     return os.open(path, flags)
+
+
+def _read_note(address: str, contract: Contract) -> dict[str, Any]:
+    """Reads the talker's note; raises InvalidInputError unless `address` has its secret."""
+    try:
+        given = json.loads(address)
+        note = json.loads(_memory_path(given["note"], contract.note_memory).read_bytes())
+        if secrets.compare_digest(note["secret"], given["secret"]):
+            return dict(note)
+    except Exception:
+        pass  # the reason would reveal which processes and files exist
+    raise InvalidInputError(f"{contract.line}: not an address issued by a talker")
+
+
+def _memory_path(place: list[Any], name: str) -> Path:
+    """The path of a process's memfd; rejects any other file."""
+    process, file = map(int, place)
+    path = Path(f"/proc/{process}/fd/{file}")
+    if not os.readlink(path).startswith(f"/memfd:{name} "):
+        raise ValueError(f"{path} is not {name}")
+    return path

@@ -12,6 +12,7 @@ from torch import Tensor
 from code2wav_step.buckets import MAX_ROW_FRAMES, BatchShape, Buckets, row_frames
 from code2wav_step.config import StepConfig
 from code2wav_step.kernels.gpu_trace import traced
+from code2wav_step.rows import Places, Rows, row_addresses
 from code2wav_step.step import Step
 
 Progress = Callable[[int, int], None]
@@ -25,7 +26,7 @@ class EagerStepRunner:
     """The step without graphs, in its own dtype."""
 
     def __init__(self, step: Step) -> None:
-        self.step = step
+        self.step, self.config = step, step.config
         self._like = step.weights.codebooks
 
     def __call__(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,11 +37,11 @@ class EagerStepRunner:
 
     lend = __call__
 
-    def advance(self, codes: np.ndarray, states: Tensor, places: np.ndarray) -> Tensor:
+    def advance(self, codes: np.ndarray, rows: Rows, places: Places) -> Tensor:
         """As GraphStepRunner.advance."""
-        return _advance(self, self.step, codes, states, places)
+        return _advance(self, self.step, codes, rows, places)
 
-    def prepare(self, codes: np.ndarray, states: Tensor, places: np.ndarray) -> None:
+    def prepare(self, codes: np.ndarray, rows: Rows, places: Places) -> None:
         """There is nothing to prepare."""
 
 
@@ -92,12 +93,6 @@ class Buffers:
         return addresses.view(torch.int64).view(2, -1), history.view(torch.int32), codes.view(torch.int32)
 
 
-def row_addresses(states: Tensor, rows: np.ndarray) -> np.ndarray:
-    """Of rows of states [.., S] in memory; int64 as `rows`."""
-    addresses: np.ndarray = states.data_ptr() + rows.astype(np.int64) * (states.stride(0) * states.element_size())
-    return addresses
-
-
 def run_step(step: Step, buffers: Buffers, shape: BatchShape) -> tuple[Tensor, Tensor]:
     """From codes to samples on the host; the waveform, and the next state of the states in the buffers."""
     buffers.upload(*shape)
@@ -132,7 +127,7 @@ class GraphStepRunner:
     """Captures graphs in `capture` only. Not thread-safe."""
 
     def __init__(self, step: Step, device: torch.device) -> None:
-        self.step, self._config = step, step.config
+        self.step, self.config = step, step.config
         contract, total = step.config.contract, torch.cuda.get_device_properties(device).total_memory
         share = float(os.environ.get(MEMORY_SHARE, 1))
         self._buckets = Buckets(contract.max_batch, contract.max_frames, row_frames(int(share * total)))
@@ -181,25 +176,25 @@ class GraphStepRunner:
         graph = self._whole_graph(*codes.shape[:2])
         return self._replay(graph, codes, state, history) if graph else self._in_parts(codes, state, history)
 
-    def advance(self, codes: np.ndarray, states: Tensor, places: np.ndarray) -> Tensor:
-        """The samples (pcm.to_int16) of streams whose states stay in `states` [.., S]; valid until the next call.
+    def advance(self, codes: np.ndarray, rows: Rows, places: Places) -> Tensor:
+        """The samples (pcm.to_int16) of codes int32 [B, T, 16], whose states stay in `rows`; valid until the next call.
 
-        Codes and places as in a SharedRequest.
+        Does not wait for the results.
         """
-        if (graph := self.prepare(codes, states, places)) is None:
-            return _advance(self.lend, self.step, codes, states, places)
+        if (graph := self.prepare(codes, rows, places)) is None:
+            return _advance(self.lend, self.step, codes, rows, places)
         graph.replay()
         self._replayed.record(self._stream)
         return self._buffers.pcm_view(*codes.shape[:2])
 
-    def prepare(self, codes: np.ndarray, states: Tensor, places: np.ndarray) -> StepGraph | None:
+    def prepare(self, codes: np.ndarray, rows: Rows, places: Places) -> StepGraph | None:
         """Fills the buffers for `advance`; returns the graph to replay, if there is one."""
         # Without any operation of PyTorch: after a pause of milliseconds each takes the host up to 0.1 ms.
         graph = self._whole_graph(*codes.shape[:2])
         if graph is None or not self._has_addresses:
             return None
         self._replayed.synchronize()
-        self._buffers.fill(codes, places[:, 2], row_addresses(states, places[:, :2].T))
+        self._buffers.fill(codes, places.history, rows.addresses(places))
         return graph
 
     def _whole_graph(self, rows: int, frames: int) -> StepGraph | None:
@@ -218,13 +213,13 @@ class GraphStepRunner:
 
     def _in_parts(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         rows, frames = codes.shape[:2]
-        samples_per_frame = self._config.samples_per_frame
+        samples_per_frame = self.config.samples_per_frame
         device = self._buffers.state.device
         waveform = torch.empty(rows, frames * samples_per_frame, dtype=torch.float32, device=device)
         state_out = torch.empty(state.shape, dtype=self._buffers.state.dtype, device=device)
         for start, stop in self._buckets.spans(frames):
             samples = slice(start * samples_per_frame, stop * samples_per_frame)
-            valid = (history + start).clamp(max=self._config.window)
+            valid = (history + start).clamp(max=self.config.window)
             part, states = codes[:, start:stop], state if start == 0 else state_out
             for first, last, bucket in self._buckets.groups(rows, stop - start):
                 group = slice(first, last)
@@ -236,9 +231,9 @@ class GraphStepRunner:
 
 
 @torch.inference_mode()
-def _advance(run: Run, step: Step, codes: np.ndarray, states: Tensor, places: np.ndarray) -> Tensor:
+def _advance(run: Run, step: Step, codes: np.ndarray, rows: Rows, places: Places) -> Tensor:
     """GraphStepRunner.advance by any `run` of the step."""
-    before, after = torch.from_numpy(places[:, :2].T.astype(np.int64)).to(states.device)
-    waveform, state_out = run(torch.from_numpy(codes), states.index_select(0, before), torch.from_numpy(places)[:, 2:])
-    states.index_copy_(0, after, state_out)
+    history = torch.from_numpy(places.history)[:, None]
+    waveform, state_out = run(torch.from_numpy(codes), rows.gather(places), history)
+    rows.scatter(places, state_out)
     return step.ops.to_int16(waveform).cpu()

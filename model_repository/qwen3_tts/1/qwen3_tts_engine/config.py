@@ -53,15 +53,12 @@ class EngineConfig(BaseModel):
     take_turns: Literal["auto", "on", "off"] = "auto"
     """Whether talker and codec alternate instead of running at the same time; auto alternates on a GPU without MPS,
     which would time-slice the two processes."""
-    shared_codec_states: Literal["auto", "on", "off"] = "auto"
-    """Whether code2wav maps the codec states from the talker's memory instead of receiving them with each call; auto
-    maps them where possible: in the form `python` on the same device."""
     codec_calls: Literal["direct", "triton"] = "direct"
-    """How the talker calls a code2wav that maps its states: by a direct line between the two processes, or through
-    Triton, whose metrics then count the calls: two more hops, 1 ms."""
+    """How the talker calls a code2wav that has the rows of the states, in any form but `tensorrt`: by a direct line
+    between the two processes, or through Triton, whose metrics then count the calls: two more hops, 1 ms."""
     engine_process: Literal["auto", "off"] = "auto"
     """Whether the engine has a process of its own beside the one that Triton calls, so that requests and responses of
-    many callers do not delay it; auto: where codec_calls is direct and code2wav maps the states."""
+    many callers do not delay it; auto: where codec_calls is direct and code2wav has the rows of the states."""
     talker_proof_seconds: float = Field(default=2.0, ge=0)
     """On a GPU, time for comparing the talker with PyTorch in FP32 at start, with 1 to 64 streams; where it differs,
     PyTorch operations replace the kernels, or the load fails (see kernels). What PyTorch computes is kept in
@@ -147,7 +144,8 @@ class EngineConfig(BaseModel):
     voices_mib: int = Field(default=8192, ge=1)
     """Disk space of all registered voices; one takes about 3 MiB, 5 in FP32."""
     voice_cache_mib: int = Field(default=512, ge=1)
-    """Size of the voice cache on the codec's device; the least recently used voice is evicted."""
+    """Memory of the codec's device for voices in context: each has a row, as a stream has; the least recently used one
+    is evicted. At least as many rows as streams, up to 64, and one more."""
     max_voice_requests: int = Field(default=64, ge=1)
     """Requests that may wait for the encoders; the next one is refused with UNAVAILABLE."""
     speaker_encoder: str = Field(default="speaker_encoder", min_length=1)

@@ -13,9 +13,9 @@ import torch
 
 from qwen3_tts_engine import startup
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from qwen3_tts_engine.codec.clients import ModelCodec, SharedStatesCodec
+from qwen3_tts_engine.codec.client import Code2Wav
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.delivery import Sending
+from qwen3_tts_engine.engine.delivery import Sending
 from qwen3_tts_engine.frontend.dispatcher import Caller, Dispatcher
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.frontend.sequences import SequencePosition, Sequences
@@ -33,6 +33,8 @@ from qwen3_tts_engine.voices.service import Voices
 
 log = logging.getLogger("qwen3_tts")
 
+# The argument that names what owns rows of the codec, beside Triton's own.
+OWNER = "owner"
 # Switch interval of an engine's interpreter: a thread may wait so long for the interpreter's lock each time it let go
 # of it. The default, 5 ms, is as long as a tick; with 0.5 ms bursts and codec calls took a tenth longer (one H100).
 SWITCH_SECONDS = 0.0001
@@ -68,7 +70,7 @@ class Service:
         self._codec = codec = self.make_codec(checkpoint, device)
         self._golden = startup.read_golden(checkpoint, config, self.repository)
         self._prompts = prompts = PromptBuilder(checkpoint, config)
-        voices = self.make_voices(checkpoint, prompts, codec)
+        voices = self.make_voices(checkpoint, prompts, codec, device)
         runner = self.make_runner(checkpoint, device)
         on_thread = startup.on_thread(device)
         counted = CountedCodec(codec, config.max_codec_failures, lambda error: self.engine.die(error))
@@ -87,10 +89,8 @@ class Service:
         gc.freeze()
 
     def begin(self) -> None:
-        """Start the engine, prove the codec and open the gate. Triton's `initialize` must end at once after this."""
-        if self._golden is None:
-            self._opening.at_once()
-            return
+        """Claim the codec's rows, prove it, start the engine and open the gate, on a thread. Triton's `initialize` must
+        end at once after this."""
         spoken = warm_up.utterance(self._checkpoint.config, self.config)
         self._opening.begin(self._codec, self._golden, partial(self._prompts.stream, spoken) if spoken else None)
 
@@ -117,20 +117,21 @@ class Service:
     def make_runner(self, checkpoint: Checkpoint, device: torch.device) -> Runner:
         return load_runner(checkpoint, self.config, device)
 
-    def make_codec(self, checkpoint: Checkpoint, device: torch.device) -> ModelCodec:
-        owner = self._args["model_instance_name"]
-        states = startup.open_codec(checkpoint, self.config, self.repository, device, owner)
-        if states.address:
-            return SharedStatesCodec(states, self.call_model, self._calls.call)
-        return ModelCodec(states, self.call_model)
+    def make_codec(self, checkpoint: Checkpoint, device: torch.device) -> Code2Wav:
+        manifest = startup.check_codec(checkpoint, self.config, self.repository, device)
+        calls = (self.call_model, self._calls.call)
+        return startup.open_codec(checkpoint, self.config, manifest, device, self._args[OWNER], *calls)
 
-    def make_voices(self, checkpoint: Checkpoint, prompts: PromptBuilder, codec: ModelCodec) -> Voices | None:
+    def make_voices(
+        self, checkpoint: Checkpoint, prompts: PromptBuilder, codec: Code2Wav, device: torch.device
+    ) -> Voices | None:
         if checkpoint.config.tts_model_type != "base":
             return None
-        device, dtype = codec.states.device, codec.states.dtype
         startup.check_encoders(checkpoint, self.config, self.repository, device)
-        encoder = ModelEncoder(self.config, codec.state_after, lambda state: state.to(device, dtype), self.call_model)
-        return startup.open_voices(checkpoint, self.config, prompts, encoder, startup.on_thread(device))
+        encoder = ModelEncoder(self.config, codec.prepare, self.call_model)
+        return startup.open_voices(
+            checkpoint, self.config, prompts, encoder, codec.num_voices, startup.on_thread(device)
+        )
 
     @property
     def repository(self) -> Path:

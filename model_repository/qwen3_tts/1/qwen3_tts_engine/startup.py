@@ -15,15 +15,17 @@ from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.manifest import MANIFEST, CodecManifest, EncoderManifest
 from qwen3_tts_engine.checkpoint.tensorrt_plan import check_plan
 from qwen3_tts_engine.codec import contract
+from qwen3_tts_engine.codec.client import Code2Wav
 from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.codec.line import Line
-from qwen3_tts_engine.codec.shared_memory import shared_zeros
-from qwen3_tts_engine.codec.states import NUM_EXTRA, CodecStates
+from qwen3_tts_engine.codec.row_calls import RowCalls, Watch
+from qwen3_tts_engine.codec.rows import owner_key
+from qwen3_tts_engine.codec.travelling_states import TravellingStates
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, ConfigError, EngineConfig
-from qwen3_tts_engine.delivery import Sending
-from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.engine.delivery import Sending
+from qwen3_tts_engine.engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
-from qwen3_tts_engine.interfaces import CodecClient, Runner, SchedulerLimits
+from qwen3_tts_engine.interfaces import CallModel, CodecClient, Runner, SchedulerLimits
 from qwen3_tts_engine.scheduling.capacity import Capacity
 from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.newcomers import MAX_PREFILL_SECONDS
@@ -189,12 +191,13 @@ def open_voices(
     config: EngineConfig,
     prompts: PromptBuilder,
     encoder: ReferenceEncoder,
+    max_cached: int,
     on_thread_start: Callable[[], None],
 ) -> Voices:
     """The voice service of a Base checkpoint."""
     hidden = checkpoint.config.talker_config.hidden_size
     origin = Origin(hidden, checkpoint.speaker_digest, checkpoint.codec_digest)
-    return Voices(encoder, open_store(config), origin, config, prompts.check_reference, on_thread_start)
+    return Voices(encoder, open_store(config), origin, config, prompts.check_reference, max_cached, on_thread_start)
 
 
 def open_store(config: EngineConfig) -> VoiceStore:
@@ -210,19 +213,15 @@ def open_store(config: EngineConfig) -> VoiceStore:
     return PostgresStore(config.voices_dsn.get_secret_value(), *limits)
 
 
-def open_codec(
-    checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device, owner: str
-) -> CodecStates:
-    """The codec states of the model instance `owner`, on `device`, for the code2wav model of `repository`.
+def check_codec(checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device) -> CodecManifest:
+    """The manifest of the code2wav model of `repository`.
 
-    Raises CheckpointError, naming file and field, when that model was not exported from this checkpoint, and
-    ConfigError when it cannot share states as configured.
+    Raises CheckpointError, naming file and field, when that model was not exported from this checkpoint.
     """
     folder = repository / contract.MODEL_NAME / "1"
     manifest = CodecManifest.read(folder)
-    decoder = checkpoint.speech_tokenizer.decoder_config
     expected = {
-        "state_size": contract.state_size(decoder),
+        "state_size": contract.state_size(checkpoint.speech_tokenizer.decoder_config),
         "sample_rate": checkpoint.speech_tokenizer.output_sample_rate,
         "codec_digest": checkpoint.codec_digest,
     }
@@ -232,15 +231,31 @@ def open_codec(
             raise CheckpointError(f"{folder / MANIFEST}: {wrong}: export this checkpoint's codec")
     chunk_frames = _chunk_frames(config, manifest, folder / MANIFEST)
     check_plan(folder, manifest, device, contract.served_shapes(chunk_frames, manifest.state_size))
-    shape, dtype = (config.max_streams + NUM_EXTRA, manifest.state_size), STATE_DTYPES[manifest.state_dtype]
-    history = contract.max_history(decoder)
-    is_shared = _shares_states(config, manifest)
-    log.info("codec states: %s", "shared memory mapped by code2wav" if is_shared else "sent with each call")
-    if not is_shared:
-        return CodecStates(torch.zeros(shape, dtype=dtype, device=device), history)
+    return manifest
+
+
+def open_codec(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    manifest: CodecManifest,
+    device: torch.device,
+    owner: str,
+    call_model: CallModel,
+    watch: Watch,
+) -> Code2Wav:
+    """The client of code2wav of the model instance `owner`; its rows are not claimed yet."""
+    state_bytes = manifest.state_size * STATE_DTYPES[manifest.state_dtype].itemsize
+    is_base = checkpoint.config.tts_model_type == "base"
+    counts = contract.RowCounts.of(config.max_streams, (config.voice_cache_mib << 20) * is_base, state_bytes)
+    decoder = checkpoint.speech_tokenizer.decoder_config
+    facts = (owner_key(owner), counts, contract.max_history(decoder), config.max_chunk_frames)
+    if manifest.form == "tensorrt":
+        shape = (1 + counts.total, manifest.state_size)
+        states = torch.zeros(shape, dtype=STATE_DTYPES[manifest.state_dtype], device=device)
+        return Code2Wav(TravellingStates(states, call_model).call, *facts)
     line = Line() if config.codec_calls == "direct" else None
-    states, address = shared_zeros(owner, shape, dtype, device, line)
-    return CodecStates(states, history, address, line)
+    calls = RowCalls(call_model, watch, line)
+    return Code2Wav(calls.call, *facts, calls.announce)
 
 
 def separates_engine(config: EngineConfig, repository: Path) -> bool:
@@ -248,8 +263,8 @@ def separates_engine(config: EngineConfig, repository: Path) -> bool:
     if config.engine_process == "off" or config.codec_calls != "direct":
         return False
     try:
-        return _shares_states(config, CodecManifest.read(repository / contract.MODEL_NAME / "1"))
-    except (CheckpointError, ConfigError):
+        return CodecManifest.read(repository / contract.MODEL_NAME / "1").form != "tensorrt"
+    except CheckpointError:
         return False  # the service reports it
 
 
@@ -272,12 +287,3 @@ def read_golden(checkpoint: Checkpoint, config: EngineConfig, repository: Path) 
     if not config.codec_proof_seconds:
         return None
     return Golden.read(repository / contract.MODEL_NAME / "1", checkpoint.codec_digest)
-
-
-def _shares_states(config: EngineConfig, manifest: CodecManifest) -> bool:
-    can_share = manifest.form == "python"
-    if config.shared_codec_states == "on" and not can_share:
-        raise ConfigError(
-            f"shared_codec_states: on, but code2wav has the form {manifest.form}: only python supports it"
-        )
-    return can_share and config.shared_codec_states != "off"

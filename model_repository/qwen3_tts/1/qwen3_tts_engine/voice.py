@@ -1,7 +1,6 @@
 """A voice to clone."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -10,23 +9,17 @@ import numpy as np
 class Voice:
     """A reference as the encoders represent it: the speaker's `x_vector`, float32 [talker hidden].
 
-    In context (docs/model.md, Prompt rows) also `codes` int32 [frames, codebooks], their transcript `text`, and
-    `state`, a tensor [S]: the codec's state after those frames, where speech continues. All three are None for an
-    x-vector alone.
+    In context (docs/model.md, Prompt rows) also `codes` int32 [frames, codebooks], after which speech continues, and
+    their transcript `text`. Both are None for an x-vector alone.
     """
 
     x_vector: np.ndarray
     codes: np.ndarray | None = None
     text: str | None = None
-    state: Any = None
 
     @property
     def num_frames(self) -> int:
         return 0 if self.codes is None else len(self.codes)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(array.nbytes for array in (self.x_vector, self.codes, self.state) if array is not None)
 
     def alone(self) -> "Voice":
         """The voice without its reference context."""

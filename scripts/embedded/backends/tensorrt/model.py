@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import triton_python_backend_utils as pb_utils
 
-# The server adds this folder, with the modules of ../shared, to sys.path.
+# The server adds this folder to sys.path.
 from merged_runs import Answer, Input, InvalidInputError, MergingModel, limits  # type: ignore[import-not-found]
 from plan import Plan  # type: ignore[import-not-found]
 

@@ -68,7 +68,7 @@ def last_kernel(
 
 
 @triton.jit
-def pcm_kernel(waveform, pcm, samples, SCALE: tl.constexpr, OVERFLOW: tl.constexpr, BLOCK: tl.constexpr):
+def pcm_kernel(waveform, pcm, samples, SCALE: tl.constexpr, NO_SAMPLE: tl.constexpr, BLOCK: tl.constexpr):
     """pcm.to_int16, one program per row."""
     row, place = tl.program_id(0).to(tl.int64) * samples, tl.arange(0, BLOCK)
     overflowed = tl.zeros([BLOCK], tl.int32)
@@ -79,9 +79,10 @@ def pcm_kernel(waveform, pcm, samples, SCALE: tl.constexpr, OVERFLOW: tl.constex
         # Adding 1.5 · 2²³ rounds to whole numbers, ties to even; clamped in between, so that nothing is fused with it.
         scaled = tl.minimum(tl.maximum(x * SCALE, -SCALE), SCALE)
         tl.store(pcm + row + start + place, ((scaled + 12582912.0) - 12582912.0).to(tl.int16), mask=inside)
-    tl.debug_barrier()  # the first sample is written again
+    tl.debug_barrier()  # the first samples are written again
     if tl.max(overflowed, axis=0) > 0:
-        tl.store(pcm + row, OVERFLOW)
+        tl.store(pcm + row, NO_SAMPLE)
+        tl.store(pcm + row + 1, 0)
 
 
 @triton.jit

@@ -10,6 +10,8 @@ from qwen3_tts_engine.checkpoint.configs import CheckpointError, read_config
 MANIFEST = "model.json"
 PLAN = "model.plan"
 FormName = Literal["onnx", "tensorrt", "python"]
+# Of code2wav (codec/contract.py): 2 has the states in rows. Files of another one are exported again.
+CODEC_CONTRACT = 2
 
 
 class EngineFacts(BaseModel):
@@ -75,6 +77,7 @@ class CodecManifest(Manifest):
     codec_digest: str  # Checkpoint.codec_digest
     chunk_frames: list[int]  # verified chunk lengths
     sample_rate: int = Field(gt=0)
+    contract: int = Field(ge=CODEC_CONTRACT, le=CODEC_CONTRACT)
 
 
 class EncoderManifest(Manifest):

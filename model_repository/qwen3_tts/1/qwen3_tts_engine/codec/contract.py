@@ -12,16 +12,26 @@ from qwen3_tts_engine.audio import NUM_CODEBOOKS
 from qwen3_tts_engine.checkpoint.configs import CONV_KERNEL, PRE_CONV_KERNEL, RESIDUAL_DILATIONS, CodecDecoderConfig
 
 MODEL_NAME = "code2wav"
-CODES, STATE, HISTORY = "codes", "state", "history"
+CODES, PLACES, PCM = "codes", "places", "pcm"
+# Of the exported step alone, whose state is a tensor.
+STATE, HISTORY = "state", "history"
 WAVEFORM, STATE_OUT = "waveform", "state_out"
-# Shared states, in the form `python` only: the request parameter with their address, the input with the rows before and
-# after the call and the history, and the output.
-STATES, PLACES, PCM = "states", "places", "pcm"
-# int16 samples of full scale, and the first sample of a row that overflowed and holds no audio: no other is as low.
-PCM_SCALE, OVERFLOW = 32767, -32768
-# Names of the files in memory that hold shared states and the note about them: a process that opens one by its path
-# checks its purpose.
-STATES_MEMORY, NOTE_MEMORY = "qwen3_tts_states", "qwen3_tts_note"
+
+# States are rows where the codec runs. `places` int32 [PLACES_SIZE] are the row that is read, the row that is written,
+# the frames of the first one's window that are valid, and the key of the rows' owner. Whoever writes a row that has no
+# owner owns it. The same row twice without history is a claim: nothing is written.
+PLACES_SIZE = 4
+ZERO_ROW = 0
+"""Starts a stream; never written."""
+NUM_ROWS = 2048
+# The last ones, which nobody can own: for callers without a key (0), who have no others.
+PUBLIC_ROWS = 64
+# int16 samples of full scale, and marks, which no sample equals: the first one of a row that overflowed and has no
+# audio, and the first two of a row that the caller's key does not open.
+PCM_SCALE, NO_SAMPLE = 32767, -32768
+# The request parameter that opens a direct line, and names of files in memory, whose purpose is checked by whoever
+# opens them by a path.
+LINE, LINE_MEMORY, NOTE_MEMORY = "line", "qwen3_tts_line", "qwen3_tts_note"
 
 # Largest chunk of the model.
 MAX_FRAMES = 32
@@ -36,20 +46,37 @@ def terms() -> dict[str, str | int]:
     """The part of the contract that the package code2wav_step reads from the metadata of the exported file."""
     return {
         "codes": CODES,
-        "state": STATE,
-        "history": HISTORY,
-        "waveform": WAVEFORM,
-        "state_out": STATE_OUT,
-        "states": STATES,
         "places": PLACES,
         "pcm": PCM,
-        "states_memory": STATES_MEMORY,
+        "num_rows": NUM_ROWS,
+        "public_rows": PUBLIC_ROWS,
+        "line": LINE,
+        "line_memory": LINE_MEMORY,
         "note_memory": NOTE_MEMORY,
         "max_frames": MAX_FRAMES,
         "max_batch": MAX_BATCH,
         "pcm_scale": PCM_SCALE,
-        "overflow": OVERFLOW,
+        "no_sample": NO_SAMPLE,
     }
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """How many rows a talker owns: one for each slot, and for voices."""
+
+    slots: int
+    voices: int
+
+    @classmethod
+    def of(cls, slots: int, voice_bytes: int, state_bytes: int) -> "RowCounts":
+        """`voice_bytes`, 0 without voices, are what voices may take; there is a row for each voice that a call reads,
+        and one for a voice that is encoded meanwhile."""
+        least, most = min(slots, MAX_BATCH) + 1, NUM_ROWS - PUBLIC_ROWS - 1 - slots
+        return cls(slots, max(least, min(most, voice_bytes // state_bytes)) if voice_bytes else 0)
+
+    @property
+    def total(self) -> int:
+        return self.slots + self.voices
 
 
 @dataclass(frozen=True)

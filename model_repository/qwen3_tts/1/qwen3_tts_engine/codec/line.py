@@ -3,9 +3,11 @@
 Codes and samples are in memory that both map; a byte in a pipe announces each call and each answer.
 """
 
+import json
 import logging
 import mmap
 import os
+import secrets
 import select
 import threading
 from typing import Any
@@ -13,7 +15,14 @@ from typing import Any
 import numpy as np
 
 from qwen3_tts_engine.audio import NUM_CODEBOOKS, SAMPLES_PER_FRAME
-from qwen3_tts_engine.codec.contract import MAX_BATCH, MAX_CALL_FRAMES, MODEL_NAME, STATES_MEMORY
+from qwen3_tts_engine.codec.contract import (
+    LINE_MEMORY,
+    MAX_BATCH,
+    MAX_CALL_FRAMES,
+    MODEL_NAME,
+    NOTE_MEMORY,
+    PLACES_SIZE,
+)
 from qwen3_tts_engine.request import RequestError
 
 log = logging.getLogger(__name__)
@@ -21,7 +30,7 @@ log = logging.getLogger(__name__)
 # Parts of the memory in bytes: rows and frames of the call, places, codes, text of an error, samples.
 SIZES = {
     "shape": 8,
-    "places": MAX_BATCH * 3 * 4,
+    "places": MAX_BATCH * PLACES_SIZE * 4,
     "codes": MAX_CALL_FRAMES * NUM_CODEBOOKS * 4,
     "error": 4096,
     "pcm": MAX_CALL_FRAMES * SAMPLES_PER_FRAME * 2,
@@ -31,17 +40,17 @@ CALL, SOON, OK = b"\1", b"\2", b"\0"
 
 
 class Line:
-    """The talker's end. code2wav takes the other one when it maps the states whose note has `place`."""
+    """The talker's end. code2wav takes the other one at a request with the parameter contract.LINE, the `address`."""
 
     def __init__(self) -> None:
         requests, self._requests = os.pipe()
         self._answers, self._answers_end = os.pipe()
-        memory = os.memfd_create(STATES_MEMORY)
+        memory = os.memfd_create(LINE_MEMORY)
         os.truncate(memory, sum(SIZES.values()))
         self._memory = mmap.mmap(memory, sum(SIZES.values()))
         # The other process opens the files of this one.
         files = {"requests": requests, "answers": self._answers_end, "memory": memory}
-        self.place: dict[str, Any] = {"process": os.getpid(), "files": files, "offsets": OFFSETS, "sizes": SIZES}
+        self.address = leave_note({"process": os.getpid(), "files": files, "offsets": OFFSETS, "sizes": SIZES})
         self._is_open = False
         self._lock = threading.Lock()
 
@@ -61,10 +70,7 @@ class Line:
             os.write(self._requests, SOON)
 
     def call(self, codes: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Samples int16 [rows, samples] of codes int32 [rows, frames, codebooks] and places int32 [rows, 3].
-
-        Raises RequestError.
-        """
+        """client.Call."""
         with self._lock:
             for name, values in (("shape", codes.shape[:2]), ("places", places), ("codes", codes)):
                 part = np.asarray(values, np.int32)
@@ -82,3 +88,12 @@ class Line:
         if count * np.dtype(dtype).itemsize > SIZES[name]:
             raise ValueError(f"{name}: too large for the line")
         return np.frombuffer(self._memory, dtype, count, OFFSETS[name])
+
+
+def leave_note(note: dict[str, Any]) -> str:
+    """The address of a note, in JSON, for processes of this user while this one lives. Any caller of code2wav may send
+    one, so it carries the note's secret."""
+    # In-memory files are reached through the process that holds them open, so none is left over when it ends.
+    file, secret = os.memfd_create(NOTE_MEMORY), secrets.token_hex(16)
+    os.write(file, json.dumps(note | {"secret": secret}).encode())
+    return json.dumps({"note": [os.getpid(), file], "secret": secret})

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Protocol, get_args
 
 from qwen3_tts_engine.core.streams import Sink
-from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.frontend.sequences import SequencePosition, Sequences
 from qwen3_tts_engine.request import (

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from qwen3_tts_engine.core.streams import Sink, Summary
-from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.frontend.streamed_text import StreamedText
 from qwen3_tts_engine.request import Cancelled, InvalidRequest, RequestError, SpeechOptions, quoted

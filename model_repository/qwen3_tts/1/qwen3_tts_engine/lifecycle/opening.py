@@ -5,13 +5,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from qwen3_tts_engine.codec.calls import first_chunk
+from qwen3_tts_engine.codec.client import Code2Wav
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MODEL_NAME
 from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.codec.proof import CodecProof, CodecProofError
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.core.batches import Chunks
-from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.engine.engine import Engine
 from qwen3_tts_engine.interfaces import CodecClient
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.lifecycle.warm_up import MakeStream, speak
@@ -37,13 +36,8 @@ class Opening:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def at_once(self) -> None:
-        """Start without a proof."""
-        self._engine.start()
-        self._gate.open()
-
-    def begin(self, codec: CodecClient, golden: Golden, warm_up: MakeStream | None) -> None:
-        """Start on a thread, once code2wav is ready and matches its golden cases.
+    def begin(self, codec: Code2Wav, golden: Golden | None, warm_up: MakeStream | None) -> None:
+        """Start on a thread, once code2wav is ready, its rows are claimed, and it matches its golden cases, if any.
 
         Must be the last statement of `initialize`: the first codec call follows LAUNCH_SECONDS later.
         """
@@ -51,10 +45,12 @@ class Opening:
         def run() -> None:
             self._on_thread_start()
             self._pause(LAUNCH_SECONDS)
-            self._wait_for_codec(codec, first_chunk(golden))
-            self._prove(codec, golden)
+            self._claim_rows(codec)
+            if golden:
+                self._prove(codec, golden)
             self._engine.start()
-            speak(self._engine, warm_up, self._config)
+            if golden:
+                speak(self._engine, warm_up, self._config)
 
         self._thread = threading.Thread(target=self._run, args=(run,), name="opening", daemon=True)
         self._thread.start()
@@ -64,13 +60,13 @@ class Opening:
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
 
-    def _wait_for_codec(self, codec: CodecClient, chunk: Chunks) -> None:
-        """Block until code2wav accepts a call.
+    def _claim_rows(self, codec: Code2Wav) -> None:
+        """Block until code2wav has given this talker its rows.
 
         Raises CodecProofError when Triton has started and code2wav is still unavailable after codec_wait_seconds.
         """
         since: float | None = None
-        while (error := _unavailable(codec, chunk)) is not None:
+        while (error := _unavailable(codec)) is not None:
             now = time.monotonic()
             since = None if isinstance(error, ServerStarting) else since or now
             if since and now - since > self._config.codec_wait_seconds:
@@ -101,14 +97,14 @@ class Opening:
             self._gate.open()
 
 
-def _unavailable(codec: CodecClient, chunk: Chunks) -> Unavailable | None:
-    """The error of a codec that cannot be called; other errors are left to the proof."""
+def _unavailable(codec: Code2Wav) -> Unavailable | None:
+    """The error of a codec that cannot be called. Raises RequestError for a claim that is refused."""
     try:
-        codec.decode(chunk)
+        codec.claim()
     except Unavailable as error:
         return error
     except RequestError:
-        return None
+        raise
     except Exception as error:
         # For instance Triton's refusal of calls before `initialize` has returned.
         return Unavailable(str(error))

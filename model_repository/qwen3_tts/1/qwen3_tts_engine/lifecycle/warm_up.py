@@ -10,7 +10,7 @@ import numpy as np
 from qwen3_tts_engine.checkpoint.configs import ModelConfig
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.core.streams import Sink, Stream, Summary
-from qwen3_tts_engine.engine import Engine
+from qwen3_tts_engine.engine.engine import Engine
 from qwen3_tts_engine.request import InvalidRequest, RequestError, SynthesisRequest, Unavailable
 
 log = logging.getLogger(__name__)

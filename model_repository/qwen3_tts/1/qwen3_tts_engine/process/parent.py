@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qwen3_tts_engine.delivery import SENDERS
+from qwen3_tts_engine.engine.delivery import SENDERS
 from qwen3_tts_engine.frontend.dispatcher import Caller
 from qwen3_tts_engine.frontend.sequences import SequencePosition
 from qwen3_tts_engine.interfaces import CallModel, ModelCall

@@ -6,7 +6,7 @@ from math import prod
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig, ModelConfig, TalkerConfig
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EncoderManifest
 from qwen3_tts_engine.checkpoint.tensor_shapes import TensorShapes, codec_decoder_shapes, talker_shapes
-from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, RowCounts
 from qwen3_tts_engine.config import MOST_AUTO_STREAMS, ConfigError, EngineConfig, max_positions
 from qwen3_tts_engine.talker.graph_runner import MAX_JOINT_PROMPTS, ROW_BUCKETS, count_graphs, prefill_buckets
 
@@ -30,6 +30,8 @@ ACTIVATION_COPIES = 2
 # code2wav in the form python: all its graphs, what a frame of a row takes in the largest one, and weights that Hopper's
 # kernels have in a second order.
 CODEC_GRAPHS_BYTES, CODEC_FRAME_BYTES, CODEC_WEIGHT_COPIES = 120 * MIB, 4 * MIB, 1.5
+# Rows of states that it allocates together (code2wav_step/rows.py).
+CODEC_BLOCK_ROWS = 16
 # Rows times frames of its largest graph, from so many GiB on (code2wav_step/buckets.py).
 CODEC_ROW_FRAMES = {0: 64, 9: 128, 11: 256, 20: 512}
 # Memory of a row's frame in an execution context of a plan, with the plugin and without (docs/code2wav.md). Each
@@ -104,10 +106,11 @@ class MemoryNeeds:
         longest = max_positions(self.model, config)
         page = page_bytes(talker, config.page_size)
         cache = int(config.kv_cache_gib * GIB) or page * cache_pages(config, longest, streams)
-        # A slot absorbs padding, and two codec states belong to no stream.
-        states = (streams + 2) * (self.codec_state + self._slot_bytes(longest))
-        if self.model.tts_model_type == "base":
-            states += config.voice_cache_mib * MIB
+        voice_bytes = config.voice_cache_mib * MIB if self.model.tts_model_type == "base" else 0
+        rows = RowCounts.of(streams, voice_bytes, self.codec_state).total
+        # Of the codec's rows one is zero and one takes what belongs to none. A slot absorbs padding.
+        states = (-(-(rows + 1) // CODEC_BLOCK_ROWS) * CODEC_BLOCK_ROWS + 1) * self.codec_state
+        states += (streams + 2) * self._slot_bytes(longest)
         graphs = graph_bytes(talker, streams) if config.kernels in ("auto", "required") else 0
         positions = cache // page * config.page_size
         return MemoryPlan(streams, positions, weight_bytes(self.model), cache, states, graphs, awaited)

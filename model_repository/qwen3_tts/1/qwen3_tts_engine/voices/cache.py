@@ -7,11 +7,8 @@ from qwen3_tts_engine.voice import Voice
 
 
 class VoiceCache:
-    """LRU cache of at most `max_bytes`; a larger voice is not cached."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.num_bytes = 0
+    def __init__(self, max_voices: int) -> None:
+        self._max_voices = max_voices
         self._voices: OrderedDict[Hashable, Voice] = OrderedDict()
 
     def __len__(self) -> int:
@@ -24,12 +21,7 @@ class VoiceCache:
         return voice
 
     def put(self, key: Hashable, voice: Voice) -> None:
-        self.drop(key)
         self._voices[key] = voice
-        self.num_bytes += voice.num_bytes
-        while self.num_bytes > self.max_bytes:
-            self.drop(next(iter(self._voices)))
-
-    def drop(self, key: Hashable) -> None:
-        voice = self._voices.pop(key, None)
-        self.num_bytes -= voice.num_bytes if voice else 0
+        self._voices.move_to_end(key)
+        if len(self._voices) > self._max_voices:
+            self._voices.popitem(last=False)

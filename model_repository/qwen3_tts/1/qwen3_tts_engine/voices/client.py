@@ -21,13 +21,12 @@ class ModelEncoder:
     def __init__(
         self,
         config: EngineConfig,
-        state_after: Callable[[Tensor, int], Tensor],
-        place: Callable[[Tensor], Tensor],
+        prepare: Callable[[Voice], None],
         call_model: CallModel,
     ) -> None:
-        """`state_after` is that of the codec client; `place` moves a codec state to the codec's device."""
-        self._speaker_encoder, self._max_chunk_frames = config.speaker_encoder, config.max_chunk_frames
-        self._state_after, self._place, self._call_model = state_after, place, call_model
+        """`prepare` is that of the codec's client."""
+        self._speaker_encoder, self._call_model = config.speaker_encoder, call_model
+        self.prepare = prepare
         self._speakers = ThreadPoolExecutor(1, thread_name_prefix="x-vectors")
 
     def encode(self, samples: np.ndarray, in_context: bool) -> Voice:
@@ -38,13 +37,7 @@ class ModelEncoder:
         count = torch.tensor([[len(samples)]], dtype=torch.int32)
         inputs = {encoders.AUDIO: torch.from_numpy(frames(samples))[None], encoders.NUM_SAMPLES: count}
         codes = self._call(encoders.CODEC_ENCODER, inputs, encoders.CODES)
-        state = self._state_after(codes, self._max_chunk_frames)
-        return Voice(x_vector.result(), codes[0].numpy().copy(), state=state)
-
-    def adopt(self, voice: Voice) -> Voice:
-        if voice.state is None:
-            return voice
-        return Voice(voice.x_vector, voice.codes, voice.text, self._place(voice.state))
+        return Voice(x_vector.result(), codes[0].numpy().copy())
 
     def _x_vector(self, samples: np.ndarray) -> np.ndarray:
         """float32 [talker hidden]"""

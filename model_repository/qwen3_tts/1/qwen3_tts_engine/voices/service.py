@@ -20,7 +20,6 @@ from qwen3_tts_engine.voices.store import VoiceStore
 log = logging.getLogger(__name__)
 
 NAME = re.compile(r"\w[\w .-]{0,63}")
-MIB = 1 << 20
 # Called once, from any thread.
 OnVoice = Callable[[Voice | RequestError], None]
 OnRecords = Callable[[list[VoiceRecord] | RequestError], None]
@@ -33,8 +32,8 @@ class ReferenceEncoder(Protocol):
     def encode(self, samples: np.ndarray, in_context: bool) -> Voice:
         """A voice without its text from float32 [samples] at 24 kHz. Raises RequestError."""
 
-    def adopt(self, voice: Voice) -> Voice:
-        """A stored voice with its state moved to the codec's device."""
+    def prepare(self, voice: Voice) -> None:
+        """Have the codec ready to speak in a voice. Raises RequestError."""
 
 
 class Voices:
@@ -51,13 +50,15 @@ class Voices:
         origin: Origin,
         config: EngineConfig,
         check_text: Callable[[str], None],
+        max_cached: int,
         on_thread_start: Callable[[], None] = lambda: None,
     ) -> None:
+        """`max_cached` voices are kept: as many as the codec is ready to speak in."""
         self._encoder, self._store, self._origin = encoder, store, origin
         self._max_seconds, self._max_waiting = config.max_reference_seconds, config.max_voice_requests
         self._check_text = check_text
         self._lock = threading.Lock()
-        self._cache = VoiceCache(config.voice_cache_mib * MIB)
+        self._cache = VoiceCache(max_cached)
         self._in_flight: dict[Hashable, list[OnVoice]] = {}
         self._requests: set[OnVoice | OnRecords] = set()
         self._registry, self._operations, self._recordings, self._encoding = self._workers = [
@@ -134,7 +135,7 @@ class Voices:
         def found(voice: Voice | RequestError) -> None:
             callback(voice.alone() if alone and isinstance(voice, Voice) else voice)
 
-        self._fetch(("named", record.file), lambda: self._encoder.adopt(self._store.load(record)), found)
+        self._fetch(("named", record.file), lambda: self._store.load(record), found)
 
     def _find_recorded(self, request: VoiceReference, callback: OnVoice) -> None:
         """Resolve a reference recording; raises InvalidRequest naming the invalid field."""
@@ -174,7 +175,7 @@ class Voices:
 
     def _encode(self, audio: ReferenceAudio, text: str | None) -> Voice:
         voice = self._encoder.encode(audio.resampled(), in_context=text is not None)
-        return Voice(voice.x_vector, voice.codes, text, voice.state)
+        return Voice(voice.x_vector, voice.codes, text)
 
     def _fetch(self, key: Hashable, make: Callable[[], Voice], callback: OnVoice) -> None:
         """Call `callback` with the voice of a key: cached, in flight or made now. Raises Unavailable."""
@@ -193,6 +194,7 @@ class Voices:
         result: Voice | RequestError
         try:
             result = make()
+            self._encoder.prepare(result)
         except Exception as error:
             result = _as_request_error(error)
         with self._lock:

@@ -35,7 +35,7 @@ class VoiceStore(Protocol):
         """Raises InvalidRequest for a name that is not registered. Streams that use the voice continue."""
 
     def load(self, record: VoiceRecord) -> Voice:
-        """The voice, with its state on the CPU."""
+        """Raises RequestError for a damaged file."""
 
     def close(self) -> None: ...
 

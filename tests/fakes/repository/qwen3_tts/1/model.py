@@ -10,16 +10,18 @@ import torch
 from real_model import TritonPythonModel as RealModel
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from qwen3_tts_engine.codec.clients import ModelCodec
-from qwen3_tts_engine.codec.states import CodecStates
+from qwen3_tts_engine.codec.client import Code2Wav
+from qwen3_tts_engine.codec.contract import RowCounts
+from qwen3_tts_engine.codec.row_calls import RowCalls
+from qwen3_tts_engine.codec.rows import owner_key
 from qwen3_tts_engine.core.batches import Frames, Newcomer
-from qwen3_tts_engine.service import Service
+from qwen3_tts_engine.service import OWNER, Service
 from tests.fakes.scripted import ScriptedRunner
 
 FATAL_SEED = 666
 # Third codes by seed of the stream; the scripted codec fails or blocks on them.
 THIRD_CODES = {667: 1, 668: 2}
-STATE_SIZE = 16
+MAX_HISTORY = 71
 
 
 class FailingRunner(ScriptedRunner):
@@ -45,9 +47,10 @@ class ScriptedService(Service):
         tick_seconds = float(os.environ.get("SCRIPTED_TICK_SECONDS", "0"))
         return FailingRunner(self.config.max_streams, tick_seconds, self.config.page_size)
 
-    def make_codec(self, checkpoint: Checkpoint, device: torch.device) -> ModelCodec:
-        states = torch.zeros(self.config.max_streams + 1, STATE_SIZE, device=device)
-        return ModelCodec(CodecStates(states, 71), self.call_model)
+    def make_codec(self, checkpoint: Checkpoint, device: torch.device) -> Code2Wav:
+        calls, counts = RowCalls(self.call_model, self._calls.call, None), RowCounts(self.config.max_streams, 0)
+        key = owner_key(self._args[OWNER])
+        return Code2Wav(calls.call, key, counts, MAX_HISTORY, self.config.max_chunk_frames)
 
 
 class TritonPythonModel(RealModel):

@@ -13,6 +13,7 @@ import numpy as np
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.audio import SAMPLE_RATE
 from qwen3_tts_engine.core.streams import Sink, Stream, Summary
+from qwen3_tts_engine.engine.state import State
 from qwen3_tts_engine.interfaces import Decoded
 from qwen3_tts_engine.request import Outcome, RequestError
 
@@ -32,14 +33,13 @@ class Delivery:
 
     def __init__(
         self,
+        state: State,
         recorder: metrics.Recorder,
-        fail: Callable[[Stream, RequestError], None],
         sending: Sending | None = None,
     ) -> None:
-        """`fail` ends a stream after a codec or send error. With `sending`, in whose context it sends, `flush` sends
-        through sinks that never block; otherwise the loops send."""
-        self._recorder = recorder
-        self._fail = fail
+        """With `sending`, in whose context it sends, `flush` sends through sinks that never block; otherwise the loops
+        send."""
+        self._state, self._recorder = state, recorder
         self._outboxes: list[Outbox] = [SimpleQueue() for _ in range(1 if sending else SENDERS)]
         self._sending, self._flushing = sending, threading.Lock()
         loops = {f"sender {i}": partial(_send_all, outbox) for i, outbox in enumerate(self._outboxes)}
@@ -75,6 +75,11 @@ class Delivery:
         if streams:
             self.flush()
 
+    def fail(self, stream: Stream, error: RequestError) -> None:
+        """End a stream with an error now; no effect on an ended stream."""
+        if self._state.end(stream):
+            self.finish(stream.sink, error)
+
     def finish(self, sink: Sink, error: RequestError | None, summary: Summary | None = None) -> None:
         """End a stream now. Called once, since the scheduler has removed the stream."""
         self._recorder.count(metrics.REQUESTS, label=(error.outcome if error else Outcome.OK).value)
@@ -89,7 +94,7 @@ class Delivery:
     def _deliver(self, stream: Stream, samples: np.ndarray, error: RequestError | None, decoded: float) -> None:
         if error := error or self._send(stream, samples):
             stream.error = error
-            self._fail(stream, error)
+            self.fail(stream, error)
         self._recorder.observe(metrics.SEND, time.perf_counter() - decoded)
 
     def _end(self, stream: Stream) -> None:

@@ -1,0 +1,42 @@
+"""Runs the step by ONNX Runtime, on a CPU."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime  # type: ignore[import-untyped]
+import torch
+from torch import Tensor
+
+from code2wav_step.config import StepConfig
+from code2wav_step.pcm import to_int16
+from code2wav_step.rows import Places, Rows
+
+MODEL_FILE = "model.onnx"
+# The talker needs the other cores.
+THREADS = 2
+# Names of the file's tensors, in the order of the step's arguments and results (export/forms/onnx_form.py).
+INPUTS, OUTPUTS = ("codes", "state", "history"), ("waveform", "state_out")
+
+
+class OnnxStepRunner:
+    def __init__(self, path: Path) -> None:
+        """Raises ValueError naming the file."""
+        if not path.is_file():
+            raise ValueError(f"{path}: missing; `python -m export --form onnx` writes it from a checkpoint")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = THREADS
+        try:
+            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            self.config = StepConfig.from_metadata(self._session.get_modelmeta().custom_metadata_map)
+        except Exception as error:  # of ONNX Runtime too
+            raise ValueError(f"{path}: {error}") from None
+
+    def advance(self, codes: np.ndarray, rows: Rows, places: Places) -> Tensor:
+        """As GraphStepRunner.advance."""
+        values = (codes, rows.gather(places).numpy(), places.history[:, None])
+        waveform, state_out = self._session.run(OUTPUTS, dict(zip(INPUTS, values, strict=True)))
+        rows.scatter(places, torch.from_numpy(state_out))
+        return to_int16(torch.from_numpy(waveform), self.config.contract)
+
+    def prepare(self, codes: np.ndarray, rows: Rows, places: Places) -> None:
+        """There is nothing to prepare."""

@@ -1,0 +1,91 @@
+"""The states of streams, in rows. Callers name rows by number and open those that are theirs with a key."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from code2wav_step.config import Contract
+
+# Rows are allocated in blocks, when the first of them gets an owner or is written.
+BLOCK = 16
+ZERO_ROW = 0
+
+
+class Places(NamedTuple):
+    """What a call may touch: rows to read and to write, int64 [B], and the history of the first ones, int32 [B].
+
+    `denied` bool [B] marks entries whose key does not open one of their rows: they read zeros and write nowhere.
+    """
+
+    before: np.ndarray
+    after: np.ndarray
+    history: np.ndarray
+    denied: np.ndarray
+
+
+class Rows:
+    """Not thread-safe."""
+
+    def __init__(self, state_size: int, dtype: torch.dtype, device: torch.device, contract: Contract) -> None:
+        self._state_size, self._dtype, self._device = state_size, dtype, device
+        self._num_rows, self._num_owned = contract.num_rows, contract.num_rows - contract.public_rows
+        self._keys = np.zeros(self._num_rows, np.int32)
+        self._blocks: dict[int, Tensor] = {}
+        self._addresses = np.zeros(self._num_rows + 1, np.int64)
+        # Behind the last row: takes what belongs to none.
+        self._nowhere = self._num_rows
+        self._add(ZERO_ROW, BLOCK)
+        self._add(self._nowhere, 1)
+
+    def open(self, places: np.ndarray) -> Places:
+        """Of places int32 [B, 4] whose rows exist; claims those that have no owner for the keys that write them."""
+        before, after, history, key = places.astype(np.int64).T
+        keys, is_claim = self._keys, (before == after) & (history == 0)
+
+        def is_own(rows: np.ndarray) -> np.ndarray:
+            own: np.ndarray = np.where(key == 0, rows >= self._num_owned, (keys[rows] == key) & (rows != ZERO_ROW))
+            return own
+
+        is_free = (key != 0) & (keys[after] == 0) & (after != ZERO_ROW) & (after < self._num_owned)
+        opens = (is_own(after) | is_free) & ((before == ZERO_ROW) | is_own(before) | (is_claim & is_free))
+        keys[after[opens & is_free]] = key[opens & is_free]
+        # Of two that claim one row at once, only one has it.
+        opens &= keys[after] == key
+        self._allocate(after[opens])
+        # A row without memory was never written.
+        before = np.where(opens & ~is_claim & (self._addresses[before] != 0), before, ZERO_ROW)
+        after = np.where(opens & ~is_claim, after, self._nowhere)
+        return Places(before, after, history.astype(np.int32), ~opens)
+
+    def addresses(self, places: Places) -> np.ndarray:
+        """Of each entry's state and its next one, int64 [2, B]."""
+        addresses: np.ndarray = self._addresses[np.stack([places.before, places.after])]
+        return addresses
+
+    def gather(self, places: Places) -> Tensor:
+        """The states to read, [B, S]."""
+        return torch.stack([self._row(row) for row in places.before.tolist()])
+
+    def scatter(self, places: Places, states: Tensor) -> None:
+        for row, state in zip(places.after.tolist(), states, strict=True):
+            self._row(row).copy_(state)
+
+    def _row(self, row: int) -> Tensor:
+        return self._blocks[row // BLOCK][row % BLOCK]
+
+    def _allocate(self, rows: np.ndarray) -> None:
+        for number in set((rows // BLOCK).tolist()) - self._blocks.keys():
+            self._add(number * BLOCK, BLOCK)
+
+    def _add(self, first: int, count: int) -> None:
+        block = torch.zeros(count, self._state_size, dtype=self._dtype, device=self._device)
+        self._blocks[first // BLOCK] = block
+        self._addresses[first : first + count] = row_addresses(block, np.arange(count))
+
+
+def row_addresses(states: Tensor, rows: np.ndarray) -> np.ndarray:
+    """Of rows of states [.., S] in memory; int64 as `rows`."""
+    addresses: np.ndarray = states.data_ptr() + rows.astype(np.int64) * (states.stride(0) * states.element_size())
+    return addresses
