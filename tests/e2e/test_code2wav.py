@@ -176,9 +176,10 @@ def test_a_caller_without_a_key_can_use_the_public_rows_and_nobody_can_own_them(
     assert_same(streams.advance(every, codes[:, 2:]), reference.advance(every, codes[:, 2:]))
 
 
-def test_a_row_that_was_never_written_is_zero(codec: Codec, step: CodecStep) -> None:
-    codes = random_codes(9, 1, 3)
-    found = codec.call({CODES: codes, PLACES: places(FIRST_PUBLIC + PUBLIC_ROWS - 1, FIRST_PUBLIC)})[PCM]
+def test_a_row_that_was_claimed_and_never_written_is_zero(codec: Codec, step: CodecStep, keys: Iterator[int]) -> None:
+    codes, key = random_codes(9, 1, 3), next(keys)
+    read, written = codec.claim(2, key)
+    found = codec.call({CODES: codes, PLACES: places(read, written, 0, key)})[PCM]
     assert_same(found, ReferenceStreams(step, 1).advance(np.arange(1), codes))
 
 

@@ -145,7 +145,7 @@ class EngineConfig(BaseModel):
     """Disk space of all registered voices; one takes about 3 MiB, 5 in FP32."""
     voice_cache_mib: int = Field(default=512, ge=1)
     """Memory of the codec's device for voices in context: each has a row, as a stream has; the least recently used one
-    is evicted. At least as many rows as streams, up to 64, and one more."""
+    is evicted. At least as many rows as streams, up to 64, and one more; at most 256."""
     max_voice_requests: int = Field(default=64, ge=1)
     """Requests that may wait for the encoders; the next one is refused with UNAVAILABLE."""
     speaker_encoder: str = Field(default="speaker_encoder", min_length=1)

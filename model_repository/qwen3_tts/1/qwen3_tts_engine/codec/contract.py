@@ -26,6 +26,8 @@ ZERO_ROW = 0
 NUM_ROWS = 2048
 # The last ones, which nobody can own: for callers without a key (0), who have no others.
 PUBLIC_ROWS = 64
+# Rows of a talker for voices: other talkers of the server need rows too.
+MOST_VOICES = 256
 # int16 samples of full scale, and marks, which no sample equals: the first one of a row that overflowed and has no
 # audio, and the first two of a row that the caller's key does not open.
 PCM_SCALE, NO_SAMPLE = 32767, -32768
@@ -71,8 +73,8 @@ class RowCounts:
     def of(cls, slots: int, voice_bytes: int, state_bytes: int) -> "RowCounts":
         """`voice_bytes`, 0 without voices, are what voices may take; there is a row for each voice that a call reads,
         and one for a voice that is encoded meanwhile."""
-        least, most = min(slots, MAX_BATCH) + 1, NUM_ROWS - PUBLIC_ROWS - 1 - slots
-        return cls(slots, max(least, min(most, voice_bytes // state_bytes)) if voice_bytes else 0)
+        least = min(slots, MAX_BATCH) + 1
+        return cls(slots, max(least, min(MOST_VOICES, voice_bytes // state_bytes)) if voice_bytes else 0)
 
     @property
     def total(self) -> int:
