@@ -21,7 +21,7 @@ from qwen3_tts_engine.codec.travelling_states import TravellingStates, to_pcm
 from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.core.streams import Status
 from qwen3_tts_engine.interfaces import ModelCall
-from qwen3_tts_engine.request import RequestError
+from qwen3_tts_engine.request import RequestError, ServerStarting
 from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from qwen3_tts_engine.voice import Voice
@@ -331,7 +331,7 @@ def test_the_talker_keeps_the_states_of_a_codec_without_rows() -> None:
     model, voice = FakeModel(), voice_of(80)
     codec = Code2Wav(TravellingStates(torch.zeros(1 + COUNTS.total, 8), model).call, KEY, COUNTS, WINDOW, 16)
     codec.claim()
-    assert not model.calls, "a claim needs no call"
+    assert model.calls, "a claim finds out whether the codec can be called"
     chunks = spoken_by(chunks_of(0, 0), row_1=voice)
     for frames in range(0, 3 * FRAMES, FRAMES):
         following = replace(chunks, history=chunks.history + frames, first=np.full(2, not frames))
@@ -342,3 +342,14 @@ def test_the_talker_keeps_the_states_of_a_codec_without_rows() -> None:
         assert model.calls[-1]["history"].dtype == torch.int32
     pcm, _ = codec.decode(chunks)
     assert pcm[:, 0].tolist() == [0, 80], "the states of the zero row and of the voice stay unchanged"
+
+
+def test_a_codec_without_rows_is_awaited_until_it_can_be_called() -> None:
+    def starting(call: ModelCall) -> list[torch.Tensor]:
+        raise ServerStarting("code2wav: Server not ready")
+
+    states = torch.zeros(1 + COUNTS.total, 8)
+    with pytest.raises(ServerStarting):
+        Code2Wav(TravellingStates(states, starting).call, KEY, COUNTS, WINDOW, 16).claim()
+    Code2Wav(TravellingStates(states, FakeModel()).call, KEY, COUNTS, WINDOW, 16).claim()
+    assert not states.any(), "a claim writes nothing"
