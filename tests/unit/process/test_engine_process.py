@@ -180,6 +180,20 @@ def test_an_error_of_a_sink_cancels_its_request(started: Started) -> None:
     assert isinstance(ended(caller).error, RequestError)
 
 
+def test_responses_of_a_sequence_take_one_pipe() -> None:
+    sent: list[list[object]] = [[], []]
+    position = SequencePosition("call", start=False, last=False)
+    child = Child.__new__(Child)
+    child._data = [SimpleNamespace(send=pipe.append) for pipe in sent]  # type: ignore[misc]
+    child._callers = {}
+    child.service = SimpleNamespace(accept=lambda fields, caller, position: caller.finish(None))  # type: ignore[assignment]
+    child.run(Accept(str(i), 0.0, {}, position) for i in range(16))
+    assert sorted(map(len, sent)) == [0, 16]
+    child.run(Accept(str(i), 0.0, {}, None) for i in range(64))
+    assert 16 not in map(len, sent)
+    assert 0 not in map(len, sent), "requests of their own take both"
+
+
 def test_texts_that_arrived_together_are_tokenized_ahead_except_pieces() -> None:
     texts: list[object] = []
     reader = Child.__new__(Child)

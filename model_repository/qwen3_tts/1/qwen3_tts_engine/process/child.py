@@ -117,7 +117,9 @@ class Child:
         for message in received:
             match message:
                 case Accept(key, arrived, fields, position):
-                    caller = PipeCaller(key, arrived, self._data[hash(key) % len(self._data)], self._callers)
+                    # The responses of one sequence keep their order: why it failed comes before "not open".
+                    pipe = hash(position.sequence_id if position else key) % len(self._data)
+                    caller = PipeCaller(key, arrived, self._data[pipe], self._callers)
                     self._callers[key] = caller
                     self.service.accept(fields, caller, position)
                 case Cancel(key):
