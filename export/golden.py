@@ -17,10 +17,12 @@ UTTERANCES = 3
 FRAMES = 2 * sum(CHUNK_FRAMES)
 
 
-def make_golden(step: CodecStep, codec_digest: str, snr_db: float) -> Golden:
+def make_golden(
+    step: CodecStep, codec_digest: str, snr_db: float, utterances: int = UTTERANCES, frames: int = FRAMES
+) -> Golden:
     """Random codes from a zero state, with the SNR limit of the codec's form."""
     reference = Reference(step)
-    shape = (UTTERANCES, FRAMES, NUM_CODEBOOKS)
+    shape = (utterances, frames, NUM_CODEBOOKS)
     codes = np.random.default_rng(SEED).integers(0, reference.config.codebook_size, shape, np.int32)
     samples = to_pcm(_waveform(reference, torch.from_numpy(codes)))
     return Golden(codes, samples, snr_db, codec_digest)

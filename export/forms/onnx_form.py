@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import onnx
 import torch
 from torch import Tensor
 from torch.export import Dim
@@ -85,11 +84,8 @@ def _build(runtime: Runtime, step: CodecStep, path: Path) -> EngineFacts | None:
 
 
 def _write(graph: OnnxGraph, path: Path) -> None:
-    """With what the package code2wav_step reads."""
-    graph.write(path)
-    model, step = onnx.load(path), cast(CodecStep, graph.module)
-    onnx.helper.set_model_props(model, step_config(step.config).to_metadata())
-    onnx.save(model, path)
+    step = cast(CodecStep, graph.module)
+    graph.write(path, step_config(step.config).to_metadata())
 
 
 ONNX = graph_form(

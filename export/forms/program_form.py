@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import onnx
 import torch
 
 from encoder_program.program import CONTRACT, MODEL_FILE, Contract, EncoderProgram, Input, OnnxEncoder
@@ -36,10 +35,7 @@ def contract(graph: OnnxGraph) -> Contract:
 
 
 def make_onnx(graph: OnnxGraph, path: Path) -> None:
-    graph.write(path)
-    model = onnx.load(path)
-    onnx.helper.set_model_props(model, {CONTRACT: contract(graph).to_json()})
-    onnx.save(model, path)
+    graph.write(path, {CONTRACT: contract(graph).to_json()})
 
 
 def load(path: Path) -> Run:

@@ -25,13 +25,7 @@ class TritonPythonModel:
         device = instance.assigned_device(args)
         folder = Path(args["model_repository"]) / args["model_version"]
         executor = json.loads(args["model_config"])["parameters"]["executor"]["string_value"]
-        self._program = (
-            OnnxEncoder.load(folder / ONNX_FILE)
-            if executor == "onnxruntime"
-            else EncoderProgram.load(folder / MODEL_FILE, device)
-        )
-        if device.type == "cuda":
-            self._program.warm_up()
+        self._program = _load(folder, executor, device)
         # Loaded objects live as long as the model.
         gc.collect()
         gc.freeze()
@@ -55,6 +49,15 @@ class TritonPythonModel:
             log.exception("a reference could not be encoded")
             return pb_utils.InferenceResponse(error=error(str(problem), error.INTERNAL))
         return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack(self._program.contract.output, output)])
+
+
+def _load(folder: Path, executor: str, device: torch.device) -> EncoderProgram | OnnxEncoder:
+    if executor == "onnxruntime":
+        return OnnxEncoder.load(folder / ONNX_FILE)
+    program = EncoderProgram.load(folder / MODEL_FILE, device)
+    if device.type == "cuda":
+        program.warm_up()
+    return program
 
 
 def _tensors(request: Any) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from torch.export.passes import move_to_device_pass
 MODEL_FILE, ONNX_FILE = "model.pt2", "model.onnx"
 CONTRACT = "contract.json"
 EXPORT = "python -m export --form {}"
-# Of ONNX Runtime: the talker needs the other cores.
+# ONNX Runtime's threads; the talker needs the other cores.
 THREADS = 2
 
 
@@ -122,9 +122,6 @@ class OnnxEncoder:
         arguments = zip(self.contract.inputs, self.contract.arguments(tensors), strict=True)
         [output] = self._session.run([self.contract.output], {d.name: tensor.cpu().numpy() for d, tensor in arguments})
         return torch.from_numpy(output)
-
-    def warm_up(self) -> None:
-        """There is nothing to load."""
 
 
 def _missing(path: Path, form: str) -> ValueError:
