@@ -9,6 +9,8 @@ fitted to the record. What a GPU reads takes longer by what its bandwidth lacks,
 
 import json
 from dataclasses import dataclass
+from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,19 +21,26 @@ from rich.console import Console
 from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.checkpoint.configs import ModelConfig, SpeechTokenizerConfig
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest
+from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
 from qwen3_tts_engine.codec.contract import state_size
 from qwen3_tts_engine.config import EngineConfig
-from qwen3_tts_engine.talker.memory_plan import CONTEXT_BYTES, ELEMENT, GIB, GpuMemory, MemoryNeeds, codec_model
+from qwen3_tts_engine.talker.memory_plan import (
+    CONTEXT_BYTES,
+    ELEMENT,
+    GIB,
+    GpuMemory,
+    MemoryNeeds,
+    codec_model,
+    page_bytes,
+)
 from scripts.benchmarks.common import show
 from scripts.benchmarks.memory import USABLE
 from scripts.synthetic.configs import Size, model_config, speech_tokenizer_config
 from scripts.synthetic.tokenizer import text_tokenizer
 
 SIZE: Size = "1.7b"
-# Bytes that a tick reads, of 1.7B: the talker's weights, the predictor's, which are read for each of 15 codes, and the
-# keys and values of a stream of 150 positions. The codec's are 4 % of these.
-WEIGHTS = 2.83e9 + 15 * 0.166e9
-STREAM = 150 * 114_688
+# Prompt and frames of a stream, on average.
+POSITIONS = 150
 # The CUDA context of tritonserver, measured on one H200.
 TRITON_BYTES = GIB // 2
 FIRST_AUDIO, RATE = "ttfa_p50_ms", "audio_s_per_s"
@@ -73,6 +82,25 @@ GPUS = (
 )
 
 
+@cache
+def model() -> ModelConfig:
+    return ModelConfig.model_validate(model_config(SIZE, "custom_voice", text_tokenizer(SIZE).ids_for_config()))
+
+
+@cache
+def weight_bytes() -> int:
+    """Read by a tick: the talker's weights, and the predictor's for each code but the first, where each has a head of
+    its own. The codec's are 4 % of these."""
+    config = model().talker_config
+
+    def size(*prefixes: str) -> int:
+        return sum(prod(shape) for name, shape in talker_shapes(model()).items() if name.startswith(prefixes))
+
+    talker = size("talker.model.layers.", "talker.codec_head.") + size("talker.code_predictor.lm_head.")
+    predictor = size("talker.code_predictor.model.layers.", "talker.code_predictor.small_to_mtp_projection.")
+    return ELEMENT * (talker + (config.num_code_groups - 1) * predictor)
+
+
 def main(
     record: Annotated[Path, typer.Option(help="of scripts.benchmarks.gpu_parts, with both paths")],
 ) -> None:
@@ -86,7 +114,7 @@ def row(gpu: Gpu, measured: list[dict[str, Any]]) -> dict[str, Any]:
     if not rows:
         raise ValueError(f"the record has no rows of the path {gpu.path}")
     part, streams = gpu.part_of(H200), streams_in(gpu)
-    first_s = seconds_at(part, rows, 1, FIRST_AUDIO) + WEIGHTS * gpu.lacks(H200)
+    first_s = seconds_at(part, rows, 1, FIRST_AUDIO) + weight_bytes() * gpu.lacks(H200)
     loads = sorted({int(one["load"].removeprefix("c=")) for one in rows})
     rates = [1 / (seconds_at(part, rows, load, RATE) + missing_s(gpu, load)) for load in loads]
     return {
@@ -115,17 +143,17 @@ def two_digits(value: float) -> int:
 
 def missing_s(gpu: Gpu, load: int) -> float:
     """Seconds for a second of audio at `load` streams, for want of bandwidth."""
-    return (WEIGHTS / load + STREAM) / FRAME_SECONDS * gpu.lacks(H200)
+    stream = page_bytes(model().talker_config, POSITIONS)
+    return (weight_bytes() / load + stream) / FRAME_SECONDS * gpu.lacks(H200)
 
 
 def streams_in(gpu: Gpu) -> int:
     """What max_streams=auto chooses, beside tritonserver's context and the talker's own."""
-    model = ModelConfig.model_validate(model_config(SIZE, "custom_voice", text_tokenizer(SIZE).ids_for_config()))
     decoder = SpeechTokenizerConfig.model_validate(speech_tokenizer_config(SIZE)).decoder_config
     total, state = gpu.gib * GIB, state_size(decoder)
     codec = codec_model("code2wav", CodecManifest.model_construct(form="python", state_size=state), decoder, total)
     memory = GpuMemory(int(USABLE * total) - CONTEXT_BYTES - TRITON_BYTES, total, awaited=codec.size)
-    return MemoryNeeds(model, EngineConfig(checkpoint=SIZE), ELEMENT * state).choose(memory).streams
+    return MemoryNeeds(model(), EngineConfig(checkpoint=SIZE), ELEMENT * state).choose(memory).streams
 
 
 if __name__ == "__main__":
