@@ -421,7 +421,9 @@ def test_a_denied_row_has_the_sound_of_nobody(model: Any) -> None:
     """What it computes starts from the zero row."""
     codes = random_codes(1, 3)
     advance(model, codes, (ZERO_ROW, 1, 0, KEY))
-    denied, fresh = (advance(model, codes, place)[0] for place in ((1, 1, 3, OTHER_KEY), (ZERO_ROW, 2, 3, OTHER_KEY)))
+    assert not advance(model, codes, (1, 1, 3, OTHER_KEY))[0, 2:].any()
+    both = np.repeat(codes, 2, axis=0)
+    denied, fresh = advance(model, both, (1, 1, 3, OTHER_KEY), (ZERO_ROW, 2, 3, OTHER_KEY))
     assert denied[:2].tolist() == DENIED
     assert alike(denied[2:], fresh[2:])
 

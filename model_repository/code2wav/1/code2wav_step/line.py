@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from code2wav_step.config import Contract
-from code2wav_step.requests import InvalidInputError
+from code2wav_step.requests import PLACE_SIZE, InvalidInputError
 
 log = logging.getLogger(__name__)
 
 SOON = b"\2"
 OPEN, OK, FAILED = b"\1", b"\0", b"\2"
-# Codes int32 [rows, frames * codebooks], places int32 [rows, 4] and the samples to fill, int16 [rows, samples].
+# Codes int32 [rows, frames * codebooks], places int32 [rows, PLACE_SIZE], and the samples to fill, int16 [rows,
+# samples].
 Run = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 # Of the same codes and places: the part of a run that has no effect.
 Prepare = Callable[[np.ndarray, np.ndarray], None]
@@ -76,7 +77,7 @@ class Line:
         """The arguments of Run."""
         rows, frames = map(int, self._part("shape", np.int32, 2))
         codes = self._part("codes", np.int32, rows * frames * self._codebooks).reshape(rows, frames, -1)
-        places = self._part("places", np.int32, rows * 4).reshape(rows, 4)
+        places = self._part("places", np.int32, rows * PLACE_SIZE).reshape(rows, PLACE_SIZE)
         return codes, places, self._part("pcm", np.int16, rows * frames * self._samples).reshape(rows, -1)
 
     def _answer(self) -> bytes:

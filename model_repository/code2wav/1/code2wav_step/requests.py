@@ -7,6 +7,9 @@ import numpy as np
 
 from code2wav_step.config import StepConfig
 
+# Row to read, row to write, history and key (qwen3_tts_engine/codec/contract.py).
+PLACE_SIZE = 4
+
 
 class InvalidInputError(ValueError):
     """A request does not fit the model; the message names the input, the given and the expected."""
@@ -28,7 +31,7 @@ class RequestReader:
         """Raises InvalidInputError."""
         names = self.config.contract
         codes = _array(tensors, names.codes, (-1, -1, self.config.num_quantizers))
-        return self.check(Request(codes, _array(tensors, names.places, (len(codes), 4))))
+        return self.check(Request(codes, _array(tensors, names.places, (len(codes), PLACE_SIZE))))
 
     def check(self, request: Request) -> Request:
         """The request, whose arrays have the types and shapes of Request. Raises InvalidInputError."""

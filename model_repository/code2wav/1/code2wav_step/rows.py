@@ -23,6 +23,8 @@ class Places(NamedTuple):
     after: np.ndarray
     history: np.ndarray
     denied: np.ndarray
+    writes: bool
+    """Whether any entry writes a row: neither claims nor denied entries do."""
 
 
 class Rows:
@@ -51,13 +53,14 @@ class Rows:
         is_free = (key != 0) & (keys[after] == 0) & (after != ZERO_ROW) & (after < self._num_owned)
         opens = (is_own(after) | is_free) & ((before == ZERO_ROW) | is_own(before) | (is_claim & is_free))
         keys[after[opens & is_free]] = key[opens & is_free]
-        # Of two that claim one row at once, only one has it.
+        # Only one of two entries that claim a row at once gets it.
         opens &= keys[after] == key
         self._allocate(after[opens])
         # A row without memory was never written.
         before = np.where(opens & ~is_claim & (self._addresses[before] != 0), before, ZERO_ROW)
-        after = np.where(opens & ~is_claim, after, self._nowhere)
-        return Places(before, after, history.astype(np.int32), ~opens)
+        writes = opens & ~is_claim
+        after = np.where(writes, after, self._nowhere)
+        return Places(before, after, history.astype(np.int32), ~opens, bool(writes.any()))
 
     def addresses(self, places: Places) -> np.ndarray:
         """Of each entry's state and its next one, int64 [2, B]."""

@@ -25,7 +25,7 @@ MODEL_FILE = "model.safetensors"
 # The talker's setting of that name (qwen3_tts_engine/config.py).
 KERNELS = "QWEN3_TTS_KERNELS"
 
-# Of the parameter "executor" in Triton's configuration.
+# Value of the parameter "executor" in Triton's configuration.
 ONNX_RUNTIME = "onnxruntime"
 StepRunner = GraphStepRunner | EagerStepRunner
 
