@@ -27,9 +27,8 @@ from torch import Tensor
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, triton_to_np_dtype
 
+from export.golden import make_golden
 from export.modules.codec import CodecStep
-from export.reference import Reference
-from qwen3_tts_engine.audio import NUM_CODEBOOKS
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec import client as codec_client
 from qwen3_tts_engine.codec.calls import Call, Utterances
@@ -41,13 +40,12 @@ from qwen3_tts_engine.codec.contract import (
     STATE,
     RowCounts,
     max_history,
-    split_frames,
 )
 from qwen3_tts_engine.codec.golden import Golden
-from qwen3_tts_engine.codec.proof import ROUNDING
+from qwen3_tts_engine.codec.proof import mean_square, snr_db
 from qwen3_tts_engine.codec.row_calls import RowCalls
 from qwen3_tts_engine.codec.rows import owner_key
-from qwen3_tts_engine.codec.travelling_states import TravellingStates, to_pcm
+from qwen3_tts_engine.codec.travelling_states import TravellingStates
 from qwen3_tts_engine.interfaces import ModelCall
 from qwen3_tts_engine.request import RequestError
 
@@ -101,7 +99,8 @@ class Caller:
             outcome.errors.append(f"{call}: {error}")
             utterances.restart(slots)
             return
-        snr = snr_db(pcm, utterances.expected(slots, call.frames), utterances.loudness(slots))
+        differences: np.ndarray = pcm - utterances.expected(slots, call.frames).astype(np.float64)
+        snr = snr_db(utterances.loudness(slots), mean_square(differences))
         snr[list(failed)] = -math.inf
         outcome.worst_db = min(outcome.worst_db, float(snr.min()))
         is_right = snr >= self._limit
@@ -112,27 +111,6 @@ class Caller:
         utterances.advance(slots, call.frames)
         # Later calls must not inherit the error.
         utterances.restart(slots[~is_right])
-
-
-def snr_db(pcm: np.ndarray, expected: np.ndarray, loudness: np.ndarray) -> np.ndarray:
-    """Of each row of int16 samples; `loudness` is the mean square of its whole utterance. Ignores rounding."""
-    error = np.maximum(np.square(pcm - expected.astype(np.float64)).mean(axis=1) - ROUNDING, 0.0)
-    with np.errstate(divide="ignore"):
-        snr: np.ndarray = 10 * np.log10(loudness / error)
-    return snr
-
-
-def references(step: CodecStep, limit_db: float) -> Golden:
-    """Utterances of random codes, decoded by the step."""
-    reference = Reference(step)
-    shape = (UTTERANCES, FRAMES, NUM_CODEBOOKS)
-    codes = torch.from_numpy(np.random.default_rng(0).integers(0, reference.config.codebook_size, shape, np.int32))
-    state, parts = reference.cold(UTTERANCES), []
-    for start, stop in split_frames(FRAMES):
-        chunk, history = codes[:, start:stop].to(reference.device), reference.history(UTTERANCES, start)
-        waveform, state = reference(chunk, state, history)
-        parts.append(to_pcm(waveform))
-    return Golden(codes.numpy(), np.concatenate(parts, axis=1), limit_db, "")
 
 
 def connect(url: str, state_size: int) -> codec_client.Call:
@@ -181,7 +159,7 @@ def main(
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
     step = CodecStep.from_checkpoint(Checkpoint.open(checkpoint))
-    golden, window = references(step, limit_db), max_history(step.config)
+    golden, window = make_golden(step, "", limit_db, UTTERANCES, FRAMES), max_history(step.config)
     try:
         together = [Caller(connect(url, step.state_size), golden, window, seed) for seed in range(callers)]
     except RequestError as error:

@@ -10,7 +10,7 @@ from qwen3_tts_engine.checkpoint.configs import CheckpointError, read_config
 MANIFEST = "model.json"
 PLAN = "model.plan"
 FormName = Literal["onnx", "tensorrt", "python"]
-# Of code2wav (codec/contract.py): 2 has the states in rows. Files of another one are exported again.
+# Version of code2wav's contract (codec/contract.py); 2 keeps states in rows. Other versions are exported again.
 CODEC_CONTRACT = 2
 
 

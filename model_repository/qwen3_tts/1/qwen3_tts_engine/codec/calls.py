@@ -67,11 +67,6 @@ def _batches(sizes: Iterable[int], lengths: Sequence[int], num_slots: int) -> It
     return dict.fromkeys(call for call in calls if call.rows > 1)
 
 
-def first_chunk(golden: Golden) -> Chunks:
-    """The first frame of an utterance, in the first slot."""
-    return Utterances(golden, 1).chunks(np.zeros(1, np.int64), 1)
-
-
 class Utterances:
     """The golden utterance of each slot and the codec's position in it."""
 

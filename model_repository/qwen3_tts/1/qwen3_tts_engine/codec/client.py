@@ -76,8 +76,9 @@ class Code2Wav:
     def _claim(self, rows: np.ndarray) -> np.ndarray:
         """A row that the same call reads and writes without history is claimed, and keeps its state."""
         codes = np.zeros((len(rows), 1, NUM_CODEBOOKS), np.int32)
-        denied = without_audio(self._call(codes, self._places(rows, rows, np.zeros(len(rows)))))
-        return ~np.isin(np.arange(len(rows)), list(denied))
+        samples = self._call(codes, self._places(rows, rows, np.zeros(len(rows))))
+        granted: np.ndarray = samples[:, 0] != NO_SAMPLE
+        return granted
 
     def _decode_reference(self, voice: Voice, row: int) -> None:
         assert voice.codes is not None

@@ -13,7 +13,7 @@ from qwen3_tts_engine.checkpoint.configs import CONV_KERNEL, PRE_CONV_KERNEL, RE
 
 MODEL_NAME = "code2wav"
 CODES, PLACES, PCM = "codes", "places", "pcm"
-# Of the exported step alone, whose state is a tensor.
+# Tensors of the exported step and of plans, whose state is a tensor.
 STATE, HISTORY = "state", "history"
 WAVEFORM, STATE_OUT = "waveform", "state_out"
 

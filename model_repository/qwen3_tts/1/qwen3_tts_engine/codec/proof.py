@@ -107,15 +107,20 @@ class CodecProof:
         expected = utterances.expected(slots, call.frames)
         if pcm.shape != expected.shape:
             return np.full(call.rows, -math.inf)
-        loudness = np.maximum(_mean_square(expected), utterances.loudness(slots))
-        errors = (_mean_square(pcm - other.astype(np.float64)) for other in (expected, pcm[utterances.twins(slots)]))
-        error = np.maximum(np.maximum(*errors) - ROUNDING, 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            snr: np.ndarray = np.where(error > 0, 10 * np.log10(loudness / error), math.inf)
-        return snr
+        loudness = np.maximum(mean_square(expected), utterances.loudness(slots))
+        errors = (mean_square(pcm - other.astype(np.float64)) for other in (expected, pcm[utterances.twins(slots)]))
+        return snr_db(loudness, np.maximum(*errors))
 
 
-def _mean_square(samples: np.ndarray) -> np.ndarray:
+def snr_db(loudness: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Of mean squares of int16 samples; an error within rounding counts as none."""
+    beyond = np.maximum(error - ROUNDING, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        snr: np.ndarray = np.where(beyond > 0, 10 * np.log10(loudness / beyond), math.inf)
+    return snr
+
+
+def mean_square(samples: np.ndarray) -> np.ndarray:
     result: np.ndarray = np.square(samples, dtype=np.float64).mean(axis=1)
     return result
 

@@ -108,7 +108,7 @@ class MemoryNeeds:
         cache = int(config.kv_cache_gib * GIB) or page * cache_pages(config, longest, streams)
         voice_bytes = config.voice_cache_mib * MIB if self.model.tts_model_type == "base" else 0
         rows = RowCounts.of(streams, voice_bytes, self.codec_state).total
-        # Of the codec's rows one is zero and one takes what belongs to none. A slot absorbs padding.
+        # Two more rows: zeros, and a target for writes that belong to no row. A slot absorbs padding.
         states = (-(-(rows + 1) // CODEC_BLOCK_ROWS) * CODEC_BLOCK_ROWS + 1) * self.codec_state
         states += (streams + 2) * self._slot_bytes(longest)
         graphs = graph_bytes(talker, streams) if config.kernels in ("auto", "required") else 0
