@@ -2,10 +2,7 @@
 # Serves the repository that build_codec.sh prepared, with the codec in the form CODEC_FORM; arguments go to tritonserver.
 set -euo pipefail
 case ${CODEC_FORM:?tensorrt or python} in
-    # The pool holds the states of 64 streams, which are copied to the codec and back (2 x 166 MB); with Triton's 64 MB
-    # that round trip takes 10 ms instead of 2.8.
-    tensorrt) options=(--cuda-memory-pool-byte-size=0:2147483648
-        ${QWEN3_TTS_TENSORRT_PLUGIN:+"--backend-config=tensorrt,plugins=$QWEN3_TTS_TENSORRT_PLUGIN"}) ;;
+    tensorrt) options=(${QWEN3_TTS_TENSORRT_PLUGIN:+"--backend-config=tensorrt,plugins=$QWEN3_TTS_TENSORRT_PLUGIN"}) ;;
     python) options=(--model-config-name=python) ;;
     *) echo "CODEC_FORM is '$CODEC_FORM': it must be tensorrt or python" >&2 && exit 2 ;;
 esac

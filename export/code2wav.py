@@ -11,7 +11,7 @@ from export.forms.form import Form
 from export.golden import make_golden
 from export.model_folder import VERSION, ExportError, facts, is_served, verified
 from export.modules.codec import CodecStep
-from export.verify import Verification, failures, worst
+from export.verify import failures, worst
 from qwen3_tts_engine.audio import SAMPLE_RATE
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
@@ -28,11 +28,9 @@ def is_current(checkpoint: Checkpoint, repository: Path, form: Form) -> bool:
         Golden.read(folder, checkpoint.codec_digest)
     except CheckpointError:
         return False
-    needed = served_shapes(CHUNK_FRAMES, manifest.state_size)
     is_verified = set(CHUNK_FRAMES) <= set(manifest.chunk_frames)
     is_same = manifest.codec_digest == checkpoint.codec_digest
-    has_plugin = manifest.engine is not None and manifest.engine.plugin
-    return is_same and is_verified and has_plugin == form.plugin and is_served(folder, manifest, form, needed)
+    return is_same and is_verified and is_served(folder, manifest, form, served_shapes(CHUNK_FRAMES))
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def export(checkpoint: Checkpoint, repository: Path, form: Form, progress: Progr
 def build(checkpoint: Checkpoint, path: Path, form: Form, progress: Progress) -> EngineFacts | None:
     """Builds the file at `path` without verifying it. Raises CheckpointError."""
     task = progress.add_task(f"build {form.filename}", total=None)
-    engine = form.build(CodecStep.from_checkpoint(checkpoint, form.weights_dtype), path)
+    engine = form.build(CodecStep.from_checkpoint(checkpoint), path)
     progress.update(task, total=1, completed=1)
     return engine
 
@@ -72,7 +70,7 @@ def version_folder(repository: Path) -> Path:
 
 def _verify(step: CodecStep, path: Path, form: Form, progress: Progress) -> Exported:
     candidate = form.load(path)
-    verification, started = Verification(step, candidate, form.batches, form.utterance), time.monotonic()
+    verification, started = form.verification(step, candidate), time.monotonic()
     tracked = progress.track(verification.run(), total=len(verification), description=f"verify {form.filename}")
     outcomes = list(tracked)
     agreement = worst(outcomes)
@@ -82,7 +80,7 @@ def _verify(step: CodecStep, path: Path, form: Form, progress: Progress) -> Expo
             f"by rows x frames: {failed}; deleted. {form.remedy}"
         )
     verified_in = f"verified {verification} in {time.monotonic() - started:.1f} s"
-    return Exported(agreement, [verified_in, *(form.timings(candidate, step.state_size) if form.timings else [])])
+    return Exported(agreement, [verified_in, *(form.timings(candidate) if form.timings else [])])
 
 
 def _manifest(checkpoint: Checkpoint, step: CodecStep, form: Form, engine: EngineFacts | None) -> CodecManifest:

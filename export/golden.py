@@ -4,12 +4,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from code2wav_step.pcm import to_int16
+from export.forms.python_form import step_config
 from export.modules.codec import CodecStep
 from export.reference import Reference
 from qwen3_tts_engine.audio import NUM_CODEBOOKS
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, split_frames
 from qwen3_tts_engine.codec.golden import Golden
-from qwen3_tts_engine.codec.travelling_states import to_pcm
 
 SEED = 0
 UTTERANCES = 3
@@ -18,13 +19,19 @@ FRAMES = 2 * sum(CHUNK_FRAMES)
 
 
 def make_golden(
-    step: CodecStep, codec_digest: str, snr_db: float, utterances: int = UTTERANCES, frames: int = FRAMES
+    step: CodecStep,
+    codec_digest: str,
+    snr_db: float,
+    utterances: int = UTTERANCES,
+    frames: int = FRAMES,
+    repeats: int = 1,
 ) -> Golden:
-    """Random codes from a zero state, with the SNR limit of the codec's form."""
+    """Utterances of `frames` random codes, said `repeats` times, from a zero state; `snr_db` is the form's limit."""
     reference = Reference(step)
     shape = (utterances, frames, NUM_CODEBOOKS)
     codes = np.random.default_rng(SEED).integers(0, reference.config.codebook_size, shape, np.int32)
-    samples = to_pcm(_waveform(reference, torch.from_numpy(codes)))
+    codes = np.tile(codes, (1, repeats, 1))
+    samples = to_int16(_waveform(reference, torch.from_numpy(codes)), step_config(step.config).contract).cpu().numpy()
     return Golden(codes, samples, snr_db, codec_digest)
 
 

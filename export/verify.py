@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import cycle
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +21,18 @@ from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, split_frame
 # (codes int32 [B, T, 16], state fp32 [B, S], history int32 [B, 1]) -> (waveform fp32 [B, 1920 T], next state [B, S]) on
 # any devices; the caller owns the results.
 StepFunction = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+Candidate = Any
+"""What a form's `load` returns and its verification calls."""
+
+
+class Verifier(Protocol):
+    """Comparisons of a candidate; their number, and what they cover as text."""
+
+    def run(self) -> Iterator["Outcome"]: ...
+
+    def __len__(self) -> int: ...
+
 
 ALL_BATCHES = tuple(range(1, MAX_BATCH + 1))
 # If all take too long: the smallest, and both sides of powers of two, where kernels change.
@@ -95,11 +108,7 @@ class Verification:
         return len(self.cases) + 1
 
     def __str__(self) -> str:
-        first, last = self.batches[0], self.batches[-1]
-        every = f"{first} to {last}" if self.batches == tuple(range(first, last + 1)) else _joined(self.batches)
-        shapes = len(self.batches) * len(CHUNK_FRAMES)
-        seconds = self.utterance * FRAME_SECONDS
-        return f"{shapes} shapes (batches {every} x {_joined(CHUNK_FRAMES)} frames) and an utterance of {seconds:.0f} s"
+        return describe(self.batches, len(self.batches) * len(CHUNK_FRAMES), self.utterance)
 
     def _compare(self, case: Case, pool: RowPool) -> Agreement:
         """Compares each row with the reference's, and equal rows with each other."""
@@ -155,6 +164,16 @@ def equal_rows(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     _, first, inverse = np.unique(indices, return_index=True, return_inverse=True)
     repeated = np.flatnonzero(first[inverse] != np.arange(len(indices)))
     return first[inverse][repeated], repeated
+
+
+def describe(batches: Sequence[int], num_shapes: int, utterance: int) -> str:
+    """What was verified: batch sizes, shapes, and an utterance of that many frames."""
+    first, last = batches[0], batches[-1]
+    every = f"{first} to {last}" if tuple(batches) == tuple(range(first, last + 1)) else _joined(batches)
+    return (
+        f"{num_shapes} shapes (batches {every} x {_joined(CHUNK_FRAMES)} frames) "
+        f"and an utterance of {utterance * FRAME_SECONDS:.0f} s"
+    )
 
 
 def worst(outcomes: Sequence[Outcome]) -> Agreement:

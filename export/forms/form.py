@@ -1,16 +1,14 @@
 """A form in which code2wav is exported."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from export.agreement import Agreement
 from export.forms.graph import Runtime
 from export.modules.codec import CodecStep
-from export.verify import SHORT_UTTERANCE, StepFunction
+from export.verify import Candidate, Verification, Verifier
 from qwen3_tts_engine.checkpoint.manifest import EngineFacts, FormName
 
 
@@ -24,18 +22,13 @@ class Form:
     opset: int | None
     limit: Agreement
     build: Callable[[CodecStep, Path], EngineFacts | None]
-    load: Callable[[Path], StepFunction]
+    """Of a step in FP32."""
+    load: Callable[[Path], Candidate]
     encoders: Runtime
     """Of a Base checkpoint."""
-    weights_dtype: torch.dtype = torch.float32
-    """Dtype of the step passed to `build`."""
-    batches: Sequence[int] | None = None
-    """Batch sizes to verify; None for all, or some if all take too long."""
-    utterance: int = SHORT_UTTERANCE
-    """Length of the utterance to verify, in frames."""
+    verification: Callable[[CodecStep, Candidate], Verifier] = Verification
+    """Compares what `load` returns."""
     remedy: str = "Export another --form, or with the versions of scripts/constraints.txt."
     """Advice if verification fails."""
-    plugin: bool = False
-    """Whether a plan uses the project's plugin."""
-    timings: Callable[[Any, int], list[str]] | None = None
-    """Lines of the summary, from the loaded step and the state's size."""
+    timings: Callable[[Any], list[str]] | None = None
+    """Lines of the summary, from what `load` returns."""

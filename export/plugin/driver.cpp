@@ -21,7 +21,9 @@ Driver load_driver() {
   find(found.set_attribute, "cuFuncSetAttribute");
   find(found.allocate, "cuMemAlloc_v2");
   find(found.free, "cuMemFree_v2");
+  find(found.clear, "cuMemsetD8_v2");
   find(found.upload, "cuMemcpyHtoD_v2");
+  find(found.memory, "cuMemGetInfo_v2");
   find(found.launch, "cuLaunchKernel");
   return found;
 }

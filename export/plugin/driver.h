@@ -25,7 +25,9 @@ struct Driver {
   CudaResult (*set_attribute)(CudaFunction, int attribute, int value);
   CudaResult (*allocate)(DeviceAddress*, size_t size);
   CudaResult (*free)(DeviceAddress);
+  CudaResult (*clear)(DeviceAddress, unsigned char value, size_t size);
   CudaResult (*upload)(DeviceAddress, const void* data, size_t size);
+  CudaResult (*memory)(size_t* free, size_t* total);
   CudaResult (*launch)(CudaFunction, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                        unsigned block_z, unsigned shared, CudaStream, void** arguments, void** extra);
 };

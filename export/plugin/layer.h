@@ -1,4 +1,4 @@
-// Common to the plugin in all TensorRT versions: codes, state and history in, waveform and next state out.
+// Common to the plugin in all TensorRT versions: codes and places in, PCM out.
 #pragma once
 
 #include <NvInfer.h>
@@ -15,10 +15,11 @@ namespace code2wav {
 
 using namespace nvinfer1;
 
-constexpr char kName[] = "Code2Wav", kVersion[] = "1";
-constexpr int32_t kOutputs = 2;
-// In the order of the inputs, then of the outputs.
-constexpr DataType kTypes[] = {DataType::kINT32, DataType::kHALF, DataType::kINT32, DataType::kFLOAT, DataType::kHALF};
+constexpr char kName[] = "Code2Wav", kVersion[] = "2";
+constexpr int32_t kOutputs = 1;
+// Of all inputs and outputs. TensorRT has no INT16, so each element of the output holds two samples.
+constexpr DataType kType = DataType::kINT32;
+constexpr uint32_t kSamplesPerElement = 2;
 // A plugin is created from one field: the path of a program, or the program itself, as serialized in a plan.
 constexpr char kPathField[] = "path", kFileField[] = "file";
 
@@ -49,12 +50,12 @@ inline std::vector<uint8_t> read_field(const PluginFieldCollection& fields) {
 template <typename Plugin, typename Read>
 Plugin* make(const Read& read) noexcept {
   Plugin* plugin = nullptr;
-  status([&] { plugin = new Plugin(shared_step(read())); });
+  status([&] { plugin = new Plugin(std::make_shared<Step>(read())); });
   return plugin;
 }
 
-inline DimsExprs waveform_shape(const Step& step, const DimsExprs& codes, IExprBuilder& builder) {
-  const auto* samples = builder.constant(static_cast<int32_t>(step.programs.samples_per_frame));
+inline DimsExprs pcm_shape(const Step& step, const DimsExprs& codes, IExprBuilder& builder) {
+  const auto* samples = builder.constant(static_cast<int32_t>(step.programs.samples_per_frame / kSamplesPerElement));
   DimsExprs shape;
   shape.nbDims = 2;
   shape.d[0] = codes.d[0];
@@ -62,8 +63,8 @@ inline DimsExprs waveform_shape(const Step& step, const DimsExprs& codes, IExprB
   return shape;
 }
 
-inline bool is_supported(int32_t at, const PluginTensorDesc& tensor) {
-  return tensor.format == TensorFormat::kLINEAR && tensor.type == kTypes[at];
+inline bool is_supported(const PluginTensorDesc& tensor) {
+  return tensor.format == TensorFormat::kLINEAR && tensor.type == kType;
 }
 
 inline size_t workspace(const Step& step, const Dims& codes) { return step.programs.workspace(codes.d[0], codes.d[1]); }

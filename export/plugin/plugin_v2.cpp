@@ -14,12 +14,12 @@ class Plugin final : public IPluginV2DynamicExt {
  public:
   explicit Plugin(std::shared_ptr<Step> step) : step_(std::move(step)) {}
 
-  DimsExprs getOutputDimensions(int32_t index, DimsExprs const* in, int32_t, IExprBuilder& builder) noexcept override {
-    return index == 0 ? waveform_shape(*step_, in[CODES], builder) : in[STATE];
+  DimsExprs getOutputDimensions(int32_t, DimsExprs const* in, int32_t, IExprBuilder& builder) noexcept override {
+    return pcm_shape(*step_, in[CODES], builder);
   }
 
   bool supportsFormatCombination(int32_t at, PluginTensorDesc const* tensors, int32_t, int32_t) noexcept override {
-    return is_supported(at, tensors[at]);
+    return is_supported(tensors[at]);
   }
 
   size_t getWorkspaceSize(PluginTensorDesc const* in, int32_t, PluginTensorDesc const*, int32_t) const noexcept override {
@@ -31,9 +31,7 @@ class Plugin final : public IPluginV2DynamicExt {
     return run(*step_, in[CODES].dims, inputs, outputs, workspace, stream);
   }
 
-  DataType getOutputDataType(int32_t index, DataType const*, int32_t inputs) const noexcept override {
-    return kTypes[inputs + index];
-  }
+  DataType getOutputDataType(int32_t, DataType const*, int32_t) const noexcept override { return kType; }
 
   int32_t initialize() noexcept override {
     return status([this] { step_->load(); });

@@ -21,20 +21,19 @@ class Plugin final : public IPluginV3, public IPluginV3OneCore, public IPluginV3
     return nullptr;
   }
 
-  int32_t getOutputDataTypes(DataType* types, int32_t outputs, DataType const*, int32_t inputs) const noexcept override {
-    for (int32_t i = 0; i < outputs; ++i) types[i] = kTypes[inputs + i];
+  int32_t getOutputDataTypes(DataType* types, int32_t, DataType const*, int32_t) const noexcept override {
+    types[0] = kType;
     return 0;
   }
 
   int32_t getOutputShapes(DimsExprs const* in, int32_t, DimsExprs const*, int32_t, DimsExprs* out, int32_t,
                           IExprBuilder& builder) noexcept override {
-    out[0] = waveform_shape(*step_, in[CODES], builder);
-    out[1] = in[STATE];
+    out[0] = pcm_shape(*step_, in[CODES], builder);
     return 0;
   }
 
   bool supportsFormatCombination(int32_t at, DynamicPluginTensorDesc const* tensors, int32_t, int32_t) noexcept override {
-    return is_supported(at, tensors[at].desc);
+    return is_supported(tensors[at].desc);
   }
 
   size_t getWorkspaceSize(DynamicPluginTensorDesc const* in, int32_t, DynamicPluginTensorDesc const*,

@@ -7,7 +7,7 @@
 namespace code2wav {
 namespace {
 
-constexpr char kMagic[] = "C2WSTEP1";
+constexpr char kMagic[] = "C2WSTEP2";
 
 class Reader {
  public:
@@ -62,9 +62,10 @@ Launch read_launch(Reader& reader) {
 Programs::Programs(std::vector<uint8_t> bytes) : file(std::move(bytes)) {
   Reader reader(file);
   if (std::memcmp(reader.take(sizeof(kMagic) - 1), kMagic, sizeof(kMagic) - 1) != 0)
-    throw std::runtime_error("code2wav: not a step program");
-  codebooks = reader.number<uint32_t>();
+    throw std::runtime_error("code2wav: not a step program of this version");
   samples_per_frame = reader.number<uint32_t>();
+  rows = reader.number<uint32_t>();
+  public_rows = reader.number<uint32_t>();
   state_size = reader.number<uint64_t>();
   constants_size = reader.number<uint64_t>();
   constants = reader.take(constants_size);

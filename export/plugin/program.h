@@ -1,7 +1,7 @@
 // The step's launches for each shape, written by export/tensorrt/step_program.py.
 //
 // Little-endian, in order:
-//   "C2WSTEP1", u32 codebooks, u32 samples per frame, u64 elements per state
+//   "C2WSTEP2", u32 samples per frame, u32 rows, u32 public rows, u64 elements per state
 //   u64 size, the constants
 //   u32 count, kernels:  u32 size, name; u32 size, cubin; u32 threads; u32 bytes of shared memory
 //   u32 count, programs: u32 rows, u32 frames, u64 bytes of workspace, u32 count,
@@ -17,7 +17,7 @@
 namespace code2wav {
 
 // The memory that an argument is an offset into; NUMBER marks an immediate value.
-enum Base : uint8_t { CODES, STATE, HISTORY, WAVEFORM, STATE_OUT, WORKSPACE, CONSTANTS, NUMBER };
+enum Base : uint8_t { CODES, PLACES, PCM, WORKSPACE, CONSTANTS, ADDRESSES, KEYS, NUMBER };
 
 struct Argument {
   uint8_t base;
@@ -52,7 +52,7 @@ class Programs {
   uint64_t workspace(int64_t rows, int64_t frames) const;
 
   const std::vector<uint8_t> file;
-  uint32_t codebooks = 0, samples_per_frame = 0;
+  uint32_t samples_per_frame = 0, rows = 0, public_rows = 0;
   uint64_t state_size = 0, constants_size = 0;
   const uint8_t* constants = nullptr;
   std::vector<Kernel> kernels;

@@ -1,14 +1,12 @@
 #include "step.h"
 
-#include <algorithm>
 #include <stdexcept>
 
 namespace code2wav {
 namespace {
 
-std::mutex steps_mutex;
-std::vector<std::weak_ptr<Step>> steps;
-
+// FP16.
+constexpr uint64_t kElementBytes = 2;
 // Shared memory that a launch may use without opting in.
 constexpr uint32_t kDefaultShared = 48 * 1024;
 
@@ -28,6 +26,7 @@ void Step::load() {
     }
     check(cuda.allocate(&constants_, programs.constants_size), "constants");
     check(cuda.upload(constants_, programs.constants, programs.constants_size), "constants");
+    rows_.allocate(programs.rows, programs.public_rows, programs.state_size * kElementBytes);
   });
 }
 
@@ -36,24 +35,16 @@ Step::~Step() {
   if (constants_ != 0) driver().free(constants_);
 }
 
-std::shared_ptr<Step> shared_step(std::vector<uint8_t> file) {
-  const std::lock_guard<std::mutex> lock(steps_mutex);
-  steps.erase(std::remove_if(steps.begin(), steps.end(), [](const auto& step) { return step.expired(); }), steps.end());
-  for (const auto& known : steps)
-    if (auto step = known.lock(); step && step->programs.file == file) return step;
-  auto step = std::make_shared<Step>(std::move(file));
-  steps.push_back(step);
-  return step;
-}
-
 void Step::run(int64_t rows, int64_t frames, const void* const* inputs, void* const* outputs, void* workspace,
                CudaStream stream) const {
   const Program* program = programs.find(rows, frames);
   if (program == nullptr) throw std::runtime_error("code2wav: the plan was not built for " + shape(rows, frames));
-  const void* buffers[] = {inputs[0], inputs[1], inputs[2], outputs[0], outputs[1], workspace};
+  const void* buffers[] = {inputs[0], inputs[1], outputs[0], workspace};
   uint64_t bases[NUMBER + 1] = {};
   for (int base = CODES; base <= WORKSPACE; ++base) bases[base] = reinterpret_cast<uint64_t>(buffers[base]);
   bases[CONSTANTS] = constants_;
+  bases[ADDRESSES] = rows_.addresses();
+  bases[KEYS] = rows_.keys();
   for (const auto& found : program->launches) launch(found, bases, stream);
 }
 

@@ -1,4 +1,4 @@
-// The step on the GPU, shared by all layers and execution contexts of a plan.
+// The step and the rows of states on the GPU, shared by all execution contexts of a plan.
 #pragma once
 
 #include <memory>
@@ -6,6 +6,7 @@
 
 #include "driver.h"
 #include "program.h"
+#include "rows.h"
 
 namespace code2wav {
 
@@ -16,11 +17,11 @@ class Step {
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
 
-  // Loads kernels and constants into the current CUDA context, once. Throws std::runtime_error.
+  // Loads kernels and constants into the current CUDA context and allocates the rows, once. Throws std::runtime_error.
   void load();
 
-  // Launches one call: codes, state and history in, waveform and next state out. Throws std::runtime_error for a shape
-  // that was not recorded, and for driver errors.
+  // Launches one call: codes and places in, PCM out. Throws std::runtime_error for a shape that was not recorded, and
+  // for driver errors.
   void run(int64_t rows, int64_t frames, const void* const* inputs, void* const* outputs, void* workspace,
            CudaStream stream) const;
 
@@ -33,11 +34,8 @@ class Step {
   std::vector<CudaModule> modules_;
   std::vector<CudaFunction> functions_;
   DeviceAddress constants_ = 0;
+  Rows rows_;
 };
-
-// The step of a program; reuses a live one of an equal program, so that its constants are on the GPU once. A plan holds
-// the program for each optimization profile. Throws std::runtime_error.
-std::shared_ptr<Step> shared_step(std::vector<uint8_t> file);
 
 // Runs `work` and returns 0; prints an exception and returns 1, as TensorRT's interfaces require.
 template <typename Work>

@@ -7,7 +7,6 @@ from typing import Any
 
 LIBRARY = "libcuda.so.1"
 COMPUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
-IPC_LAZY_ENABLE_PEER_ACCESS = 1
 
 
 class CudaError(RuntimeError):
@@ -61,20 +60,6 @@ def find_device() -> Device | None:
         return None
 
 
-class IpcHandle(ctypes.Structure):
-    """CUipcMemHandle, with which another process on this machine maps an allocation."""
-
-    _fields_ = [("reserved", ctypes.c_ubyte * 64)]
-
-
-def map_buffer(device: Device, handle: bytes) -> int:
-    """Maps another process's buffer; returns its address."""
-    pointer = c_uint64()
-    given = IpcHandle.from_buffer_copy(handle)
-    device.call("cuIpcOpenMemHandle_v2", byref(pointer), given, c_uint(IPC_LAZY_ENABLE_PEER_ACCESS))
-    return pointer.value
-
-
 class Buffer:
     """Memory on the device."""
 
@@ -91,12 +76,6 @@ class Buffer:
         data = ctypes.create_string_buffer(size)
         self._call("cuMemcpyDtoH_v2", data, c_uint64(self.address), c_size_t(size))
         return data.raw
-
-    def handle(self) -> bytes:
-        """For map_buffer in another process. Small buffers may share an allocation; a large one has its own."""
-        handle = IpcHandle()
-        self._call("cuIpcGetMemHandle", byref(handle), c_uint64(self.address))
-        return bytes(handle)
 
     def free(self) -> None:
         self._call("cuMemFree_v2", c_uint64(self.address))

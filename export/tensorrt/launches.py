@@ -1,7 +1,8 @@
 """Records the launches of the codec step's fused kernels, shape by shape, without running them.
 
-A recorded argument is a number, None, or a place: a byte offset into the constants (weights and tables), an input, an
-output, or the workspace, where each temporary tensor is allocated for its lifetime.
+A recorded argument is a number, None, or a place: a byte offset into the constants (weights and tables), an input, the
+output, the tables of rows (code2wav_step.kernels.places), or the workspace, where each temporary tensor is allocated
+for its lifetime.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from code2wav_step.kernel_ops import KernelOps
 from code2wav_step.kernels.hopper import CudaLaunch
 from code2wav_step.step import Step
 from code2wav_step.weights import StepWeights
-from qwen3_tts_engine.codec.contract import input_shapes
+from qwen3_tts_engine.codec.contract import PLACES_SIZE
 
 # Of the start of any tensor, in bytes; kernels are compiled for pointers that are multiples of 16.
 ALIGNMENT = 256
@@ -28,12 +29,14 @@ class Base(IntEnum):
     """The memory that a place is an offset into."""
 
     CODES = 0
-    STATE = 1
-    HISTORY = 2
-    WAVEFORM = 3
-    STATE_OUT = 4
-    WORKSPACE = 5
-    CONSTANTS = 6
+    PLACES = 1
+    PCM = 2
+    WORKSPACE = 3
+    CONSTANTS = 4
+    ADDRESSES = 5
+    KEYS = 6
+    # A number, or a pointer whose type alone matters.
+    NUMBER = 7
 
 
 @dataclass(frozen=True)
@@ -123,12 +126,9 @@ class RecordingOps(KernelOps):
 
 def record(weights: StepWeights, constants: Constants, rows: int, frames: int) -> Recording:
     """`weights` are FP16 on the CPU."""
-    ops = RecordingOps(weights)
-    dtypes = (torch.int32, weights.codebooks.dtype, torch.int32)
-    shapes = input_shapes(rows, frames, weights.config.state_size).values()
-    inputs = [torch.empty(shape, dtype=dtype, device=META) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    outputs = Step(weights, ops)(*inputs)
-    named = {_key(tensor): Base(i) for i, tensor in enumerate([*inputs, *outputs])}
+    ops, inputs = RecordingOps(weights), call_inputs(weights, rows, frames)
+    named = {_key(tensor): base for base, tensor in inputs.items()}
+    named[_key(decode(weights, ops, inputs))] = Base.PCM
     temporaries = _temporaries(ops.launches, set(named))
     offsets, workspace = plan(temporaries)
 
@@ -147,6 +147,27 @@ def record(weights: StepWeights, constants: Constants, rows: int, frames: int) -
 
     launches = [replace(launch, arguments=tuple(map(place, launch.arguments))) for launch in ops.launches]
     return Recording(rows, frames, workspace, launches)
+
+
+def call_inputs(weights: StepWeights, rows: int, frames: int) -> dict[Base, Tensor]:
+    """The inputs and tables of a call, on the meta device."""
+    config = weights.config
+    num_rows, int32 = config.contract.num_rows, torch.int32
+    return {
+        Base.CODES: torch.empty(rows, frames, config.num_quantizers, dtype=int32, device=META),
+        Base.PLACES: torch.empty(rows, PLACES_SIZE, dtype=int32, device=META),
+        Base.ADDRESSES: torch.empty(num_rows + 1, dtype=torch.int64, device=META),
+        Base.KEYS: torch.empty(num_rows, dtype=int32, device=META),
+        # States are read and written at their addresses.
+        Base.NUMBER: torch.empty(rows, config.state_size, dtype=weights.codebooks.dtype, device=META),
+    }
+
+
+def decode(weights: StepWeights, ops: KernelOps, inputs: dict[Base, Tensor]) -> Tensor:
+    """The samples of a call."""
+    history, denied = ops.open_rows(inputs[Base.PLACES], inputs[Base.ADDRESSES], inputs[Base.KEYS])
+    waveform, _ = Step(weights, ops)(inputs[Base.CODES], inputs[Base.NUMBER], history)
+    return ops.to_int16(waveform, denied)
 
 
 def _temporaries(launches: Sequence[Launch], named: set[int]) -> dict[int, Temporary]:

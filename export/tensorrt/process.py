@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.profiles import Profile, Shapes
+from export.profiles import Shapes
 from export.tensorrt.api import PLUGIN_LIBRARY
 
 ROOT = Path(__file__).parents[2]
@@ -39,21 +39,8 @@ class TensorRtSettings:
 DEFAULTS = TensorRtSettings()
 
 
-@dataclass(frozen=True)
-class SharedTensors:
-    """Device memory by its CUDA IPC handle, its size in bytes, and the offset of each tensor.
-
-    `profiles` are the shapes that the plan supports.
-    """
-
-    handle: bytes
-    size: int
-    offsets: dict[str, int]
-    profiles: list[Profile]
-
-
 class PlanProcess:
-    """The plan (graph.Run, or on shared memory); casts inputs to its types. Every method raises PlanError."""
+    """The plan (graph.Run); casts inputs to its types. Every method raises PlanError."""
 
     def __init__(self, settings: TensorRtSettings, path: Path, failure: str = "") -> None:
         """`failure` prefixes TensorRT's error messages."""
@@ -80,16 +67,6 @@ class PlanProcess:
         """GPU time of one call, from CUDA events around back-to-back calls."""
         reply, _ = self._request({"time": shapes, "repeats": repeats})
         return float(reply["microseconds"])
-
-    def share(self) -> SharedTensors:
-        """Moves inputs and outputs to device memory that this process can map; `run` then replaces __call__."""
-        reply, _ = self._request({"share": True})
-        return SharedTensors(bytes.fromhex(reply.pop("handle")), **reply)
-
-    def run(self, shapes: Shapes) -> Shapes:
-        """Runs on the shared inputs, which have these shapes; returns the shapes of the shared outputs."""
-        outputs: Shapes = self._request({"run": shapes})[0]["shapes"]
-        return outputs
 
     def _request(self, request: dict[str, Any], data: Sequence[bytes] = ()) -> tuple[dict[str, Any], list[bytes]]:
         requests = self._process.stdin

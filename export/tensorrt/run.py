@@ -6,13 +6,9 @@ Requests on standard input and replies on standard output are lines of JSON; eit
                                           {"shapes": {output: shape}, "sizes": [bytes]} and the outputs' bytes
     {"time": {input: shape}, "repeats": N}
                                           {"microseconds": M}
-    {"share": true}                       {"handle": hex, "size": bytes, "offsets": {tensor: bytes},
-                                           "profiles": [{input: [minimum, optimum, maximum shape]}]}
-    {"run": {input: shape}}               {"shapes": {output: shape}}
 
-The last one uses the shared memory, where the client writes inputs and reads outputs. Any reply may be
-{"error": message}. The first reply, {"dtypes": {tensor: NumPy's name}, "dims": {tensor: shape}} or an error, reports
-whether the plan is loaded.
+Any reply may be {"error": message}. The first reply, {"dtypes": {tensor: NumPy's name}, "dims": {tensor: shape}} or an
+error, reports whether the plan is loaded.
 """
 
 import json
@@ -28,8 +24,6 @@ from export.tensorrt.cuda import Buffer, CudaError, CudaStream, Device
 from export.tensorrt.engine import Engine
 
 WARM_UP = 3
-# Of tensors in the shared memory, in bytes.
-ALIGNMENT = 256
 
 
 class PlanRunner(Protocol):
@@ -46,10 +40,6 @@ class PlanRunner(Protocol):
 
     def microseconds(self, shapes: Shapes, repeats: int) -> float: ...
 
-    def share(self) -> dict[str, Any]: ...
-
-    def run_shared(self, shapes: Shapes) -> Shapes: ...
-
 
 class Plan:
     """A plan on the first GPU."""
@@ -62,7 +52,6 @@ class Plan:
         self.dtypes, self.dims = self._engine.dtypes, self._engine.dims
         self.output_shapes = self._engine.output_shapes
         self._buffers: dict[str, Buffer] = {}
-        self._addresses: dict[str, int] = {}
 
     def run(self, inputs: dict[str, bytes], shapes: Shapes) -> dict[str, bytes]:
         sizes, launch = self._sizes(shapes), self._bind(shapes)
@@ -78,31 +67,11 @@ class Plan:
             launch()
         return self._stream.microseconds(launch, repeats)
 
-    def share(self) -> dict[str, Any]:
-        """Allocates one buffer for every tensor at its largest; returns the reply."""
-        offsets, size = {}, 0
-        for name, bytes_ in self._largest_sizes().items():
-            offsets[name] = size
-            size += -(-bytes_ // ALIGNMENT) * ALIGNMENT
-        shared = self._buffers["shared"] = Buffer(self._device, size)
-        self._addresses = {name: shared.address + offset for name, offset in offsets.items()}
-        return {"handle": shared.handle().hex(), "size": size, "offsets": offsets, "profiles": self._engine.profiles}
-
-    def run_shared(self, shapes: Shapes) -> Shapes:
-        outputs, launch = self.output_shapes(shapes), self._launch_at(self._addresses, shapes)
-        launch()
-        self._stream.synchronize()
-        return outputs
-
     def _bind(self, shapes: Shapes) -> Callable[[], None]:
         """Allocates a buffer for every tensor; returns a function that launches the plan on them."""
-        sizes = self._sizes(shapes)
-        return self._launch_at({name: self._buffer(name, size).address for name, size in sizes.items()}, shapes)
-
-    def _launch_at(self, addresses: dict[str, int], shapes: Shapes) -> Callable[[], None]:
         context = self._engine.context(shapes)
-        for name, address in addresses.items():
-            context.set_tensor_address(name, address)
+        for name, size in self._sizes(shapes).items():
+            context.set_tensor_address(name, self._buffer(name, size).address)
 
         def launch() -> None:
             if not context.execute_async_v3(self._stream.handle):
@@ -114,12 +83,6 @@ class Plan:
         """Bytes of every tensor for inputs of these shapes."""
         every = {**shapes, **self.output_shapes(shapes)}
         return {name: math.prod(shape) * self._engine.item_size(name) for name, shape in every.items()}
-
-    def _largest_sizes(self) -> dict[str, int]:
-        """Bytes of every tensor at its largest over all profiles."""
-        profiles = self._engine.profiles
-        sizes = [self._sizes({name: shapes[-1] for name, shapes in profile.items()}) for profile in profiles]
-        return {name: max(each[name] for each in sizes) for name in sizes[0]}
 
     def _buffer(self, name: str, size: int) -> Buffer:
         known = self._buffers.get(name)
@@ -146,10 +109,6 @@ def serve(plan: PlanRunner, requests: BinaryIO, replies: BinaryIO) -> None:
 def _execute(plan: PlanRunner, request: dict[str, Any], data: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
     if "time" in request:
         return {"microseconds": plan.microseconds(request["time"], request["repeats"])}, []
-    if "share" in request:
-        return plan.share(), []
-    if "run" in request:
-        return {"shapes": plan.run_shared(request["run"])}, []
     shapes = request["shapes"]
     outputs = plan.run(dict(zip(shapes, data, strict=True)), shapes)
     found = plan.output_shapes(shapes)

@@ -9,26 +9,24 @@ from typing import Any
 from export.profiles import Profile
 from export.tensorrt.api import PLUGIN_LIBRARY, TensorRtError, is_strongly_typed
 
-NAME, VERSION = "Code2Wav", "1"
+NAME, VERSION = "Code2Wav", "2"
 # The plugin field with a program's path (export/plugin/layer.h).
 PATH = "path"
-INPUTS = {"codes": "int32", "state": "float16", "history": "int32"}
-OUTPUTS = {"waveform": "float32", "state_out": "float16"}
+INPUTS, OUTPUT = ("codes", "places"), "pcm"
 ANY = -1
 PROGRAM_SUFFIX = ".program"
 
 
 def add_step(trt: Any, network: Any, program: Path, profiles: list[Profile]) -> None:
     """Raises TensorRtError if the plugin is not loaded or rejects the program."""
-    inputs = [network.add_input(name, getattr(trt, dtype), dims(profiles, name)) for name, dtype in INPUTS.items()]
+    inputs = [network.add_input(name, trt.int32, dims(profiles, name)) for name in INPUTS]
     plugin = _plugin(trt, program)
     layer = network.add_plugin_v3(inputs, [], plugin) if _has_v3(trt) else network.add_plugin_v2(inputs, plugin)
-    for i, (name, dtype) in enumerate(OUTPUTS.items()):
-        tensor = layer.get_output(i)
-        tensor.name = name
-        network.mark_output(tensor)
-        if not is_strongly_typed(trt):
-            tensor.dtype = getattr(trt, dtype)
+    tensor = layer.get_output(0)
+    tensor.name = OUTPUT
+    network.mark_output(tensor)
+    if not is_strongly_typed(trt):
+        tensor.dtype = trt.int32
 
 
 def dims(profiles: list[Profile], name: str) -> tuple[int, ...]:

@@ -16,12 +16,10 @@ import triton
 from code2wav_step.config import StepConfig
 from code2wav_step.kernels.cuda_form import CudaForm, compile_form
 from code2wav_step.weights import StepWeights
-from export.tensorrt.launches import Argument, Constants, Launch, Place, Recording, record
+from export.tensorrt.launches import Argument, Base, Constants, Launch, Place, Recording, record
 
-MAGIC = b"C2WSTEP1"
+MAGIC = b"C2WSTEP2"
 WARP = 32
-# In place of a launches.Base: the argument is a number.
-NUMBER = 7
 
 
 @dataclass(frozen=True)
@@ -99,8 +97,9 @@ def _compiled(kernel: Any) -> Compiled:
 
 
 def _write_header(file: BinaryIO, config: StepConfig, constants: Constants) -> None:
-    sizes = (config.num_quantizers, config.samples_per_frame, config.state_size)
-    file.write(MAGIC + struct.pack("<IIQQ", *sizes, constants.size))
+    contract = config.contract
+    sizes = (config.samples_per_frame, contract.num_rows, contract.public_rows, config.state_size)
+    file.write(MAGIC + struct.pack("<IIIQQ", *sizes, constants.size))
     file.writelines(constants.blocks())
 
 
@@ -127,5 +126,5 @@ def _argument(argument: Argument) -> bytes:
     if isinstance(argument, Place):
         return struct.pack("<Bq", argument.base, argument.offset)
     if isinstance(argument, float):  # in the low four of eight bytes
-        return struct.pack("<Bfi", NUMBER, argument, 0)
-    return struct.pack("<Bq", NUMBER, argument or 0)  # None is a null pointer
+        return struct.pack("<Bfi", Base.NUMBER, argument, 0)
+    return struct.pack("<Bq", Base.NUMBER, argument or 0)  # None is a null pointer

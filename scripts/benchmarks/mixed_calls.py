@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype, triton_to_np_dtype
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from export.golden import make_golden
 from export.modules.codec import CodecStep
@@ -36,8 +36,6 @@ from qwen3_tts_engine.codec.client import Code2Wav
 from qwen3_tts_engine.codec.contract import (
     CHUNK_FRAMES,
     MAX_BATCH,
-    MODEL_NAME,
-    STATE,
     RowCounts,
     max_history,
 )
@@ -45,7 +43,6 @@ from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.codec.proof import mean_square, snr_db
 from qwen3_tts_engine.codec.row_calls import RowCalls
 from qwen3_tts_engine.codec.rows import owner_key
-from qwen3_tts_engine.codec.travelling_states import TravellingStates
 from qwen3_tts_engine.interfaces import ModelCall
 from qwen3_tts_engine.request import RequestError
 
@@ -113,15 +110,9 @@ class Caller:
         utterances.restart(slots[~is_right])
 
 
-def connect(url: str, state_size: int) -> codec_client.Call:
-    """Calls of the server's code2wav by a connection of its own; a TensorRT plan has no rows, and takes states."""
-    client = InferenceServerClient(url)
-    inputs = {tensor.name: tensor for tensor in client.get_model_metadata(MODEL_NAME).inputs}
-    if STATE not in inputs:
-        return RowCalls(partial(call_model, client), lambda model: nullcontext(), None).call
-    like = np.zeros(0, triton_to_np_dtype(inputs[STATE].datatype))
-    states = torch.zeros(1 + MAX_BATCH, state_size, dtype=torch.from_numpy(like).dtype)
-    return TravellingStates(states, partial(call_model, client)).call
+def connect(url: str) -> codec_client.Call:
+    """Calls of the server's code2wav by a connection of its own."""
+    return RowCalls(partial(call_model, InferenceServerClient(url)), lambda model: nullcontext(), None).call
 
 
 def call_model(client: InferenceServerClient, call: ModelCall) -> list[Tensor]:
@@ -161,7 +152,7 @@ def main(
     step = CodecStep.from_checkpoint(Checkpoint.open(checkpoint))
     golden, window = make_golden(step, "", limit_db, UTTERANCES, FRAMES), max_history(step.config)
     try:
-        together = [Caller(connect(url, step.state_size), golden, window, seed) for seed in range(callers)]
+        together = [Caller(connect(url), golden, window, seed) for seed in range(callers)]
     except RequestError as error:
         typer.secho(str(error), err=True, fg=typer.colors.RED)
         raise typer.Exit(1) from None

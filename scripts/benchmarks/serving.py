@@ -23,7 +23,7 @@ from qwen3_tts_client.records.record import read_run
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
 from scripts.benchmarks.common import origin_of, settings_of_environment
 from scripts.embedded.installation import backend_options
-from scripts.embedded.server import EXPLICIT, STATE_POOL, TritonServer
+from scripts.embedded.server import EXPLICIT, TritonServer
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
@@ -48,7 +48,7 @@ def main(
     speaker: Annotated[str, typer.Option(help="of the checkpoint")] = "vivian",
     max_frames: Annotated[int, typer.Option(min=0, help="of a request; 0 leaves the limit to the server")] = 71,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
-    real_backend: Annotated[
+    backend: Annotated[
         list[Path] | None, typer.Option(exists=True, file_okay=False, help="folder of a compiled backend")
     ] = None,
 ) -> None:
@@ -60,7 +60,7 @@ def main(
     bench += ["--workers", workers, "--speaker", speaker, *(["--text", text] if text else [])]
     # With random weights, streams seldom end by themselves.
     bench += ["--max-frames", max_frames] if max_frames else []
-    with server_of(form, checkpoint, max_streams, artifact_dir / "server.log", real_backend or []):
+    with server_of(form, checkpoint, max_streams, artifact_dir / "server.log", backend or []):
         run("qwen3_tts_client", *bench, *loads)
         if search_rate:
             search = ["--binary-search", "--request-rate", search_rate, "--artifact-dir", artifact_dir / "search"]
@@ -81,13 +81,13 @@ def server_of(
     checkpoint: str,
     max_streams: int,
     log_file: Path,
-    real_backends: Sequence[Path],
+    backends: Sequence[Path],
     more_settings: dict[str, str] | None = None,
     variables: dict[str, str] | None = None,
 ) -> Iterator[TritonServer]:
     """A ready server of this repository; `variables` are others of its environment than settings."""
     environment = environment_of(checkpoint, max_streams, **(more_settings or {})) | (variables or {})
-    options = [*EXPLICIT, *configuration(form), *backend_options(ROOT / "build", real_backends)]
+    options = [*EXPLICIT, *configuration(form), *backend_options(ROOT / "build", backends)]
     with ExitStack() as running:
         log = running.enter_context(log_file.open("wb"))
         server = TritonServer(REPOSITORY, options=options, environment=environment, log=log, ready_timeout=600)
@@ -106,7 +106,7 @@ def configuration(form: str) -> list[str]:
     """Server options for this form of the codec."""
     if form == "onnx":
         return ["--model-config-name=onnxruntime"]
-    return ["--model-config-name=python"] if form == "python" else [*STATE_POOL]
+    return ["--model-config-name=python"] if form == "python" else []
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

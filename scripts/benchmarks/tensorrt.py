@@ -1,7 +1,7 @@
 """Benchmarks the codec's TensorRT plan alone, in Triton's own backend, and under mixed calls beside 64 streams.
 
     python -m scripts.benchmarks.tensorrt --checkpoint CHECKPOINT --artifact-dir artifacts/tensorrt \
-        --real-backend FOLDER/tensorrt --output docs/benchmarks/tensorrt-h200.json
+        --backend FOLDER/tensorrt --output docs/benchmarks/tensorrt-h200.json
 
 Exports the plan with the plugin in QWEN3_TTS_TENSORRT_PLUGIN. Writes the client's record and the server's log to the
 folder.
@@ -22,16 +22,16 @@ import typer
 from rich.console import Console
 from tritonclient.grpc import service_pb2_grpc
 
+from export.agreement import Agreement
 from export.code2wav import version_folder
-from export.forms.tensorrt_form import REPEATS, PlanStep, tensorrt_form
+from export.forms.tensorrt_form import REPEATS, PlanCalls, shapes, tensorrt_form
 from export.modules.codec import CodecStep
 from export.tensorrt.process import TENSORRT_PYTHON, TensorRtSettings
-from export.verify import Verification
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.protocol import SpeechRequest
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest
-from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, input_shapes
+from qwen3_tts_engine.codec.contract import MAX_BATCH, call_shapes
 from scripts.benchmarks.common import TEXT, first_audio_ms, origin, settings_of_environment
 from scripts.benchmarks.serving import REPOSITORY, ROOT, read_summary, rows, run, server_of
 
@@ -46,7 +46,7 @@ console = Console()
 def main(
     checkpoint: Annotated[str, typer.Option(help="folder or hub id")],
     artifact_dir: Annotated[Path, typer.Option(help="a folder without a record")],
-    real_backend: Annotated[Path, typer.Option(exists=True, file_okay=False, help="folder of the compiled backend")],
+    backend: Annotated[Path, typer.Option(exists=True, file_okay=False, help="folder of the compiled backend")],
     output: Annotated[Path, typer.Option(help="JSON record")],
     calls: Annotated[int, typer.Option(help="of mixed shapes")] = 100_000,
     measurement_interval: Annotated[int, typer.Option(help="ms per load")] = 15_000,
@@ -59,7 +59,7 @@ def main(
     plan = list(plan_rows(checkpoint, TensorRtSettings(tensorrt_python, tensorrt_level)))
     talk = ["--speaker", "vivian", "--max-frames", 71, "--text", text]
     log = artifact_dir / "server.log"
-    with server_of("tensorrt", checkpoint, MAX_STREAMS, log, [real_backend]):
+    with server_of("tensorrt", checkpoint, MAX_STREAMS, log, [backend]):
         first = first_requests(text)
         interval = ["--measurement-interval", measurement_interval, "--warmup-request-count", 8]
         bench = ["bench", "--concurrency", LOADS, *interval, *talk, "--artifact-dir", artifact_dir / "serving"]
@@ -92,13 +92,13 @@ def recorded(plan: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
 def plan_rows(checkpoint: str, settings: TensorRtSettings) -> Iterator[dict[str, Any]]:
     """Time and agreement of a call of each shape."""
     form = tensorrt_form(settings)
-    step = form.load(version_folder(REPOSITORY) / form.filename)
-    assert isinstance(step, PlanStep)
-    reference = CodecStep.from_checkpoint(Checkpoint.open(checkpoint))
-    agreement = {outcome.name: outcome.agreement for outcome in Verification(reference, step, form.batches).run()}
-    for frames in CHUNK_FRAMES:
-        for batch in TIMED_BATCHES:
-            microseconds = step.microseconds(input_shapes(batch, frames, reference.state_size), REPEATS)
+    calls: PlanCalls = form.load(version_folder(REPOSITORY) / form.filename)
+    agreement: dict[str, Agreement] = {}
+    for outcome in form.verification(CodecStep.from_checkpoint(Checkpoint.open(checkpoint)), calls).run():
+        agreement[outcome.name] = outcome.agreement.worst(agreement.get(outcome.name, outcome.agreement))
+    for batch, frames in shapes():
+        if batch in TIMED_BATCHES:
+            microseconds = calls.process.microseconds(call_shapes(batch, frames), REPEATS)
             yield {
                 "batch": batch,
                 "frames": frames,

@@ -9,10 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from export.tensorrt.api import PLUGIN_LIBRARY
-from scripts.embedded.protection import ADMIN_KEY_VARIABLE, region_options
+from scripts.embedded.protection import ADMIN_KEY_VARIABLE
 
-BACKENDS = Path(__file__).parent / "backends"
-# Shared libraries that the real backends load, by the requested names.
+# Shared libraries that compiled backends load, by the requested names.
 LIBRARIES = {"tensorrt": ("libnvinfer.so.8", "libnvinfer_plugin.so.8")}
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 STUB = "triton_python_backend_stub"
@@ -45,11 +44,10 @@ def server_environment() -> dict[str, str]:
     return environment
 
 
-def backend_directory(target: Path, real: Sequence[Path] = ()) -> Path:
-    """Creates a backend directory in `target`: the Python backend with the stub of this Python, and the stand-in.
+def backend_directory(target: Path, compiled: Sequence[Path] = ()) -> Path:
+    """Creates a backend directory in `target`: the Python backend with the stub of this Python, and compiled ones.
 
-    Each folder of `real` holds a compiled backend, libtriton_<name of the folder>.so, which replaces its stand-in.
-    Raises ServerError if a library is missing.
+    Each folder of `compiled` holds libtriton_<name of the folder>.so. Raises ServerError if a library is missing.
     """
     wheel = _wheel() / "tritonserver"
     stub = wheel / "python_backend_stubs" / PYTHON / STUB
@@ -59,30 +57,22 @@ def backend_directory(target: Path, real: Sequence[Path] = ()) -> Path:
     shutil.copytree(wheel / "backends" / "python", target / "python")
     shutil.copy(stub, target / "python" / STUB)
     (target / "python" / STUB).chmod(0o755)
-    for backend in BACKENDS.iterdir():
-        _link_files({file.name: file for file in backend.glob("*.py")}, target / backend.name)
-    for folder in real:
-        shutil.rmtree(target / folder.name, ignore_errors=True)
-        _link_files(_real_files(folder.resolve()), target / folder.name)
+    for folder in compiled:
+        _link_files(_compiled_files(folder.resolve()), target / folder.name)
     return target
 
 
-def backend_options(build_folder: Path, real: Sequence[Path] = ()) -> list[str]:
-    """Options for backends, unless an installed server has its own, and for their plugins.
-
-    A stand-in is a Python backend under its own name, and its memory is configured under that name.
-    """
+def backend_options(build_folder: Path, compiled: Sequence[Path] = ()) -> list[str]:
+    """Options for backends, unless an installed server has its own, and for their plugins."""
     library = os.environ.get(PLUGIN_LIBRARY)
     plugins = [f"--backend-config=tensorrt,plugins={library}"] if library else []
     if shutil.which("tritonserver"):
         return plugins
-    compiled = {folder.name for folder in real}
-    regions = [option for name in LIBRARIES if name not in compiled for option in region_options(name)]
-    folder = backend_directory(build_folder.resolve() / "backends", real)
-    return [*plugins, *regions, f"--backend-directory={folder}"]
+    folder = backend_directory(build_folder.resolve() / "backends", compiled)
+    return [*plugins, f"--backend-directory={folder}"]
 
 
-def _real_files(folder: Path) -> dict[str, Path]:
+def _compiled_files(folder: Path) -> dict[str, Path]:
     """Files of a compiled backend's folder by name: the backend itself, and the libraries that it loads from there."""
     backend = folder / f"libtriton_{folder.name}.so"
     if not backend.is_file():

@@ -2,8 +2,8 @@
 
     python -m scripts.embedded.server --model-repository model_repository [any option of tritonserver]
 
-Its TensorRT backend is a stand-in written in Python (the folder `backends`), which serves the same model repository as
-the real one in an NGC container. --real-backend FOLDER/tensorrt replaces it with FOLDER/tensorrt/libtriton_tensorrt.so.
+It has the Python backend only: choose the codec's form with --model-config-name=python or onnxruntime. With
+--backend FOLDER/tensorrt it also has FOLDER/tensorrt/libtriton_tensorrt.so, Triton's own backend for plans.
 """
 
 import os
@@ -45,9 +45,6 @@ EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--disable-auto-c
 # Its streams have ended before tritonserver is told to end. On a GPU release 2.51 waits so long for a thread of the
 # talker's process, which waits for the address of the CUDA memory pool.
 EXIT = ("--exit-timeout-secs=5",)
-# A call of a codec as a TensorRT plan copies the states of 64 streams in and out. They exceed Triton's default pool of
-# 64 MB, and then every call allocates: measured on an H200, a round trip of 64 states takes 10 ms instead of 2.8.
-STATE_POOL = ("--cuda-memory-pool-byte-size=0:2147483648",)
 READY_POLL_SECONDS = 0.1
 READY = "qwen3_tts_ready"
 NO_METRICS = re.compile(r"--allow-metrics[= ](false|0|off|no)\b", re.IGNORECASE)
@@ -205,7 +202,7 @@ def main(
     context: typer.Context,
     model_repository: Annotated[Path, typer.Option(exists=True, file_okay=False)] = Path("model_repository"),
     build_folder: Annotated[Path, typer.Option(help="folder of the backend directory")] = Path("build"),
-    real_backend: Annotated[
+    backend: Annotated[
         list[Path] | None, typer.Option(exists=True, file_okay=False, help="folder of a compiled backend")
     ] = None,
     drain_seconds: Annotated[
@@ -217,7 +214,7 @@ def main(
     key_file = build_folder / "admin_key"
     try:
         admin_key = choose_admin_key(os.environ, key_file)
-        options = [*EXPLICIT, *context.args, *backend_options(build_folder, real_backend or [])]
+        options = [*EXPLICIT, *context.args, *backend_options(build_folder, backend or [])]
         command = server_command(model_repository, options, admin_key)
         if not os.environ.get(ADMIN_KEY_VARIABLE):
             print(f"The key for the header {HTTP_HEADER} is in {key_file}", file=sys.stderr, flush=True)

@@ -16,27 +16,23 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from export.modules.codec import CodecStep
 from export.verify import IRREGULAR_CHUNKS
-from qwen3_tts_engine.checkpoint.manifest import CodecManifest
 from qwen3_tts_engine.codec.contract import (
     CODES,
-    HISTORY,
     MODEL_NAME,
     NO_SAMPLE,
     NUM_ROWS,
     PCM,
     PLACES,
     PUBLIC_ROWS,
-    STATE,
     ZERO_ROW,
 )
 from qwen3_tts_engine.codec.rows import claim_rows
-from qwen3_tts_engine.codec.travelling_states import to_pcm
 from tests.e2e.serving import serve
+from tests.fakes.codec_layers import pcm_of
 
 Tensors = dict[str, NDArray]
 
 ONLY_CODEC = ("--model-control-mode=explicit", f"--load-model={MODEL_NAME}")
-STATE_DTYPES = {"FP32": np.float32, "FP16": np.float16}
 ANSWER_SECONDS = 120
 MAX_HISTORY = 71
 FIRST_PUBLIC = NUM_ROWS - PUBLIC_ROWS
@@ -47,18 +43,13 @@ NO_KEY = 0
 class Codec:
     """Calls the model."""
 
+    url: str
     client: InferenceServerClient
-    manifest: CodecManifest
 
     def request(self, rows: int = 1, frames: int = 2, **change: NDArray) -> Tensors:
-        """A request for new streams, all codes 7; where the codec has rows, without a key and in public ones."""
-        tensors: Tensors = {CODES: np.full((rows, frames, 16), 7, np.int32)}
-        if self.manifest.form == "tensorrt":
-            state = np.zeros((rows, self.manifest.state_size), STATE_DTYPES[self.manifest.state_dtype])
-            tensors |= {STATE: state, HISTORY: np.zeros((rows, 1), np.int32)}
-        else:
-            tensors |= {PLACES: places(ZERO_ROW, FIRST_PUBLIC + np.arange(rows) % PUBLIC_ROWS)}
-        return tensors | change
+        """A request for new streams, all codes 7, without a key and in public rows."""
+        new = places(ZERO_ROW, FIRST_PUBLIC + np.arange(rows) % PUBLIC_ROWS)
+        return {CODES: np.full((rows, frames, 16), 7, np.int32), PLACES: new} | change
 
     def send(
         self,
@@ -77,8 +68,8 @@ class Codec:
             if result is None:
                 future.set_exception(error)
             else:
-                names = [output.name for output in result.get_response().outputs]
-                future.set_result({name: result.as_numpy(name) for name in names})
+                # A plan's elements hold two samples each.
+                future.set_result({PCM: result.as_numpy(PCM).view(np.int16)})
 
         self.client.async_infer(MODEL_NAME, inputs, answered, parameters=parameters)
         return future
@@ -144,7 +135,7 @@ class ReferenceStreams:
         inputs = torch.from_numpy(codes), self._states[each], self._history[each]
         waveform, self._states[each] = self._step(*inputs)
         self._history[each] = (self._history[each] + codes.shape[1]).clamp(max=MAX_HISTORY)
-        return to_pcm(waveform)
+        return pcm_of(waveform)
 
 
 def places(before: NDArray | int, after: NDArray | int, history: NDArray | int = 0, key: int = NO_KEY) -> NDArray:
@@ -161,9 +152,10 @@ def is_denied(pcm: NDArray) -> NDArray:
 
 @contextmanager
 def serve_codec(
-    repository: Path, folder: Path, options: Sequence[str], real_backends: Sequence[Path] = ()
+    repository: Path, folder: Path, options: Sequence[str], backends: Sequence[Path] = ()
 ) -> Iterator[Codec]:
-    with serve(repository, folder, {}, (*ONLY_CODEC, *options), real_backends) as server:
-        client = InferenceServerClient(f"localhost:{server.ports.grpc}")
-        yield Codec(client, CodecManifest.read(repository / MODEL_NAME / "1"))
+    with serve(repository, folder, {}, (*ONLY_CODEC, *options), backends) as server:
+        url = f"localhost:{server.ports.grpc}"
+        client = InferenceServerClient(url)
+        yield Codec(url, client)
         client.close()

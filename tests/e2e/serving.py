@@ -36,8 +36,6 @@ def copy_repository(target: Path, fakes: bool) -> Path:
     """Copies the model repository to `target`; `fakes` replaces talker and codec with scripted models."""
     shutil.copytree(REPOSITORY, target, ignore=shutil.ignore_patterns(*BUILT))
     if fakes:
-        version = target / "qwen3_tts" / "1"
-        (version / "model.py").rename(version / "real_model.py")
         shutil.rmtree(target / "code2wav")
         shutil.copytree(FAKES, target, dirs_exist_ok=True)
     return target
@@ -64,11 +62,11 @@ def serve(
     folder: Path,
     environment: dict[str, str],
     options: tuple[str, ...] = EXPLICIT,
-    real_backends: Sequence[Path] = (),
+    backends: Sequence[Path] = (),
 ) -> Iterator[TritonServer]:
     """Yields a ready server, which logs to `folder`/server.log."""
     folder.mkdir(parents=True, exist_ok=True)
-    options = (*options, *backend_options(folder, real_backends))
+    options = (*options, *backend_options(folder, backends))
     environment = {"PROJECT_ROOT": str(ROOT)} | environment
     with (
         (folder / "server.log").open("wb") as log,
@@ -95,7 +93,7 @@ def stub_pid(server: TritonServer, model: str) -> int:
     raise LookupError(f"no child of process {server.pid} serves {model}")
 
 
-def real_backend(name: str) -> Path:
+def compiled_backend(name: str) -> Path:
     """The folder of Triton's own backend; skips the test if the environment variable is not set."""
     if TRITON_BACKENDS not in os.environ:
         pytest.skip(f"{TRITON_BACKENDS} names no folder with Triton's own backends")

@@ -18,7 +18,6 @@ from export.code2wav import export
 from export.forms.python_form import PYTHON
 from export.modules.codec import CodecStep
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from qwen3_tts_engine.checkpoint.manifest import CodecManifest
 from qwen3_tts_engine.codec.contract import NUM_ROWS, PCM, PCM_SCALE, ZERO_ROW
 from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.e2e.codec import FIRST_PUBLIC, NO_KEY, Codec, CodecStreams, ReferenceStreams, is_denied, places
@@ -53,10 +52,11 @@ def caller(repository: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.Tem
 
 
 @pytest.fixture
-def codec(caller: Caller, repository: Path) -> Iterator[Codec]:
+def codec(caller: Caller) -> Iterator[Codec]:
     """The same server's, beside its talker."""
-    with InferenceServerClient(f"localhost:{caller.server.ports.grpc}") as client:
-        yield Codec(client, CodecManifest.read(repository / "code2wav" / "1"))
+    url = f"localhost:{caller.server.ports.grpc}"
+    with InferenceServerClient(url) as client:
+        yield Codec(url, client)
 
 
 def test_chunks_equal_the_exported_step(codec: Codec, tiny_checkpoint: Path) -> None:
@@ -102,28 +102,6 @@ def test_another_caller_cannot_touch_the_talkers_rows(caller: Caller, codec: Cod
     assert np.abs(in_flight.result().samples.astype(int) - alone.samples).max() < 200, "chunk boundaries may differ"
 
 
-def test_calls_through_triton_give_the_same_speech(
-    caller: Caller, repository: Path, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    def speak(seed: int) -> np.ndarray:
-        return caller.speak("Hello there.", seed=seed, max_frames=20).samples
-
-    def calls(server: Caller) -> float:
-        return server.metric("nv_inference_exec_count_total", model="code2wav")
-
-    speak(0)
-    before = calls(caller)
-    with ThreadPoolExecutor(8) as pool:
-        spoken = list(pool.map(speak, range(8)))
-    assert calls(caller) == before, "the line is open"
-    with serving(repository, tmp_path, tiny_checkpoint, QWEN3_TTS_CODEC_CALLS="triton") as other:
-        for seed, samples in enumerate(spoken):
-            expected = other.speak("Hello there.", seed=seed, max_frames=20).samples
-            assert np.abs(samples.astype(int) - expected).max() < 200, "chunk boundaries may differ"
-        assert calls(other) >= len(spoken)
-    assert "codec calls: by a direct line" not in (tmp_path / "server.log").read_text()
-
-
 def test_killed_engine_ends_every_stream_and_the_server(
     repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -140,16 +118,6 @@ def test_killed_engine_ends_every_stream_and_the_server(
     )
 
 
-def test_an_engine_in_tritons_process_gives_the_same_speech(
-    caller: Caller, repository: Path, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    samples = caller.speak("Hello there.", seed=1, max_frames=20).samples
-    with serving(repository, tmp_path, tiny_checkpoint, QWEN3_TTS_ENGINE_PROCESS="off") as other:
-        assert not psutil.Process(stub_pid(other.server, "qwen3_tts")).children(recursive=True)[1:], "only its guard"
-        again = other.speak("Hello there.", seed=1, max_frames=20).samples
-    assert np.abs(samples.astype(int) - again).max() < 200, "chunk boundaries may differ"
-
-
 def test_the_engine_ends_with_its_server(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         with serving(repository, tmp_path, tiny_checkpoint) as caller:
@@ -161,11 +129,8 @@ def test_the_engine_ends_with_its_server(repository: Path, tiny_checkpoint: Path
             assert not alive
 
 
-@pytest.mark.parametrize("calls", ["triton", "direct"])
-def test_killed_codec_ends_every_stream_and_the_server(
-    repository: Path, tiny_checkpoint: Path, tmp_path: Path, calls: str
-) -> None:
-    with serving(repository, tmp_path, tiny_checkpoint, QWEN3_TTS_CODEC_CALLS=calls) as caller:
+def test_killed_codec_ends_every_stream_and_the_server(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with serving(repository, tmp_path, tiny_checkpoint) as caller:
         assert caller.speak("Hello there.", max_frames=4).error is None
         with ThreadPoolExecutor(1) as pool:
             in_flight = pool.submit(caller.speak, "Hello there.", temperature=0.0, max_frames=4000)

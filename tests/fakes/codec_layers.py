@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from code2wav_step.config import StepConfig
 from code2wav_step.ops import Ops
+from code2wav_step.pcm import to_int16
 from code2wav_step.weights import Activation, Depthwise, Product, Unit
 from export.forms.python_form import step_config
 from export.modules.codec import CodecStep
@@ -30,6 +32,12 @@ SMALL = {
 def small_config() -> StepConfig:
     """The smallest configuration that the kernels support."""
     return step_config(CodecDecoderConfig.model_validate(CODEC_DECODER | SMALL))
+
+
+def pcm_of(waveform: Tensor) -> np.ndarray:
+    """The samples that a codec gives, int16 as `waveform`."""
+    samples: np.ndarray = to_int16(waveform, small_config().contract).cpu().numpy()
+    return samples
 
 
 def small_step(**changes: int) -> CodecStep:

@@ -17,6 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SOURCES, FAKES = ROOT / "export/plugin", Path(__file__).parent / "plugin"
 OPTIONS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-I{SOURCES}"]
+MEMORY_SHARE = "QWEN3_TTS_GPU_MEMORY_SHARE"
 libraries: dict[str, Any] = {}
 """Libraries of this process: the stand-in for the driver, and the plugin."""
 
@@ -36,11 +37,13 @@ class CompiledPlugin:
         self.run = partial(self._call, run_step)
         self.workspace = partial(self._call, workspace_of)
         self.close = partial(self._call, close_step)
+        self.read = partial(self._call, ctypes.string_at)
+        self.set_memory = partial(self._call, set_memory)
 
-    def launches(self, word: str) -> list[list[str]]:
-        """The driver's lines since the last call that begin with `word`, split at spaces."""
-        split = (line.split() for line in self._call(_launches).splitlines())
-        return [rest for first, *rest in split if first == word]
+    def launches(self, word: str = "") -> list[list[str]]:
+        """The driver's lines since the last call, split at spaces; with `word` the rest of those that begin with it."""
+        split = [line.split() for line in self._call(_launches).splitlines()]
+        return [rest for first, *rest in split if first == word] if word else split
 
     def end(self) -> None:
         self._process.shutdown()
@@ -51,7 +54,7 @@ class CompiledPlugin:
 
 def compile_step(target: Path) -> None:
     """The plugin without TensorRT's layer, for ctypes. Raises FileNotFoundError without a compiler."""
-    parts = [SOURCES / f"{name}.cpp" for name in ("driver", "program", "step")]
+    parts = [SOURCES / f"{name}.cpp" for name in ("driver", "program", "rows", "step")]
     _compile([FAKES / "harness.cpp", *parts], target)
 
 
@@ -83,15 +86,23 @@ def open_step(program: bytes) -> tuple[int | None, str]:
 
 def run_step(step: int, rows: int, frames: int, places: list[int]) -> tuple[int, str]:
     """Returns the status and the text on standard error; `places` are those of inputs, outputs and workspace."""
-    inputs, outputs = (ctypes.c_void_p * 3)(*places[:3]), (ctypes.c_void_p * 2)(*places[3:5])
+    inputs, outputs = (ctypes.c_void_p * 2)(*places[:2]), (ctypes.c_void_p * 1)(places[2])
     shape = ctypes.c_int64(rows), ctypes.c_int64(frames)
     run = libraries["step"].run_step
-    return _with_standard_error(lambda: run(ctypes.c_void_p(step), *shape, inputs, outputs, ctypes.c_void_p(places[5])))
+    return _with_standard_error(lambda: run(ctypes.c_void_p(step), *shape, inputs, outputs, ctypes.c_void_p(places[3])))
 
 
 def workspace_of(step: int, rows: int, frames: int) -> int:
     found = libraries["step"].workspace_of(ctypes.c_void_p(step), ctypes.c_int64(rows), ctypes.c_int64(frames))
     return int(found)
+
+
+def set_memory(size: int, share: str | None = None) -> None:
+    """Bytes of the GPU, and the part of it that this server may take."""
+    libraries["driver"].set_total_memory(ctypes.c_size_t(size))
+    os.environ.pop(MEMORY_SHARE, None)
+    if share:
+        os.environ[MEMORY_SHARE] = share
 
 
 def close_step(step: int) -> None:

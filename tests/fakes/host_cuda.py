@@ -19,9 +19,6 @@ class Buffer:
     def read(self, size: int) -> bytes:
         return self._memory.raw[:size]
 
-    def handle(self) -> bytes:
-        return b"handle"
-
     def free(self) -> None: ...
 
 

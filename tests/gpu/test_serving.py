@@ -29,13 +29,13 @@ def serving(
     folder: Path,
     checkpoint: Path,
     form: str = "python",
-    real_backends: Sequence[Path] = (),
+    backends: Sequence[Path] = (),
     **settings: str,
 ) -> Iterator[Caller]:
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), "QWEN3_TTS_MAX_STREAMS": str(STREAMS)}
     environment |= settings
     options = (*EXPLICIT, *configuration(form))
-    with serve(repository, folder, environment, options, real_backends) as server, Caller(server) as caller:
+    with serve(repository, folder, environment, options, backends) as server, Caller(server) as caller:
         yield caller
 
 

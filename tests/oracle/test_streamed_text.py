@@ -17,7 +17,6 @@ from export.modules.codec import CodecStep
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.client import without_audio
 from qwen3_tts_engine.codec.contract import max_history
-from qwen3_tts_engine.codec.travelling_states import to_pcm
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.engine.engine import Engine
@@ -28,6 +27,7 @@ from qwen3_tts_engine.interfaces import CodecClient
 from qwen3_tts_engine.request import RequestError, SynthesisRequest
 from qwen3_tts_engine.startup import build_engine
 from qwen3_tts_engine.talker.loader import load_runner
+from tests.fakes.codec_layers import pcm_of
 from tests.fakes.scripted import Listener
 from tests.oracle.reference import reference_codec
 from tests.oracle.speaking import CodeRecorder, begin_sequence
@@ -71,7 +71,7 @@ class LocalCodec(CodeRecorder):
         self._states[slots[torch.from_numpy(chunks.first)]] = 0
         history = torch.from_numpy(np.minimum(chunks.history, self._max_history).astype(np.int32))[:, None]
         waveform, self._states[slots] = self._step(torch.from_numpy(chunks.codes), self._states[slots], history)
-        pcm = to_pcm(waveform)
+        pcm = pcm_of(waveform)
         return pcm, without_audio(pcm)
 
 

@@ -1,4 +1,4 @@
-"""Triton's entry point: one model instance serves one engine, in this process or in one of its own."""
+"""Triton's entry point: one model instance serves one engine, which has a process of its own."""
 
 import logging
 import os
@@ -9,13 +9,12 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from qwen3_tts_engine import metrics, startup
+from qwen3_tts_engine import metrics
 from qwen3_tts_engine.lifecycle import guard
 from qwen3_tts_engine.lifecycle.draining import DrainFile
 from qwen3_tts_engine.lifecycle.logs import log_through
-from qwen3_tts_engine.process.host import Host, ThisProcess
 from qwen3_tts_engine.process.parent import EngineProcess
-from qwen3_tts_engine.service import OWNER, SWITCH_SECONDS, Service, read_config, repository
+from qwen3_tts_engine.service import OWNER, SWITCH_SECONDS, read_config
 from triton_adapter import bls, telemetry
 from triton_adapter.requests import accept
 from triton_adapter.responses import CancelWatcher
@@ -26,9 +25,6 @@ ENGINE_PROCESS = Path(__file__).with_name("engine_process.py")
 
 
 class TritonPythonModel:
-    service = Service
-    """Replaced in tests."""
-
     def initialize(self, args: dict[str, str]) -> None:
         """Load the models and start the engine; any exception fails the load, with a message that names the cause."""
         # Before the first CUDA call, which reads it: under MPS the codec (0, normal) goes before the talker (1). At 256
@@ -44,33 +40,24 @@ class TritonPythonModel:
         self._config = config = read_config(args)
         self._drain = DrainFile(config.drain_file)
         self._recorder = metrics.Recorder()
-        if startup.separates_engine(config, repository(args)):
-            self._host: Host = EngineProcess(ENGINE_PROCESS, args, bls.call_model, self._on_death, config.max_requests)
-            self._connect(args)
-        else:
-            service = self.service(args, config, bls.call_model, on_death=self._on_death)
-            self._host = ThisProcess(service, config.max_requests)
-            self._connect(args)
-            service.begin()
-
-    def _connect(self, args: dict[str, str]) -> None:
-        self._watcher = CancelWatcher(self._host.cancel)
+        self._engine = EngineProcess(ENGINE_PROCESS, args, bls.call_model, self._on_death, config.max_requests)
+        self._watcher = CancelWatcher(self._engine.cancel)
         labels = {"model": self._name, "version": args["model_version"]}
-        sources = (self._host.readings, self._recorder.take)
+        sources = (self._engine.readings, self._recorder.take)
         self._reporter = telemetry.MetricsReporter(sources, self._states, labels)
         # Last, since Triton itself handles a failed load.
         self._guard = guard.start(self._name)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            accept(request, self._host, self._watcher, self._recorder)
+            accept(request, self._engine, self._watcher, self._recorder)
 
     def is_ready(self) -> bool:
         """Readiness; called by Triton releases that support it (python_backend pull request 430)."""
-        return self._host.is_open and self._host.is_alive and not self._drain.is_present()
+        return self._engine.is_open and self._engine.is_alive and not self._drain.is_present()
 
     def finalize(self) -> None:
-        self._host.close()
+        self._engine.close()
         self._watcher.close()
         self._reporter.close()
         if self._guard:
@@ -88,7 +75,7 @@ class TritonPythonModel:
     def _on_death(self, error: BaseException) -> None:
         log.error("the engine of %s died: %s; when_dead=%s", self._name, error, self._config.when_dead)
         if self._config.when_dead == "exit" and self._guard:
-            self._guard.end_server(unusable=not self._host.is_open)
+            self._guard.end_server(unusable=not self._engine.is_open)
         elif self._config.when_dead == "unload":
             pb_utils.unload_model(self._name)
 

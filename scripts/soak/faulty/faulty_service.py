@@ -1,4 +1,4 @@
-"""A service with faults on demand: scripts.soak puts it into the model, behind model.py and engine_process.py.
+"""A service with faults on demand: scripts.soak puts it into the model, with an engine_process.py that runs it.
 
 A file in the folder SOAK_FAULTS requests the fault of its name; the process that injects it removes the file.
 """

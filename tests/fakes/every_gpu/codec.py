@@ -16,7 +16,7 @@ from code2wav_step.step import Step
 from code2wav_step.weights import StepWeights
 from export.forms import python_form
 from export.modules.codec import CodecStep
-from export.tensorrt.launches import Launch, RecordingOps
+from export.tensorrt.launches import Launch, RecordingOps, call_inputs, decode
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
 from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes
 from qwen3_tts_engine.codec.contract import input_shapes
@@ -28,7 +28,7 @@ META = torch.device("meta")
 
 
 def kernels(gpu: Gpu) -> Iterator[Kernel]:
-    """Also those of the general path where the GPU has another, and of the plugin, whose states have no addresses."""
+    """Also those of the general path where the GPU has another, and of the plugin, which opens rows on the device."""
     path = kernel_path((gpu.major, gpu.minor))
     for choice in dict.fromkeys((path, GENERAL)):
         with gpu.current(), patch.dict(os.environ, {CHOICE_VARIABLE: choice.name}):
@@ -47,17 +47,18 @@ def _launches() -> Iterator[Launch]:
     contract = _weights().config.contract
     # Every second shape has the forms of all.
     for shape in Buckets(contract.max_batch, contract.max_frames).shapes[::2]:
-        yield from _step(shape, has_addresses=True)
-    yield from _step((1, 1), has_addresses=False)
+        yield from _graph(shape)
+    ops = RecordingOps(_weights())
+    decode(_weights(), ops, call_inputs(_weights(), 1, 1))
+    yield from ops.launches
 
 
 @torch.inference_mode()
-def _step(shape: BatchShape, *, has_addresses: bool) -> list[Launch]:
+def _graph(shape: BatchShape) -> list[Launch]:
     weights = _weights()
     ops = RecordingOps(weights)
     rows, frames = shape
-    if has_addresses:
-        ops.address_states(torch.empty(2, rows, dtype=torch.int64, device=META))
+    ops.address_states(torch.empty(2, rows, dtype=torch.int64, device=META))
     dtypes = (torch.int32, torch.float16, torch.int32)
     shapes = input_shapes(rows, frames, weights.config.state_size).values()
     inputs = (torch.empty(shape, dtype=dtype, device=META) for shape, dtype in zip(shapes, dtypes, strict=True))

@@ -8,6 +8,7 @@
 
 static std::ostringstream launches;
 static std::string text;
+static size_t total_memory = size_t{1} << 30;
 
 extern "C" {
 
@@ -35,9 +36,18 @@ int cuMemFree_v2(uint64_t address) {
   free(reinterpret_cast<void*>(address));
   return 0;
 }
+int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t size) {
+  memset(reinterpret_cast<void*>(address), value, size);
+  launches << "zeros " << address << ' ' << size << '\n';
+  return 0;
+}
 int cuMemcpyHtoD_v2(uint64_t address, const void* data, size_t size) {
   memcpy(reinterpret_cast<void*>(address), data, size);
-  launches << "constants " << address << '\n';
+  launches << "upload " << address << ' ' << size << '\n';
+  return 0;
+}
+int cuMemGetInfo_v2(size_t* free, size_t* total) {
+  *free = *total = total_memory;
   return 0;
 }
 int cuLaunchKernel(const char* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
@@ -48,6 +58,7 @@ int cuLaunchKernel(const char* function, unsigned x, unsigned y, unsigned z, uns
   launches << '\n';
   return 0;
 }
+void set_total_memory(size_t size) { total_memory = size; }
 const char* take_launches() {
   text = launches.str();
   launches.str("");

@@ -8,7 +8,7 @@ extern "C" {
 Step* open_step(const uint8_t* file, size_t size) {
   Step* step = nullptr;
   const auto failed = code2wav::status([&] {
-    step = new Step(code2wav::shared_step(std::vector<uint8_t>(file, file + size)));
+    step = new Step(std::make_shared<code2wav::Step>(std::vector<uint8_t>(file, file + size)));
     (*step)->load();
   });
   return failed ? nullptr : step;

@@ -5,22 +5,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from export.forms.onnx_form import plan_profiles
+from export.forms.tensorrt_form import plan_profile
+from export.profiles import profile
 from qwen3_tts_engine.checkpoint import tensorrt_plan
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EngineFacts
-from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, served_shapes
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, call_shapes, served_shapes
 
 ENGINE = EngineFacts(
     library="tensorrt", version="10.14.1.48", gpu="NVIDIA H200", compute_capability="9.0", strongly_typed=True,
-    plugin=False, level=3, layers=1, size=1, build_seconds=1, profiles=plan_profiles(1),
+    plugin=True, level=3, layers=1, size=1, build_seconds=1, profiles=[plan_profile()],
 )  # fmt: skip
 MANIFEST = CodecManifest(
     form="tensorrt", state_size=1, state_dtype="FP16", codec_digest="", chunk_frames=[*CHUNK_FRAMES],
-    sample_rate=24000, contract=2, opset=17, torch="", onnx="", commit=None, engine=ENGINE,
+    sample_rate=24000, contract=3, opset=None, torch="", onnx="", commit=None, engine=ENGINE,
 )  # fmt: skip
 CUDA = torch.device("cuda", 0)
-NEEDED = served_shapes(CHUNK_FRAMES, 1)
+NEEDED = served_shapes(CHUNK_FRAMES)
 
 
 @pytest.fixture
@@ -62,8 +63,8 @@ def test_refuses_a_manifest_without_engine_facts(folder: Path) -> None:
         ({"gpu": None}, "engine.gpu is None, this machine has NVIDIA H200"),
         ({"version": "10.15.1.29"}, "engine.version is 10.15.1.29, TensorRT here is 10.14.1"),
         (
-            {"profiles": plan_profiles(1)[:-1]},
-            r"engine.profiles: none supports codes \[64, 16, 16\], state \[64, 1\], history \[64, 1\]",
+            {"profiles": [profile(*(call_shapes(rows, 8) for rows in (1, 32, 64)))]},
+            r"engine.profiles: none supports codes \[64, 16, 16\], places \[64, 4\]",
         ),
         (
             {"profiles": [{"codes": [[1, 1, 16], [4, 4, 16], [32, 32, 16]]}]},
@@ -97,6 +98,6 @@ def test_version_is_none_without_the_library(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_summary_of_engine_facts() -> None:
     assert str(ENGINE) == (
-        "tensorrt 10.14.1.48 for NVIDIA H200, level 3: codes [1, 1, 16] to [64, 16, 16] in 5 profiles, strongly typed, "
-        "0 MB, 1 layers, 1 s"
+        "tensorrt 10.14.1.48 for NVIDIA H200, level 3: codes [1, 1, 16] to [64, 16, 16], strongly typed, 0 MB, "
+        "the plugin, 1 s"
     )

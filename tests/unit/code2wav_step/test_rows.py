@@ -156,6 +156,11 @@ def test_public_rows_are_for_callers_without_a_key_and_never_owned(rows: Rows) -
     assert denied(rows, (ZERO_ROW, LAST_OWNED, 0, NO_KEY)) == [True]
 
 
+def test_a_negative_key_opens_nothing(rows: Rows) -> None:
+    assert denied(rows, (1, 1, 0, -1), (ZERO_ROW, 2, 0, -1), (ZERO_ROW, PUBLIC[0], 0, -1)) == [True] * 3
+    assert denied(rows, (1, 1, 0, KEY), (2, 2, 0, KEY)) == [False, False]
+
+
 def test_a_caller_without_a_key_owns_nothing(rows: Rows) -> None:
     opened(rows, (ZERO_ROW, 1, 0, NO_KEY))
     assert denied(rows, (1, 1, 0, KEY)) == [False]

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -50,7 +49,6 @@ from qwen3_tts_engine.codec.contract import (
     RowCounts,
 )
 from qwen3_tts_engine.codec.line import Line
-from qwen3_tts_engine.codec.travelling_states import to_pcm
 from qwen3_tts_engine.request import RequestError
 
 CPU = torch.device("cpu")
@@ -320,13 +318,21 @@ def test_step_follows_the_contract_of_its_file(
     assert to_int16(torch.tensor([[9.0, -0.5], [torch.nan, 0.0]]), other).tolist() == [[100, -50], [-101, 0]]
 
 
-@pytest.mark.parametrize("value", [0.0, 0.3, -0.3, 1.0, -1.0, 9.0, -9.0, 0.5 / 32767, torch.inf, torch.nan])
-def test_engine_and_step_convert_to_pcm_alike(value: float, config: StepConfig) -> None:
-    waveform = torch.tensor([[value, 0.25]])
-    expected = to_pcm(waveform)
-    assert to_int16(waveform, config.contract).tolist() == expected.tolist()
-    is_marked = expected[0].tolist() == [NO_SAMPLE, 0]
-    assert is_marked == (expected[0, 0] == NO_SAMPLE) == (not math.isfinite(value))
+@pytest.mark.parametrize(
+    ("value", "sample"),
+    [
+        (0.3, 9830),
+        (-0.3, -9830),
+        (1.0, 32767),
+        (-9.0, -32767),
+        (0.5 / 32767, 0),
+        (torch.inf, NO_SAMPLE),
+        (torch.nan, NO_SAMPLE),
+    ],
+)
+def test_samples_are_clamped_and_rows_that_overflowed_are_marked(value: float, sample: int, config: StepConfig) -> None:
+    [[first, second]] = to_int16(torch.tensor([[value, 0.25]]), config.contract).tolist()
+    assert (first, second) == (sample, 0 if sample == NO_SAMPLE else 8192)
 
 
 def test_an_invalid_request_does_not_affect_others_in_its_execution(model: Any) -> None:

@@ -17,15 +17,14 @@ from qwen3_tts_engine.codec.contract import (
     ZERO_ROW,
     RowCounts,
 )
-from qwen3_tts_engine.codec.travelling_states import TravellingStates, to_pcm
 from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.core.streams import Status
-from qwen3_tts_engine.interfaces import ModelCall
-from qwen3_tts_engine.request import RequestError, ServerStarting
+from qwen3_tts_engine.request import RequestError
 from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from qwen3_tts_engine.voice import Voice
 from scripts.benchmarks.simulation import audible
+from tests.fakes.codec_layers import pcm_of
 from tests.fakes.scripted import Listener, make_stream, start_in_slot
 
 FRAMES = 2
@@ -305,51 +304,8 @@ def test_an_invalid_code_is_the_reason_even_where_the_codec_gave_no_audio(calls:
 
 def test_only_rows_with_nonfinite_samples_are_marked() -> None:
     waveform = torch.tensor([[0.5, 2.0], [0.0, torch.nan], [torch.inf, 0.0], [-2.0, -0.25]])
-    pcm = to_pcm(waveform)
+    pcm = pcm_of(waveform)
     failed = without_audio(pcm)
     assert failed.keys() == {1, 2}
     assert {str(error) for error in failed.values()} == {"the codec gave no finite audio"}
     np.testing.assert_array_equal(pcm[[0, 3]], [[16384, 32767], [-32767, -8192]])
-
-
-class FakeModel:
-    """A code2wav without rows: the next state is the state and the number of new frames."""
-
-    def __init__(self) -> None:
-        self.calls: list[dict[str, torch.Tensor]] = []
-
-    def __call__(self, call: ModelCall) -> list[torch.Tensor]:
-        assert call.outputs == ["waveform", "state_out"]
-        self.calls.append(call.inputs)
-        state, frames = call.inputs["state"], call.inputs["codes"].shape[1]
-        waveform = torch.zeros(len(state), frames * SAMPLES_PER_FRAME)
-        waveform[:, 0] = state[:, 0] / 32767
-        return [waveform, state + frames]
-
-
-def test_the_talker_keeps_the_states_of_a_codec_without_rows() -> None:
-    model, voice = FakeModel(), voice_of(80)
-    codec = Code2Wav(TravellingStates(torch.zeros(1 + COUNTS.total, 8), model).call, KEY, COUNTS, WINDOW, 16)
-    codec.claim()
-    assert model.calls, "a claim finds out whether the codec can be called"
-    chunks = spoken_by(chunks_of(0, 0), row_1=voice)
-    for frames in range(0, 3 * FRAMES, FRAMES):
-        following = replace(chunks, history=chunks.history + frames, first=np.full(2, not frames))
-        pcm, failed = codec.decode(following)
-        assert not failed
-        assert pcm[:, 0].tolist() == [frames, 80 + frames]
-        assert model.calls[-1]["history"].tolist() == [[frames], [WINDOW]]
-        assert model.calls[-1]["history"].dtype == torch.int32
-    pcm, _ = codec.decode(chunks)
-    assert pcm[:, 0].tolist() == [0, 80], "the states of the zero row and of the voice stay unchanged"
-
-
-def test_a_codec_without_rows_is_awaited_until_it_can_be_called() -> None:
-    def starting(call: ModelCall) -> list[torch.Tensor]:
-        raise ServerStarting("code2wav: Server not ready")
-
-    states = torch.zeros(1 + COUNTS.total, 8)
-    with pytest.raises(ServerStarting):
-        Code2Wav(TravellingStates(states, starting).call, KEY, COUNTS, WINDOW, 16).claim()
-    Code2Wav(TravellingStates(states, FakeModel()).call, KEY, COUNTS, WINDOW, 16).claim()
-    assert not states.any(), "a claim writes nothing"

@@ -20,8 +20,6 @@ from packaging.requirements import Requirement
 
 from export.tensorrt.api import PLUGIN_LIBRARY
 from qwen3_tts_client.gateway.access import KEYS_VARIABLE
-from qwen3_tts_engine.checkpoint.configs import SpeechTokenizerConfig
-from qwen3_tts_engine.codec.contract import MAX_BATCH, state_size
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, MAIN_MODEL, EngineConfig
 from scripts.benchmarks.common import settings_of_environment
 from scripts.embedded.drain import (
@@ -40,8 +38,7 @@ from scripts.embedded.protection import (
     region_options,
     restrictions,
 )
-from scripts.embedded.server import EXIT, EXPLICIT, STATE_POOL, Ports
-from scripts.synthetic.configs import speech_tokenizer_config
+from scripts.embedded.server import EXIT, EXPLICIT, Ports
 
 ROOT = Path(__file__).parents[3]
 DOCKER = ROOT / "docker"
@@ -263,7 +260,6 @@ def test_server_starts_with_the_options_of_the_embedded_server(form: str, tmp_pa
         *restrictions([], KEY),
         *LIMITS,
         *region_options("python"),
-        *(STATE_POOL if form == "tensorrt" else ()),
         *FORMS[form],
         "--log-verbose=1",
     ]
@@ -464,13 +460,6 @@ def test_stop_grace_period_covers_the_drain_and_the_end_of_triton() -> None:
     grace = SERVICES["server"]["stop_grace_period"]
     assert SERVICES["server"]["environment"][SECONDS_VARIABLE] == f"${{{SECONDS_VARIABLE}:-{DEFAULT_SECONDS:g}}}"
     assert int(grace.removesuffix("s")) > NOTICE_SECONDS + DEFAULT_SECONDS + END_SECONDS + EXIT_SECONDS
-
-
-def test_memory_pool_fits_the_states_of_a_call() -> None:
-    size = re.search(r"--cuda-memory-pool-byte-size=0:(\d+)", SERVE.read_text())
-    codec = SpeechTokenizerConfig.model_validate(speech_tokenizer_config("1.7b")).decoder_config
-    assert size is not None
-    assert int(size[1]) > 2 * 2 * MAX_BATCH * state_size(codec) * HALF
 
 
 def test_containers_run_unprivileged_and_fetch_no_code() -> None:

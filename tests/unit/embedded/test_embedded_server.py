@@ -1,4 +1,4 @@
-"""The backend directory of the embedded server: stand-ins and compiled backends."""
+"""The backend directory of the embedded server, and when that is ready."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -33,10 +33,9 @@ def no_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
 
 
-def test_backend_directory_holds_the_stand_in(tmp_path: Path) -> None:
+def test_backend_directory_holds_the_python_backend(tmp_path: Path) -> None:
     directory = backend_directory(tmp_path / "backends")
-    assert names(directory) == {"python", "tensorrt"}
-    assert {"model.py", "merged_runs.py"} <= names(directory / "tensorrt")
+    assert names(directory) == {"python"}
     assert os.access(directory / "python" / "triton_python_backend_stub", os.X_OK)
 
 
@@ -51,7 +50,7 @@ def test_finds_tensorrt_on_the_library_path(tmp_path: Path, monkeypatch: pytest.
     assert names(directory) == {"libtriton_tensorrt.so", *TENSORRT}
     assert all((directory / name).read_text() == name for name in TENSORRT)
     assert (directory / "libtriton_tensorrt.so").read_bytes() == b"compiled"
-    assert "model.py" in names(backend_directory(tmp_path / "backends") / "tensorrt")
+    assert names(backend_directory(tmp_path / "backends")) == {"python"}, "it is created anew"
 
 
 @pytest.mark.usefixtures("no_tensorrt")

@@ -11,11 +11,11 @@ import onnxruntime  # type: ignore[import-untyped]
 import pytest
 import torch
 
+from code2wav_step.onnx_runner import INPUTS, OUTPUTS
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
 from qwen3_tts_engine.codec import contract
 from qwen3_tts_engine.codec.client import without_audio
-from qwen3_tts_engine.codec.travelling_states import to_pcm
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.core.batches import Chunks, Frames, Newcomer, TextFeed
 from qwen3_tts_engine.engine.engine import Engine
@@ -28,6 +28,7 @@ from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.talker.sampling import DrawParameters, draw
 from qwen3_tts_engine.voice import Voice
 from tests.conftest import CheckpointOf
+from tests.fakes.codec_layers import pcm_of
 from tests.fakes.scripted import Listener
 
 WAIT = 120.0
@@ -95,7 +96,7 @@ class OnnxCodec:
             self._states[chunks.slots[row]] = self._after_reference(chunks.streams[row].voice)
         history = np.minimum(chunks.history, self._max_history).astype(np.int32)[:, None]
         waveform, self._states[chunks.slots] = self._step(chunks.codes, self._states[chunks.slots], history)
-        pcm = to_pcm(torch.from_numpy(waveform))
+        pcm = pcm_of(torch.from_numpy(waveform))
         injected = {row: RequestError("injected") for row, s in enumerate(chunks.streams) if s.key in self.failing}
         return pcm, without_audio(pcm) | injected
 
@@ -108,10 +109,7 @@ class OnnxCodec:
         return state[0]
 
     def _step(self, codes: np.ndarray, state: np.ndarray, history: np.ndarray) -> list[np.ndarray]:
-        outputs: list[np.ndarray] = self._session.run(
-            [contract.WAVEFORM, contract.STATE_OUT],
-            {contract.CODES: codes, contract.STATE: state, contract.HISTORY: history},
-        )
+        outputs: list[np.ndarray] = self._session.run(OUTPUTS, dict(zip(INPUTS, (codes, state, history), strict=True)))
         return outputs
 
 

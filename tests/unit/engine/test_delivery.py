@@ -1,6 +1,7 @@
 """The order in which audio and ends are sent."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.core.streams import FinishReason, Stream, Summary
-from qwen3_tts_engine.engine import delivery
 from qwen3_tts_engine.engine.delivery import Delivery
 from qwen3_tts_engine.interfaces import Decoded
 from qwen3_tts_engine.request import RequestError
@@ -48,9 +48,7 @@ class Line:
         self.delivery.end(ended)
 
     def run(self) -> Sent:
-        self.delivery.close()
-        for send_all in self.delivery.loops.values():
-            send_all()
+        self.delivery.flush()
         return self.sent
 
 
@@ -66,9 +64,7 @@ class Sink:
 
 
 @pytest.fixture
-def line(monkeypatch: pytest.MonkeyPatch) -> Line:
-    """With one sender, so that the order is that of all."""
-    monkeypatch.setattr(delivery, "SENDERS", 1)
+def line() -> Line:
     return Line()
 
 
@@ -81,23 +77,7 @@ def test_audio_is_sent_in_the_order_of_decoding_and_ends_follow_it(line: Line) -
     assert line.run() == chunks
 
 
-def test_streams_are_divided_among_senders_and_keep_their_order() -> None:
-    line = Line()
-    streams = [line.stream(str(i)) for i in range(64)]
-    for value in range(3):
-        line.decode(streams, value, ended=streams if value == 2 else ())
-    line.delivery.close()
-    shares: list[set[str]] = []
-    for send_all in line.delivery.loops.values():
-        line.sent.clear()
-        send_all()
-        shares.append({key for key, _ in line.sent})
-        assert all([item for key, item in line.sent if key == own] == [0, 1, 2, "end"] for own in shares[-1])
-    assert all(shares)
-    assert sorted(key for share in shares for key in share) == sorted(stream.key for stream in streams)
-
-
-def test_close_sends_all_that_is_queued(line: Line) -> None:
+def test_flush_sends_all_that_is_queued(line: Line) -> None:
     line.decode([line.stream(str(i)) for i in range(5)], 1)
     assert len(line.run()) == 5
 
@@ -113,6 +93,23 @@ def test_a_stream_whose_last_audio_failed_ends_with_the_error(line: Line) -> Non
     bad, good = line.stream("bad"), line.stream("good")
     line.decode([bad, good], 1, ended=[bad, good], failed=[bad])
     assert line.run() == [("good", 1), ("bad", "error"), ("good", "end")]
+
+
+def test_all_is_sent_in_one_context() -> None:
+    """Which writes the messages of a call together."""
+    line, entered = Line(), list[Sent]()
+
+    @contextmanager
+    def sending() -> Iterator[None]:
+        entered.append(list(line.sent))
+        yield
+        entered.append(list(line.sent))
+
+    line.delivery._sending = sending
+    line.decode([line.stream(str(i)) for i in range(3)], 1)
+    assert entered == []
+    line.run()
+    assert [len(sent) for sent in entered] == [0, 3]
 
 
 def test_each_chunk_is_observed(line: Line) -> None:

@@ -262,42 +262,6 @@ def test_a_lone_stream_is_heard_before_its_second_tick(harness: Harness, monkeyp
         assert launched[0] == before + 1
 
 
-def test_a_blocked_send_delays_no_other_stream_and_loses_no_audio(harness: Harness) -> None:
-    slow = Listener()
-    slow.gate.clear()
-    listeners = [harness.speak(seed, frames=30, listener=slow if seed == 0 else None) for seed in range(6)]
-    eventually(harness.is_empty)
-    assert harness.runner.collected >= 30
-    closing = threading.Thread(target=harness.engine.close)
-    closing.start()
-    slow.gate.set()
-    closing.join(WAIT)
-    for seed, listener in enumerate(listeners):
-        assert listener.signatures() == [(seed, frame) for frame in range(30)]
-        assert (listener.ends, listener.error) == (1, None)
-
-
-def test_the_end_of_a_text_is_sent_after_blocked_audio(harness: Harness) -> None:
-    slow = Listener()
-    slow.gate.clear()
-    stream = make_stream("open", slow, max_frames=50)
-    stream.prompt.max_frames = 5
-    stream.is_open = True
-    harness.engine.submit(stream)
-    harness.engine.update(stream, lambda: None)
-    eventually(lambda: bool(harness.engine.scheduler.table.decoded[0] == 5))
-
-    def end() -> None:
-        stream.is_open = False
-
-    harness.engine.update(stream, end)
-    eventually(harness.is_empty)
-    slow.gate.set()
-    assert slow.ended.wait(WAIT)
-    assert slow.signatures() == [(0, frame) for frame in range(5)]
-    assert (slow.ends, slow.error) == (1, None)
-
-
 @pytest.mark.parametrize("frames", [1, 100])
 def test_a_failed_send_ends_only_its_stream(harness: Harness, frames: int) -> None:
     broken = Listener()

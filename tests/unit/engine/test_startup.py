@@ -12,7 +12,7 @@ import torch
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest
-from qwen3_tts_engine.codec.contract import CODES, HISTORY, LINE, PCM, PLACES, STATE, STATE_OUT, WAVEFORM
+from qwen3_tts_engine.codec.contract import CODES, LINE, PCM, PLACES
 from qwen3_tts_engine.config import ConfigError, EngineConfig
 from qwen3_tts_engine.interfaces import ModelCall
 from qwen3_tts_engine.startup import (
@@ -24,6 +24,7 @@ from qwen3_tts_engine.startup import (
     open_store,
 )
 from qwen3_tts_engine.talker.loader import load_runner
+from qwen3_tts_engine.talker.memory_plan import GIB
 from qwen3_tts_engine.voice import Voice
 from scripts.synthetic.configs import ModelType
 from tests.conftest import CheckpointOf
@@ -159,42 +160,27 @@ def test_rejects_a_codec_not_verified_for_the_longest_chunk(
     check_codec(checkpoint, config_of(tiny_checkpoint, max_chunk_frames=8), tmp_path, CPU)
 
 
-@pytest.mark.parametrize(
-    ("form", "codec_calls", "inputs", "opens_line"),
-    [
-        ("python", "direct", {CODES, PLACES}, True),
-        ("python", "triton", {CODES, PLACES}, False),
-        ("onnx", "direct", {CODES, PLACES}, True),
-        ("onnx", "triton", {CODES, PLACES}, False),
-        ("tensorrt", "direct", {CODES, STATE, HISTORY}, False),
-        ("tensorrt", "triton", {CODES, STATE, HISTORY}, False),
-    ],
-)
-def test_the_form_and_a_setting_decide_how_the_codec_is_called(
-    form: str,
-    codec_calls: str,
-    inputs: set[str],
-    opens_line: bool,
-    checkpoint_of: CheckpointOf,
-    tiny_code2wav: Path,
+@pytest.mark.parametrize(("form", "opens_line"), [("python", True), ("onnx", True), ("tensorrt", False)])
+def test_the_form_decides_how_the_codec_is_called(
+    form: str, opens_line: bool, checkpoint_of: CheckpointOf, tiny_code2wav: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, 24 * GIB))
     checkpoint = Checkpoint.open(str(checkpoint_of("base")))
     manifest = CodecManifest.read(tiny_code2wav / "code2wav" / "1").model_copy(update={"form": form})
     calls: list[ModelCall] = []
 
     def call_model(call: ModelCall) -> list[torch.Tensor]:
         calls.append(call)
+        assert call.outputs == [PCM]
         rows, frames, _ = call.inputs[CODES].shape
-        samples, state = torch.zeros(rows, frames * 1920), torch.zeros(rows, manifest.state_size)
-        outputs = {PCM: samples.to(torch.int16), WAVEFORM: samples, STATE_OUT: state}
-        return [outputs[name] for name in call.outputs]
+        return [torch.zeros(rows, frames * 1920, dtype=torch.int16)]
 
-    config = config_of(checkpoint.folder, codec_calls=codec_calls, voice_cache_mib=1)
+    config = config_of(checkpoint.folder, voice_cache_mib=1)
     codec = open_codec(checkpoint, config, manifest, CPU, "talker", call_model, lambda model: nullcontext())
     codec.claim()
     codec.prepare(Voice(np.zeros(4, np.float32), np.zeros((3, 16), np.int32), "said"))
     assert {call.model for call in calls} == {"code2wav"}
-    assert all(set(call.inputs) == inputs for call in calls)
+    assert all(set(call.inputs) == {CODES, PLACES} for call in calls)
     assert all((LINE in call.parameters) == opens_line for call in calls)
 
 
@@ -203,7 +189,7 @@ def test_only_a_base_checkpoint_has_rows_for_voices(checkpoint_of: CheckpointOf,
 
     def rows(model_type: ModelType, **settings: object) -> int:
         checkpoint = Checkpoint.open(str(checkpoint_of(model_type)))
-        config = config_of(checkpoint.folder, codec_calls="triton", **settings)
+        config = config_of(checkpoint.folder, **settings)
         return open_codec(checkpoint, config, manifest, CPU, "talker", unanswered, lambda _: nullcontext()).num_voices
 
     assert rows("custom_voice") == 0

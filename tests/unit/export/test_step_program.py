@@ -2,10 +2,12 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,12 +18,15 @@ from code2wav_step.kernels import resident_unit
 from code2wav_step.kernels.resident_unit import ResidentUnit
 from code2wav_step.kernels.skinny_product import SkinnyProduct
 from code2wav_step.kernels.streamed_product import StreamedProduct
+from code2wav_step.pcm import to_int16
+from code2wav_step.rows import ZERO_ROW, row_addresses
 from code2wav_step.step import Step
 from code2wav_step.weights import StepWeights
 from export.forms import python_form
 from export.modules.codec import CodecStep
 from export.tensorrt.launches import ALIGNMENT, Base, Constants, Launch, Place, Recording, Temporary, plan, record
 from export.tensorrt.step_program import Compiled, Kernel, _argument, compile_all, write_program
+from qwen3_tts_engine.codec.contract import NUM_ROWS, PLAN_ROWS_PART, PUBLIC_ROWS, plan_rows
 from tests.fakes.codec_layers import small_step
 from tests.fakes.compiled_plugin import CompiledPlugin
 
@@ -31,7 +36,12 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu run
 CPU = torch.device("cpu")
 SHAPES = ((1, 1), (2, 1), (3, 2))
 SCRATCH = [0, 0]
-NOWHERE = [0] * Base.CONSTANTS
+# Those of a call: inputs, output and workspace.
+BASES = [Base.CODES, Base.PLACES, Base.PCM, Base.WORKSPACE]
+NOWHERE = [0] * len(BASES)
+KEY, OTHER_KEY = 5, 6
+# Rows with memory; the one behind them takes writes to no row.
+NUM_ROWS_USED = 4
 
 
 @pytest.fixture(scope="module")
@@ -44,40 +54,51 @@ def weights_of(step: CodecStep) -> StepWeights:
 
 
 class Memory:
-    """The tensors of a call: random inputs, and NaN everywhere else."""
+    """Of a call: random codes, the rows that its places name, and bytes of 255 everywhere else."""
 
-    def __init__(self, weights: StepWeights, recording: Recording, constants: Constants) -> None:
+    def __init__(self, weights: StepWeights, recording: Recording, constants: Constants, places: np.ndarray) -> None:
         rows, frames, config = recording.rows, recording.frames, weights.config
-        self.inputs = (
-            torch.randint(-1, config.codebook_size + 1, (rows, frames, config.num_quantizers), dtype=torch.int32),
-            torch.randn(rows, config.state_size),
-            torch.arange(rows, dtype=torch.int32)[:, None] * 40,
-        )
-        self.waveform = torch.full((rows, frames * config.samples_per_frame), torch.nan)
-        self.state = torch.full((rows, config.state_size), torch.nan)
-        self.workspace = torch.full((recording.workspace,), 255, dtype=torch.uint8)
+        shape = (rows, frames, config.num_quantizers)
+        self.codes = torch.randint(-1, config.codebook_size + 1, shape, dtype=torch.int32)
+        self.pcm = torch.full((rows, frames * config.samples_per_frame), -1, dtype=torch.int16)
+        self.states = torch.randn(NUM_ROWS_USED + 1, config.state_size)
+        self.states[ZERO_ROW] = 0.0
+        addresses = torch.zeros(NUM_ROWS + 1, dtype=torch.int64)
+        used = np.arange(NUM_ROWS_USED + 1)
+        addresses[used] = torch.from_numpy(row_addresses(self.states, used))
+        addresses[NUM_ROWS] = addresses[NUM_ROWS_USED]
+        self.keys = torch.zeros(NUM_ROWS, dtype=torch.int32)
+        workspace = torch.full((recording.workspace,), 255, dtype=torch.uint8)
         blocks = torch.frombuffer(bytearray(b"".join(constants.blocks())), dtype=torch.uint8)
-        self.places = [*self.inputs, self.waveform, self.state, self.workspace, blocks]
+        typed = torch.empty(1, config.state_size)
+        self._parts = [self.codes, torch.from_numpy(places), self.pcm, workspace, blocks, addresses, self.keys, typed]
 
     def argument(self, argument: Any) -> Any:
         if not isinstance(argument, Place):
             return argument
-        return self.places[argument.base].view(-1).view(torch.uint8)[argument.offset :].view(argument.dtype)
+        return self._parts[argument.base].view(-1).view(torch.uint8)[argument.offset :].view(argument.dtype)
 
 
 @pytest.mark.timeout(900)
 def test_recorded_launches_compute_the_step(weights: StepWeights) -> None:
-    constants = Constants()
+    """A stream that continues, beside a caller with a wrong key."""
+    constants, config = Constants(), weights.config
     recording = record(weights, constants, 2, 1)
-    memory = Memory(weights, recording, constants)
+    places = np.array([[1, 2, 40, KEY], [1, 1, 40, OTHER_KEY]], np.int32)
+    memory = Memory(weights, recording, constants, places)
+    memory.keys[1] = KEY
+    states = memory.states.clone()
     for launch in recording.launches:
         # The interpreter lacks the hardware's fast sine.
         options = launch.options | ({"FAST": False} if "FAST" in launch.options else {})
         launch.kernel[launch.grid](*map(memory.argument, launch.arguments), **options)
-    waveform, state = Step(weights, KernelOps(weights.config, CPU))(*memory.inputs)
-    assert torch.isfinite(waveform).all()
-    assert torch.equal(memory.waveform, waveform)
-    assert torch.equal(memory.state, state)
+    history = torch.full((2, 1), 40, dtype=torch.int32)
+    waveform, state = Step(weights, KernelOps(config, CPU))(memory.codes, states[[1, ZERO_ROW]], history)
+    assert torch.equal(memory.pcm[0], to_int16(waveform, config.contract)[0])
+    assert torch.equal(memory.states[2], state[0])
+    assert memory.pcm[1, :2].tolist() == [config.contract.no_sample] * 2
+    assert torch.equal(memory.states[:2], states[:2])
+    assert memory.keys[:4].tolist() == [0, KEY, KEY, 0]
 
 
 def test_temporaries_with_overlapping_lifetimes_do_not_overlap() -> None:
@@ -159,7 +180,8 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompiledPlugin]
 @pytest.fixture
 def step(plugin: CompiledPlugin, program: bytes) -> Iterator[int]:
     """The opened program; `launches` then returns only what it launches."""
-    plugin.launches("")
+    plugin.set_memory(1 << 40)
+    plugin.launches()
     opened, _ = plugin.open(program)
     yield opened
     plugin.close(opened)
@@ -171,13 +193,14 @@ def test_plugin_replays_the_recorded_launches(
 ) -> None:
     constants = Constants()
     recording = next(r for s in SHAPES if (r := record(weights, constants, *s)) and s == shape)
-    [[begin]] = plugin.launches("constants")
-    bases = [0x1000 * (i + 1) for i in range(Base.CONSTANTS)]
-    assert plugin.run(step, *shape, bases) == (0, "")
+    memory = Allocated.of(plugin)
+    bases = {base: 0x1000 * (base + 1) for base in BASES}
+    assert plugin.run(step, *shape, list(bases.values())) == (0, "")
+    bases |= {Base.CONSTANTS: memory.constants, Base.ADDRESSES: memory.addresses, Base.KEYS: memory.keys}
 
     def value(argument: Any) -> int:
         if isinstance(argument, Place):
-            return [*bases, int(begin)][argument.base] + argument.offset
+            return bases.get(argument.base, 0) + argument.offset
         if isinstance(argument, float):
             return int(torch.tensor(argument).view(torch.int32))
         return int(argument)
@@ -206,17 +229,50 @@ def test_workspace_is_that_of_the_largest_recorded_shape_within_the_limits(
         assert plugin.workspace(step, rows, frames) == max(fits)
 
 
-def test_equal_programs_share_their_constants(plugin: CompiledPlugin, program: bytes) -> None:
-    plugin.launches("")
-    (first, _), (second, _) = plugin.open(program), plugin.open(program)
-    assert len(plugin.launches("constants")) == 1
-    plugin.close(first)
-    assert plugin.run(second, 1, 1, NOWHERE) == (0, ""), "the constants are still allocated"
-    plugin.close(second)
-    plugin.launches("")
-    third, _ = plugin.open(program)
-    assert len(plugin.launches("constants")) == 1, "the constants were freed"
-    plugin.close(third)
+@dataclass(frozen=True)
+class Allocated:
+    """Addresses of what the plugin has allocated, and bytes of the states."""
+
+    constants: int
+    states: int
+    keys: int
+    addresses: int
+    state_bytes: int
+
+    @classmethod
+    def of(cls, plugin: CompiledPlugin) -> "Allocated":
+        driver = plugin.launches()
+        uploads, zeros = ([[*map(int, rest)] for word, *rest in driver if word == kind] for kind in ("upload", "zeros"))
+        (constants, _), (states, state_bytes), (keys, key_bytes), (addresses, size) = uploads[0], *zeros
+        assert uploads[1] == [addresses, size]
+        assert (key_bytes, size) == (4 * NUM_ROWS, 8 * (NUM_ROWS + 1))
+        return cls(constants, states, keys, addresses, state_bytes)
+
+
+@pytest.mark.parametrize("rows", [PUBLIC_ROWS, PUBLIC_ROWS + 1, 200, 2 * NUM_ROWS])
+@pytest.mark.parametrize("share", [None, "0.5"])
+def test_rows_take_their_part_of_memory(
+    plugin: CompiledPlugin, program: bytes, weights: StepWeights, rows: int, share: str | None
+) -> None:
+    """The first rows, then the public ones: the talker counts on as many."""
+    state_bytes = 2 * weights.config.state_size
+    total = int(PLAN_ROWS_PART * rows * state_bytes / float(share or 1))
+    fitting = plan_rows(int(float(share or 1) * total), state_bytes)
+    assert fitting == min(rows, NUM_ROWS)
+    plugin.set_memory(total, share)
+    plugin.launches()
+    opened, message = plugin.open(program)
+    if fitting <= PUBLIC_ROWS:
+        assert opened is None
+        assert f"memory for {fitting} rows, more than {PUBLIC_ROWS} are required" in message
+        return
+    allocated = Allocated.of(plugin)
+    assert allocated.state_bytes == (fitting + 1) * state_bytes
+    with_memory = [*range(fitting - PUBLIC_ROWS), *range(NUM_ROWS - PUBLIC_ROWS, NUM_ROWS + 1)]
+    expected = np.zeros(NUM_ROWS + 1, np.int64)
+    expected[with_memory] = allocated.states + np.arange(fitting + 1) * state_bytes
+    assert plugin.read(allocated.addresses, 8 * (NUM_ROWS + 1)) == expected.tobytes()
+    plugin.close(opened)
 
 
 def test_refuses_a_shape_that_was_not_recorded(plugin: CompiledPlugin, step: int) -> None:

@@ -12,7 +12,7 @@ from export.profiles import profile
 from export.tensorrt import build as tensorrt_build
 from export.tensorrt import run as tensorrt_run
 from export.tensorrt.api import TensorRtError, configure, create_network, is_strongly_typed
-from qwen3_tts_engine.codec.contract import input_shapes
+from qwen3_tts_engine.codec.contract import call_shapes
 from tests.fakes import host_cuda
 from tests.fakes.tensorrt_module import ENUMS, LACKS, STRICT, tensorrt_module
 
@@ -122,18 +122,8 @@ def test_every_profile_has_its_own_context(version: str, tmp_path: Path) -> None
         assert plan.run({"x": data}, {"x": [rows, 4]}) == {"y": data}
 
 
-def test_every_version_shares_memory(version: str, tmp_path: Path) -> None:
-    build(tmp_path, "FLOAT")
-    plan = tensorrt_run.Plan(tmp_path / "x.plan")
-    assert plan.share() == {
-        "handle": b"handle".hex(), "size": 512, "offsets": {"x": 0, "y": 256}, "profiles": PROFILES,
-    }  # fmt: skip
-    assert plan.run_shared({"x": [2, 4]}) == {"y": [2, 4]}
-    assert plan.run_shared({"x": [8, 4]}) == {"y": [8, 4]}
-
-
 def build_step(folder: Path, name: str = "step.program") -> tuple[dict[str, Any], dict[str, Any]]:
-    profiles = [profile(*(input_shapes(rows, frames, 8) for rows in (1, 32, 64))) for frames in (1, 2)]
+    profiles = [profile(call_shapes(1, 1), call_shapes(32, 4), call_shapes(64, 16))]
     facts = tensorrt_build.build(folder / name, folder / "x.plan", profiles, 3, folder / "cache")
     return facts, json.loads((folder / "x.plan").read_text())
 
@@ -144,13 +134,12 @@ def test_every_version_builds_the_step_as_a_plugin(version: str, tmp_path: Path)
     assert plan["plugins"] == [f"Code2Wav path={tmp_path / 'step.program'} as CHAR"]
     assert plan["inputs"] == [
         ["codes", "INT32", [-1, -1, 16]],
-        ["state", "HALF", [-1, 8]],
-        ["history", "INT32", [-1, 1]],
+        ["places", "INT32", [-1, 4]],
     ]
+    [[name, dtype]] = plan["outputs"]
+    assert name == "pcm"
     # A strongly typed network takes its types from the plugin.
-    typed = plan["outputs"] if version == "8.6" else [["waveform", "FLOAT"], ["state_out", "HALF"]]
-    assert typed == [["waveform", "FLOAT"], ["state_out", "HALF"]]
-    assert [name for name, _ in plan["outputs"]] == ["waveform", "state_out"]
+    assert dtype == "INT32" or version != "8.6"
 
 
 def test_names_a_plugin_that_is_missing_or_rejects_the_program(

@@ -180,6 +180,27 @@ def test_an_error_of_a_sink_cancels_its_request(started: Started) -> None:
     assert isinstance(ended(caller).error, RequestError)
 
 
+def test_refuses_requests_while_too_many_wait(started: Started) -> None:
+    """As with an engine whose thread builds prompts too slowly; nothing that waits is lost."""
+    os.kill(started.host.pid, signal.SIGSTOP)
+    callers = [Caller(f"request {number}") for number in range(20)]
+    refused = [reason for caller in callers if (reason := refusal(started, caller))]
+    os.kill(started.host.pid, signal.SIGCONT)
+    assert set(refused) == {"busy: 4 requests wait"}
+    assert 4 <= len(callers) - len(refused) < 20
+    for caller in callers[: -len(refused)]:
+        assert ended(caller).error is None
+
+
+def refusal(started: Started, caller: Caller) -> str | None:
+    """Of a request that alone fills a pipe."""
+    try:
+        started.host.accept({"do": "speak", "samples": np.zeros(200_000, np.int16)}, caller, None)
+    except Unavailable as error:
+        return str(error)
+    return None
+
+
 def test_responses_of_a_sequence_take_one_pipe() -> None:
     sent: list[list[object]] = [[], []]
     position = SequencePosition("call", start=False, last=False)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qwen3_tts_engine.codec.contract import CODES, HISTORY, NO_SAMPLE, PCM, PLACES, STATE, STATE_OUT, WAVEFORM
+from qwen3_tts_engine.codec.contract import CODES, NO_SAMPLE, PCM, PLACES
 from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.request import RequestError
 from scripts.benchmarks import mixed_calls
@@ -107,50 +107,36 @@ def test_a_codec_without_rows_is_refused() -> None:
 
 
 class FakeServer:
-    """Stands in for Triton's client: records tensors and answers with a state of ones."""
+    """Stands in for Triton's client: records tensors and answers with silence, a plan's two samples an element."""
 
-    def __init__(self, inputs: dict[str, str]) -> None:
-        self.inputs, self.calls = inputs, list[dict[str, np.ndarray]]()
+    def __init__(self, dtype: type[np.signedinteger[Any]]) -> None:
+        self.calls: list[dict[str, np.ndarray]] = []
+        self._dtype = dtype
 
     def __call__(self, url: str) -> "FakeServer":
         return self
 
-    def get_model_metadata(self, model: str) -> Any:
-        return SimpleNamespace(inputs=[SimpleNamespace(name=name, datatype=dt) for name, dt in self.inputs.items()])
-
     def infer(self, model: str, inputs: list[Any], outputs: list[Any]) -> Any:
-        assert {tensor.name(): tensor.datatype() for tensor in inputs} == self.inputs
-        content = {tensor.name(): np.frombuffer(tensor._raw_content, DTYPES[tensor.datatype()]) for tensor in inputs}
+        assert {tensor.datatype() for tensor in inputs} == {"INT32"}
+        content = {tensor.name(): np.frombuffer(tensor._raw_content, np.int32) for tensor in inputs}
         self.calls.append({tensor.name(): content[tensor.name()].reshape(tensor.shape()) for tensor in inputs})
         rows, frames, _ = self.calls[-1][CODES].shape
-        answer = {WAVEFORM: np.zeros((rows, 1920 * frames), np.float32), PCM: np.zeros((rows, 1920 * frames), np.int16)}
-        if STATE in self.inputs:
-            answer[STATE_OUT] = np.ones_like(self.calls[-1][STATE])
-        assert {output.name() for output in outputs} <= answer.keys()
-        return SimpleNamespace(as_numpy=answer.__getitem__)
+        assert [output.name() for output in outputs] == [PCM]
+        samples = np.zeros((rows, 1920 * frames), np.int16).view(self._dtype)
+        return SimpleNamespace(as_numpy=lambda name: samples)
 
 
-DTYPES = {"INT32": np.int32, "FP16": np.float16, "FP32": np.float32}
-ONE_CODE, START, CONTINUE = np.zeros((1, 1, 16), np.int32), (0, 5, 0, 9), (5, 5, 1, 9)
+START, CONTINUE = (0, 5, 0, 9), (5, 5, 1, 9)
 
 
-def call_twice(server: FakeServer, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mixed_calls, "InferenceServerClient", server)
-    call = connect("any", state_size=3)
+@pytest.mark.parametrize("dtype", [np.int16, np.int32])
+def test_calls_of_every_executor_give_samples(
+    dtype: type[np.signedinteger[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer(dtype)
+    monkeypatch.setattr(mixed_calls, "InferenceServerClient", server)
+    call = connect("any")
     for place in (START, CONTINUE):
-        pcm = call(ONE_CODE, np.array([place], np.int32))
+        pcm = call(np.zeros((1, 1, 16), np.int32), np.array([place], np.int32))
         assert (pcm.dtype, pcm.shape) == (np.int16, (1, 1920))
-
-
-def test_a_codec_with_rows_gets_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = FakeServer({CODES: "INT32", PLACES: "INT32"})
-    call_twice(server, monkeypatch)
     assert [call[PLACES].tolist() for call in server.calls] == [[list(START)], [list(CONTINUE)]]
-
-
-@pytest.mark.parametrize("dtype", ["FP16", "FP32"])
-def test_a_tensorrt_plan_gets_states_of_its_type_and_their_history(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = FakeServer({CODES: "INT32", STATE: dtype, HISTORY: "INT32"})
-    call_twice(server, monkeypatch)
-    assert [call[STATE].tolist() for call in server.calls] == [[[0, 0, 0]], [[1, 1, 1]]]
-    assert [call[HISTORY].tolist() for call in server.calls] == [[[0]], [[1]]]

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from code2wav_step.config import KEYS, VALUES, StepConfig
-from code2wav_step.kernels import attention, hopper, product, resident_unit, rowwise, unit
+from code2wav_step.kernels import attention, hopper, places, product, resident_unit, rowwise, unit
 from code2wav_step.kernels.cuda_form import CudaForm, compile_form, cuda_kernel
 from code2wav_step.kernels.hopper import CudaLaunch
 from code2wav_step.ops import Sequences
@@ -202,12 +202,30 @@ class KernelOps:
         )  # fmt: skip
         return out
 
-    def to_int16(self, waveform: Tensor) -> Tensor:
+    def open_rows(self, given: Tensor, addresses: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Addresses the states (address_states) of places int32 [B, 4] with the tables of kernels.places.
+
+        Returns the histories int32 [B, 1] and marks int32 [B] of denied entries, for to_int16.
+        """
+        batch, contract = len(given), self._config.contract
+        # Each line begins at a multiple of 16 bytes.
+        states = torch.empty(2, batch + batch % 2, dtype=torch.int64, device=given.device)
+        history, denied = (torch.empty(batch, dtype=torch.int32, device=given.device) for _ in range(2))
+        self._launch(
+            places.open_kernel, (batch,),
+            given, addresses, keys, states[0], states[1], history, denied, self._config.window,
+            NUM_ROWS=contract.num_rows, NUM_OWNED=contract.num_rows - contract.public_rows, num_warps=1,
+        )  # fmt: skip
+        self.address_states(states)
+        return history[:, None], denied
+
+    def to_int16(self, waveform: Tensor, denied: Tensor | None = None) -> Tensor:
+        """With `denied` (open_rows) also marks such rows, as pcm.mark_denied."""
         contract, pcm = self._config.contract, torch.empty_like(waveform, dtype=torch.int16)
         self._launch(
             rowwise.pcm_kernel, (len(waveform),),
-            waveform, pcm, waveform.shape[1], SCALE=contract.pcm_scale, NO_SAMPLE=contract.no_sample, BLOCK=PCM_BLOCK,
-            num_warps=PCM_WARPS,
+            waveform, denied, pcm, waveform.shape[1],
+            SCALE=contract.pcm_scale, NO_SAMPLE=contract.no_sample, BLOCK=PCM_BLOCK, num_warps=PCM_WARPS,
         )  # fmt: skip
         return pcm
 

@@ -50,7 +50,7 @@ class Rows:
             own: np.ndarray = np.where(key == 0, rows >= self._num_owned, (keys[rows] == key) & (rows != ZERO_ROW))
             return own
 
-        is_free = (key != 0) & (keys[after] == 0) & (after != ZERO_ROW) & (after < self._num_owned)
+        is_free = (key > 0) & (keys[after] == 0) & (after != ZERO_ROW) & (after < self._num_owned)
         opens = (is_own(after) | is_free) & ((before == ZERO_ROW) | is_own(before) | (is_claim & is_free))
         keys[after[opens & is_free]] = key[opens & is_free]
         # Only one of two entries that claim a row at once gets it.

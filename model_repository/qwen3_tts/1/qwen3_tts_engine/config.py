@@ -53,12 +53,6 @@ class EngineConfig(BaseModel):
     take_turns: Literal["auto", "on", "off"] = "auto"
     """Whether talker and codec alternate instead of running at the same time; auto alternates on a GPU without MPS,
     which would time-slice the two processes."""
-    codec_calls: Literal["direct", "triton"] = "direct"
-    """How the talker calls a code2wav that has the rows of the states, in any form but `tensorrt`: by a direct line
-    between the two processes, or through Triton, whose metrics then count the calls: two more hops, 1 ms."""
-    engine_process: Literal["auto", "off"] = "auto"
-    """Whether the engine has a process of its own beside the one that Triton calls, so that requests and responses of
-    many callers do not delay it; auto: where codec_calls is direct and code2wav has the rows of the states."""
     talker_proof_seconds: float = Field(default=2.0, ge=0)
     """On a GPU, time for comparing the talker with PyTorch in FP32 at start, with 1 to 64 streams; where it differs,
     PyTorch operations replace the kernels, or the load fails (see kernels). What PyTorch computes is kept in

@@ -53,9 +53,9 @@ class Service:
         config: EngineConfig,
         call_model: CallModel,
         *,
-        on_open: Callable[[], None] = lambda: None,
+        on_open: Callable[[], None],
         on_death: Callable[[BaseException], None],
-        sending: Sending | None = None,
+        sending: Sending,
     ) -> None:
         """`args` are those of Triton's `initialize`; `call_model` calls another model; `sending` is Delivery's.
 

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.codec.line import Line
 from qwen3_tts_engine.codec.row_calls import RowCalls, Watch
 from qwen3_tts_engine.codec.rows import owner_key
-from qwen3_tts_engine.codec.travelling_states import TravellingStates
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, ConfigError, EngineConfig
 from qwen3_tts_engine.engine.delivery import Sending
 from qwen3_tts_engine.engine.engine import Engine
@@ -109,11 +109,10 @@ def fit_memory(config: EngineConfig, checkpoint: Checkpoint, repository: Path, d
     decoder = checkpoint.speech_tokenizer.decoder_config
     manifest = CodecManifest.read(repository / contract.MODEL_NAME / "1")
     state = contract.state_size(decoder) * STATE_DTYPES[manifest.state_dtype].itemsize
-    needs = MemoryNeeds(checkpoint.config, config, state)
-    _, total = torch.cuda.mem_get_info(device)
-    # The codec, which all talkers share, has the environment's settings.
-    share = float(os.environ.get(f"{ENVIRONMENT_PREFIX}GPU_MEMORY_SHARE", 1))
-    codec = codec_model(contract.MODEL_NAME, manifest, decoder, int(share * total))
+    allowed = _codec_memory(device)
+    plan_rows = contract.plan_rows(allowed, state) if manifest.form == "tensorrt" else None
+    needs = MemoryNeeds(checkpoint.config, config, state, plan_rows)
+    codec = codec_model(contract.MODEL_NAME, manifest, decoder, allowed)
     others = [codec, *_encoder_models(checkpoint, config, repository)]
 
     def suffices(memory: GpuMemory) -> bool:
@@ -124,6 +123,12 @@ def fit_memory(config: EngineConfig, checkpoint: Checkpoint, repository: Path, d
     plan = needs.choose(memory)
     log.info("GPU memory: %s of %s GiB free; %s", gib(memory.free), gib(memory.total), plan)
     return config.model_copy(update={"max_streams": plan.streams})
+
+
+def _codec_memory(device: torch.device) -> int:
+    """Bytes of the GPU that the codec reckons with; all talkers share it, so it has the environment's settings."""
+    _, total = torch.cuda.mem_get_info(device)
+    return int(float(os.environ.get(f"{ENVIRONMENT_PREFIX}GPU_MEMORY_SHARE", 1)) * total)
 
 
 def _encoder_models(checkpoint: Checkpoint, config: EngineConfig, repository: Path) -> list[OtherModel]:
@@ -144,7 +149,7 @@ def build_engine(
     runner: Runner,
     codec: CodecClient,
     on_thread_start: Callable[[], None] = lambda: None,
-    sending: Sending | None = None,
+    sending: Sending = nullcontext,
 ) -> Engine:
     """The engine, not started."""
     table = SlotTable(config.max_streams, config.max_frames_limit, num_codebooks)
@@ -230,7 +235,7 @@ def check_codec(checkpoint: Checkpoint, config: EngineConfig, repository: Path, 
             wrong = f"{name} is {found}, {checkpoint.folder} has {value}"
             raise CheckpointError(f"{folder / MANIFEST}: {wrong}: export this checkpoint's codec")
     chunk_frames = _chunk_frames(config, manifest, folder / MANIFEST)
-    check_plan(folder, manifest, device, contract.served_shapes(chunk_frames, manifest.state_size))
+    check_plan(folder, manifest, device, contract.served_shapes(chunk_frames))
     return manifest
 
 
@@ -246,26 +251,16 @@ def open_codec(
     """The client of code2wav of the model instance `owner`; its rows are not claimed yet."""
     state_bytes = manifest.state_size * STATE_DTYPES[manifest.state_dtype].itemsize
     is_base = checkpoint.config.tts_model_type == "base"
-    counts = contract.RowCounts.of(config.max_streams, (config.voice_cache_mib << 20) * is_base, state_bytes)
+    # A plan runs in tritonserver's process, which has no other end of a line.
+    is_plan = manifest.form == "tensorrt"
+    plan_rows = contract.plan_rows(_codec_memory(device), state_bytes) if is_plan else None
+    voice_bytes = (config.voice_cache_mib << 20) * is_base
+    counts = contract.RowCounts.of(config.max_streams, voice_bytes, state_bytes, plan_rows)
     decoder = checkpoint.speech_tokenizer.decoder_config
     facts = (owner_key(owner), counts, contract.max_history(decoder), config.max_chunk_frames)
-    if manifest.form == "tensorrt":
-        shape = (1 + counts.total, manifest.state_size)
-        states = torch.zeros(shape, dtype=STATE_DTYPES[manifest.state_dtype], device=device)
-        return Code2Wav(TravellingStates(states, call_model).call, *facts)
-    line = Line() if config.codec_calls == "direct" else None
+    line = None if is_plan else Line()
     calls = RowCalls(call_model, watch, line)
     return Code2Wav(calls.call, *facts, calls.announce)
-
-
-def separates_engine(config: EngineConfig, repository: Path) -> bool:
-    """Whether the engine has a process of its own: it then calls the codec without Triton."""
-    if config.engine_process == "off" or config.codec_calls != "direct":
-        return False
-    try:
-        return CodecManifest.read(repository / contract.MODEL_NAME / "1").form != "tensorrt"
-    except CheckpointError:
-        return False  # the service reports it
 
 
 def _chunk_frames(config: EngineConfig, manifest: CodecManifest, path: Path) -> list[int]:

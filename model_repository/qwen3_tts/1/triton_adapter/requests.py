@@ -6,7 +6,7 @@ from typing import Any
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.frontend.sequences import SEQUENCE_ID, SequencePosition
 from qwen3_tts_engine.metrics import Recorder
-from qwen3_tts_engine.process.host import Host
+from qwen3_tts_engine.process.parent import EngineProcess
 from qwen3_tts_engine.request import InvalidRequest, RequestError
 from qwen3_tts_engine.voices.reference_audio import copy_samples
 from triton_adapter.responses import CancelWatcher, ResponseSink
@@ -21,7 +21,7 @@ CHECK = {"operation": "check"}
 SEQUENCE_START, SEQUENCE_END = 1, 2
 
 
-def accept(request: Any, host: Host, watcher: CancelWatcher, recorder: Recorder) -> None:
+def accept(request: Any, engine: EngineProcess, watcher: CancelWatcher, recorder: Recorder) -> None:
     """Parse a Triton request and hand it to the engine. `recorder` counts those that are refused here."""
     sink = ResponseSink(request.get_response_sender(), watcher)
     try:
@@ -29,7 +29,7 @@ def accept(request: Any, host: Host, watcher: CancelWatcher, recorder: Recorder)
         if fields == CHECK:
             sink.finish(None)
             return
-        host.accept(fields, sink, read_position(request))
+        engine.accept(fields, sink, read_position(request))
     except RequestError as error:
         _refuse(sink, error, recorder)
     except Exception as error:

@@ -68,8 +68,8 @@ def last_kernel(
 
 
 @triton.jit
-def pcm_kernel(waveform, pcm, samples, SCALE: tl.constexpr, NO_SAMPLE: tl.constexpr, BLOCK: tl.constexpr):
-    """pcm.to_int16, one program per row."""
+def pcm_kernel(waveform, denied, pcm, samples, SCALE: tl.constexpr, NO_SAMPLE: tl.constexpr, BLOCK: tl.constexpr):
+    """pcm.to_int16, one program per row; with `denied` [batch] also pcm.mark_denied."""
     row, place = tl.program_id(0).to(tl.int64) * samples, tl.arange(0, BLOCK)
     overflowed = tl.zeros([BLOCK], tl.int32)
     for start in range(0, samples, BLOCK):
@@ -83,6 +83,10 @@ def pcm_kernel(waveform, pcm, samples, SCALE: tl.constexpr, NO_SAMPLE: tl.conste
     if tl.max(overflowed, axis=0) > 0:
         tl.store(pcm + row, NO_SAMPLE)
         tl.store(pcm + row + 1, 0)
+    if denied is not None:  # noqa: SIM102 (Triton evaluates both sides of an "and")
+        if tl.load(denied + tl.program_id(0)) != 0:
+            tl.store(pcm + row, NO_SAMPLE)
+            tl.store(pcm + row + 1, NO_SAMPLE)
 
 
 @triton.jit

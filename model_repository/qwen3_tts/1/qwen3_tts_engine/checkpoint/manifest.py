@@ -10,8 +10,8 @@ from qwen3_tts_engine.checkpoint.configs import CheckpointError, read_config
 MANIFEST = "model.json"
 PLAN = "model.plan"
 FormName = Literal["onnx", "tensorrt", "python"]
-# Version of code2wav's contract (codec/contract.py); 2 keeps states in rows. Other versions are exported again.
-CODEC_CONTRACT = 2
+# Version of code2wav's contract (codec/contract.py); 3 keeps states in rows. Other versions are exported again.
+CODEC_CONTRACT = 3
 
 
 class EngineFacts(BaseModel):

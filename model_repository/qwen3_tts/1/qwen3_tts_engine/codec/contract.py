@@ -13,9 +13,6 @@ from qwen3_tts_engine.checkpoint.configs import CONV_KERNEL, PRE_CONV_KERNEL, RE
 
 MODEL_NAME = "code2wav"
 CODES, PLACES, PCM = "codes", "places", "pcm"
-# Tensors of the exported step and of plans, whose state is a tensor.
-STATE, HISTORY = "state", "history"
-WAVEFORM, STATE_OUT = "waveform", "state_out"
 
 # States are rows where the codec runs. `places` int32 [PLACES_SIZE] are the row that is read, the row that is written,
 # the frames of the first one's window that are valid, and the key of the rows' owner. Whoever writes a row that has no
@@ -28,6 +25,8 @@ NUM_ROWS = 2048
 PUBLIC_ROWS = 64
 # Rows of a talker for voices: other talkers of the server need rows too.
 MOST_VOICES = 256
+# A plan's rows take at most this part of the memory that the server may take (export/plugin/rows.h).
+PLAN_ROWS_PART = 32
 # int16 samples of full scale, and marks, which no sample equals: the first one of a row that overflowed and has no
 # audio, and the first two of a row that the caller's key does not open.
 PCM_SCALE, NO_SAMPLE = 32767, -32768
@@ -70,15 +69,27 @@ class RowCounts:
     voices: int
 
     @classmethod
-    def of(cls, slots: int, voice_bytes: int, state_bytes: int) -> "RowCounts":
-        """`voice_bytes`, 0 without voices, are what voices may take; there is a row for each voice that a call reads,
-        and one for a voice that is encoded meanwhile."""
-        least = min(slots, MAX_BATCH) + 1
-        return cls(slots, max(least, min(MOST_VOICES, voice_bytes // state_bytes)) if voice_bytes else 0)
+    def of(cls, slots: int, voice_bytes: int, state_bytes: int, rows: int | None = None) -> "RowCounts":
+        """Of `rows` that code2wav has, public ones included, if they are limited; `voice_bytes`, 0 without voices, are
+        what voices may take. There is a row for each voice that a call reads, and one for a voice that is encoded
+        meanwhile."""
+        least, most = min(slots, MAX_BATCH) + 1, min(MOST_VOICES, voice_bytes // state_bytes)
+        if rows is not None:
+            most = min(most, rows - PUBLIC_ROWS - 1 - slots)
+        return cls(slots, max(least, most) if voice_bytes else 0)
 
     @property
     def total(self) -> int:
         return self.slots + self.voices
+
+    def fits(self, rows: int) -> bool:
+        """Whether code2wav has enough, of `rows` with the zero row and the public ones."""
+        return self.total <= rows - PUBLIC_ROWS - 1
+
+
+def plan_rows(memory: int, state_bytes: int) -> int:
+    """Rows that a TensorRT plan allocates, public ones included, when the server may take `memory` bytes of a GPU."""
+    return min(NUM_ROWS, memory // PLAN_ROWS_PART // state_bytes)
 
 
 @dataclass(frozen=True)
@@ -93,14 +104,14 @@ class StatePiece:
         return math.prod(self.shape)
 
 
-def input_shapes(rows: int, frames: int, state_size: int) -> dict[str, list[int]]:
+def call_shapes(rows: int, frames: int) -> dict[str, list[int]]:
     """Input shapes of a batch of `rows` streams with `frames` new frames each."""
-    return {CODES: [rows, frames, NUM_CODEBOOKS], STATE: [rows, state_size], HISTORY: [rows, 1]}
+    return {CODES: [rows, frames, NUM_CODEBOOKS], PLACES: [rows, PLACES_SIZE]}
 
 
-def served_shapes(chunk_frames: Sequence[int], state_size: int) -> list[dict[str, list[int]]]:
-    """input_shapes of the smallest and the largest batch of each chunk length."""
-    return [input_shapes(rows, frames, state_size) for frames in chunk_frames for rows in (1, MAX_BATCH)]
+def served_shapes(chunk_frames: Sequence[int]) -> list[dict[str, list[int]]]:
+    """call_shapes of the smallest and the largest batch of each chunk length."""
+    return [call_shapes(rows, frames) for frames in chunk_frames for rows in (1, MAX_BATCH)]
 
 
 def split_frames(frames: int, longest: int = CHUNK_FRAMES[-1]) -> Iterator[tuple[int, int]]:

@@ -62,7 +62,7 @@ class CodecProof:
 
     def __init__(self, codec: CodecClient, golden: Golden, clock: Callable[[], float] = time.perf_counter) -> None:
         self._codec, self._golden, self._clock = codec, golden, clock
-        self._findings = Findings()
+        self.findings = Findings()
         # Seconds per frame, and the size, of the largest call so far.
         self._frame_seconds, self._largest = 0.0, 0
 
@@ -75,29 +75,30 @@ class CodecProof:
             if closed.is_set():
                 raise Unavailable("the server is shutting down")
             if index < len(lengths) or self._clock() - started + self._frame_seconds * call.size <= seconds:
-                self._make(call, utterances)
+                self.make(call, utterances)
                 made += 1
-        self._findings.check(self._golden.snr_db)
-        shapes, worst = len(self._findings.snr_db), self._findings.worst
+        self.findings.check(self._golden.snr_db)
+        shapes, worst = len(self.findings.snr_db), self.findings.worst
         log.info(
             "%s agrees with its golden cases: %d of %d calls, %d shapes, worst SNR %.1f dB (%.1f required), %.2f s",
             MODEL_NAME, made, len(calls), shapes, worst, self._golden.snr_db, self._clock() - started,
         )  # fmt: skip
 
-    def _make(self, call: Call, utterances: Utterances) -> None:
+    def make(self, call: Call, utterances: Utterances) -> None:
+        """Adds the shape's outcome to `findings`."""
         slots = utterances.choose(call)
         started = self._clock()
         try:
             pcm, failed = self._codec.decode(utterances.chunks(slots, call.frames))
         except Exception as error:
-            self._findings.add(str(call), -math.inf, error)
+            self.findings.add(str(call), -math.inf, error)
             utterances.restart(slots)
             return
         if call.size >= self._largest:
             self._frame_seconds, self._largest = (self._clock() - started) / call.size, call.size
         snr_db = self._compare(slots, call, pcm, utterances)
         snr_db[list(failed)] = -math.inf
-        self._findings.add(str(call), float(snr_db.min()), next(iter(failed.values()), None))
+        self.findings.add(str(call), float(snr_db.min()), next(iter(failed.values()), None))
         utterances.advance(slots, call.frames)
         # Restart failed rows, so that later shapes do not inherit their errors.
         utterances.restart(slots[~(snr_db >= self._golden.snr_db)])

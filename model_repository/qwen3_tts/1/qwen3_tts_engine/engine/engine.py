@@ -1,6 +1,7 @@
 """The engine: streams are submitted, and their sinks get audio from its threads."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.core.streams import Stream
@@ -30,7 +31,7 @@ class Engine:
         *,
         take_turns: bool = False,
         on_thread_start: Callable[[], None] = lambda: None,
-        sending: Sending | None = None,
+        sending: Sending = nullcontext,
     ) -> None:
         """With `take_turns` codec calls and ticks never overlap: on a GPU that processes time-slice, a call of 0.6 ms
         took 12 ms beside a talker (one H200). `on_thread_start` runs first on each thread; `sending` is Delivery's."""
@@ -46,8 +47,9 @@ class Engine:
         talker_loop = TalkerLoop(self.state, turns, runner, codec_loop, self.delivery, recorder, precedence)
         codec_loops = {f"codec {i}": codec_loop.run for i in range(0 if take_turns else CODEC_LOOPS)}
         self._loops = {"talker": talker_loop.run} | codec_loops
-        loops = self._loops | self.delivery.loops
-        self._threads = LoopThreads(loops, on_thread_start, lambda e: self.die(RequestError(f"the engine died: {e}")))
+        self._threads = LoopThreads(
+            self._loops, on_thread_start, lambda e: self.die(RequestError(f"the engine died: {e}"))
+        )
 
     def start(self) -> None:
         self._threads.start()
@@ -90,9 +92,8 @@ class Engine:
         """End every stream with UNAVAILABLE and stop all threads; safe to call twice."""
         self._shut_down(Unavailable("the server is shutting down"))
         self._threads.join(self._loops, timeout)
-        # After their last output.
-        self.delivery.close()
-        self._threads.join(self.delivery.loops, timeout)
+        # Their last output.
+        self.delivery.flush()
 
     def die(self, error: Exception) -> None:
         """End every stream with an error and refuse new ones with UNAVAILABLE."""

@@ -6,7 +6,7 @@ from math import prod
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig, ModelConfig, TalkerConfig
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EncoderManifest
 from qwen3_tts_engine.checkpoint.tensor_shapes import TensorShapes, codec_decoder_shapes, talker_shapes
-from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, RowCounts
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, RowCounts, plan_rows
 from qwen3_tts_engine.config import MOST_AUTO_STREAMS, ConfigError, EngineConfig, max_positions
 from qwen3_tts_engine.talker.graph_runner import MAX_JOINT_PROMPTS, ROW_BUCKETS, count_graphs, prefill_buckets
 
@@ -34,9 +34,8 @@ CODEC_GRAPHS_BYTES, CODEC_FRAME_BYTES, CODEC_WEIGHT_COPIES = 120 * MIB, 4 * MIB,
 CODEC_BLOCK_ROWS = 16
 # Rows times frames of its largest graph, from so many GiB on (code2wav_step/buckets.py).
 CODEC_ROW_FRAMES = {0: 64, 9: 128, 11: 256, 20: 512}
-# Memory of a row's frame in an execution context of a plan, with the plugin and without (docs/code2wav.md). Each
-# chunk length has a context for MAX_BATCH rows.
-PLAN_FRAME_BYTES = {True: 3_700_000, False: 8_400_000}
+# Memory of a row's frame in the execution context of a plan (docs/code2wav.md).
+PLAN_FRAME_BYTES = 3_700_000
 # The encoders of clones for 30 s of sound: weights in FP32 and activations.
 SPEAKER_ENCODER_BYTES, CODEC_ENCODER_BYTES = 192 * MIB, 1 * GIB
 
@@ -100,16 +99,16 @@ class MemoryNeeds:
     config: EngineConfig
     codec_state: int
     """Of one stream."""
+    plan_rows: int | None = None
+    """Rows of states that a TensorRT plan has, in `awaited`; otherwise the codec allocates those that are used."""
 
     def plan(self, streams: int, awaited: int = 0) -> MemoryPlan:
         talker, config = self.model.talker_config, self.config
         longest = max_positions(self.model, config)
         page = page_bytes(talker, config.page_size)
         cache = int(config.kv_cache_gib * GIB) or page * cache_pages(config, longest, streams)
-        voice_bytes = config.voice_cache_mib * MIB if self.model.tts_model_type == "base" else 0
-        rows = RowCounts.of(streams, voice_bytes, self.codec_state).total
-        # Two more rows: zeros, and a target for writes that belong to no row. A slot absorbs padding.
-        states = (-(-(rows + 1) // CODEC_BLOCK_ROWS) * CODEC_BLOCK_ROWS + 1) * self.codec_state
+        states = 0 if self.plan_rows else self._row_bytes(streams)
+        # A slot absorbs padding.
         states += (streams + 2) * self._slot_bytes(longest)
         graphs = graph_bytes(talker, streams) if config.kernels in ("auto", "required") else 0
         positions = cache // page * config.page_size
@@ -118,6 +117,8 @@ class MemoryNeeds:
     def fitting(self, memory: GpuMemory) -> MemoryPlan | None:
         """The plan for max_streams, or with auto for as many streams as fit; None if it does not fit."""
         wanted = STREAMS if self.config.has_auto_streams else (self.config.max_streams,)
+        if self.config.has_auto_streams and self.plan_rows:
+            wanted = tuple(streams for streams in STREAMS if self._rows(streams).fits(self.plan_rows))
         plans = (self.plan(streams, memory.awaited) for streams in reversed(wanted))
         return next((plan for plan in plans if self._fits(plan, memory)), None)
 
@@ -141,6 +142,15 @@ class MemoryNeeds:
             f"max_streams: {gib(needed.total)} GiB are required for {_streams(streams)}, "
             f"{gib(available)} are {where}: {advice}; {needed}"
         )
+
+    def _rows(self, streams: int) -> RowCounts:
+        voice_bytes = self.config.voice_cache_mib * MIB if self.model.tts_model_type == "base" else 0
+        return RowCounts.of(streams, voice_bytes, self.codec_state, self.plan_rows)
+
+    def _row_bytes(self, streams: int) -> int:
+        """With two more rows: zeros, and a target for writes that belong to no row."""
+        blocks = -(-(self._rows(streams).total + 1) // CODEC_BLOCK_ROWS)
+        return (blocks * CODEC_BLOCK_ROWS + 1) * self.codec_state
 
     def _fits(self, plan: MemoryPlan, memory: GpuMemory) -> bool:
         return plan.total <= memory.available(self.config.gpu_memory_share)
@@ -194,8 +204,8 @@ def codec_model(name: str, manifest: CodecManifest, decoder: CodecDecoderConfig,
         buffers = MAX_BATCH * ELEMENT * manifest.state_size + codec_row_frames(total) * CODEC_FRAME_BYTES
         return OtherModel(name, CONTEXT_BYTES + weights + buffers + CODEC_GRAPHS_BYTES, has_process=True)
     if engine := manifest.engine:
-        contexts = MAX_BATCH * sum(CHUNK_FRAMES) * PLAN_FRAME_BYTES[engine.plugin]
-        return OtherModel(name, engine.size + contexts, has_process=False)
+        rows = plan_rows(total, ELEMENT * manifest.state_size) * ELEMENT * manifest.state_size
+        return OtherModel(name, engine.size + MAX_BATCH * CHUNK_FRAMES[-1] * PLAN_FRAME_BYTES + rows, has_process=False)
     return OtherModel(name, 0, has_process=False)  # on the CPU
 
 

@@ -1,4 +1,4 @@
-"""The real Triton model with a scripted talker; tests install it as model.py and keep the real one as real_model.py."""
+"""The entry point of an engine's process with a scripted talker."""
 
 import os
 import sys
@@ -7,7 +7,6 @@ sys.path.insert(0, os.environ["PROJECT_ROOT"])
 
 import numpy as np
 import torch
-from real_model import TritonPythonModel as RealModel
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.client import Code2Wav
@@ -15,6 +14,7 @@ from qwen3_tts_engine.codec.contract import RowCounts
 from qwen3_tts_engine.codec.row_calls import RowCalls
 from qwen3_tts_engine.codec.rows import owner_key
 from qwen3_tts_engine.core.batches import Frames, Newcomer
+from qwen3_tts_engine.process import child
 from qwen3_tts_engine.service import OWNER, Service
 from tests.fakes.scripted import ScriptedRunner
 
@@ -53,5 +53,5 @@ class ScriptedService(Service):
         return Code2Wav(calls.call, key, counts, MAX_HISTORY, self.config.max_chunk_frames)
 
 
-class TritonPythonModel(RealModel):
-    service = ScriptedService
+if __name__ == "__main__":
+    child.main(ScriptedService)
