@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
-# Serves the repository that build_codec.sh prepared, with the codec in the form CODEC_FORM; arguments go to tritonserver.
+# Serves the repository that build_codec.sh prepared, with the codec in the form CODEC_FORM, or in the form python where
+# there is no plan; arguments go to tritonserver.
 set -euo pipefail
-case ${CODEC_FORM:?tensorrt or python} in
+form=${CODEC_FORM:?tensorrt or python}
+if [ "$form" = tensorrt ] && grep -qs '"form": "python"' /var/lib/qwen3-tts/model_repository/code2wav/1/model.json; then
+    form=python
+fi
+case $form in
     tensorrt) options=(${QWEN3_TTS_TENSORRT_PLUGIN:+"--backend-config=tensorrt,plugins=$QWEN3_TTS_TENSORRT_PLUGIN"}) ;;
     python) options=(--model-config-name=python) ;;
-    *) echo "CODEC_FORM is '$CODEC_FORM': it must be tensorrt or python" >&2 && exit 2 ;;
+    *) echo "CODEC_FORM is '$form': it must be tensorrt or python" >&2 && exit 2 ;;
 esac
 case ${QWEN3_TTS_MPS:-auto} in
     auto | off) ;;

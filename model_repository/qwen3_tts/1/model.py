@@ -9,12 +9,12 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from qwen3_tts_engine import metrics
+from qwen3_tts_engine import metrics, startup
 from qwen3_tts_engine.lifecycle import guard
 from qwen3_tts_engine.lifecycle.draining import DrainFile
 from qwen3_tts_engine.lifecycle.logs import log_through
 from qwen3_tts_engine.process.parent import EngineProcess
-from qwen3_tts_engine.service import OWNER, SWITCH_SECONDS, read_config
+from qwen3_tts_engine.service import OWNER, SWITCH_SECONDS, read_config, repository
 from triton_adapter import bls, telemetry
 from triton_adapter.requests import accept
 from triton_adapter.responses import CancelWatcher
@@ -40,6 +40,7 @@ class TritonPythonModel:
         self._config = config = read_config(args)
         self._drain = DrainFile(config.drain_file)
         self._recorder = metrics.Recorder()
+        self._codec_is_plan = startup.codec_is_plan(repository(args))
         self._engine = EngineProcess(ENGINE_PROCESS, args, bls.call_model, self._on_death, config.max_requests)
         self._watcher = CancelWatcher(self._engine.cancel)
         labels = {"model": self._name, "version": args["model_version"]}
@@ -70,6 +71,7 @@ class TritonPythonModel:
             metrics.READY.name: self.is_ready(),
             metrics.OPEN.name: self._watcher.open_requests(),
             metrics.DRAINING.name: is_draining,
+            metrics.CODEC_PLAN.name: self._codec_is_plan,
         }
 
     def _on_death(self, error: BaseException) -> None:

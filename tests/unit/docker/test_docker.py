@@ -338,6 +338,28 @@ def test_build_exports_the_served_form(form: str, tmp_path: Path) -> None:
     assert all((configs / f"{name}.pbtxt").is_file() for name in selected)
 
 
+def test_build_falls_back_to_the_kernels_without_tensorrt(tmp_path: Path) -> None:
+    for form, built, code in (("tensorrt", ["tensorrt", "python"], 0), ("python", ["python"], 1)):
+        folder = tmp_path / form
+        (folder / "model_repository").mkdir(parents=True)
+        (folder / "python3").write_text(f'#!/bin/sh\necho "$4" >>{folder}/built\n[ $(wc -l <{folder}/built) = 2 ]\n')
+        (folder / "python3").chmod(0o755)
+        environment = {"PATH": f"{folder}:{os.environ['PATH']}", "QWEN3_TTS_CHECKPOINT": "any", "CODEC_FORM": form}
+        text = BUILD.read_text().replace(str(SERVED), str(folder / "served"))
+        done = subprocess.run(["bash", "-c", text], env=environment, cwd=folder, capture_output=True, text=True)
+        assert (done.returncode, (folder / "built").read_text().split()) == (code, built)
+        assert ("no TensorRT plan here" in done.stderr) == (form == "tensorrt")
+
+
+def test_server_serves_the_kernels_where_no_plan_was_built(tmp_path: Path) -> None:
+    folder = tmp_path / "served" / "model_repository" / "code2wav" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.json").write_text('{\n  "form": "python",\n}\n')
+    done, command = run_script(SERVE, tmp_path, "tensorrt")
+    assert done.returncode == 0, done.stderr
+    assert "--model-config-name=python" in command
+
+
 def test_plugin_is_built_and_used_by_export_and_server() -> None:
     assert "COPY --from=plugin /libcode2wav_plugin.so ./" in DOCKERFILE
     assert f"{PLUGIN_LIBRARY}={PLUGIN} " in instructions("ENV")[-1]

@@ -181,6 +181,14 @@ def _time_slices(runner: Runner) -> bool:
     return not is_shared
 
 
+def codec_is_plan(repository: Path) -> bool:
+    """Whether code2wav is a TensorRT plan; False also where its manifest is unreadable, which check_codec reports."""
+    try:
+        return CodecManifest.read(repository / contract.MODEL_NAME / "1").form == "tensorrt"
+    except CheckpointError:
+        return False
+
+
 def check_encoders(checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device) -> None:
     """Raises CheckpointError, naming the file, when the encoders in `repository` were not exported from this Base
     checkpoint, or are plans that `device` cannot run."""
