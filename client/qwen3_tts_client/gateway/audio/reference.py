@@ -47,9 +47,10 @@ def _decode(content: bytes) -> Reference:
     with av.open(io.BytesIO(content), "r", options={"format_whitelist": CONTAINERS}) as container:
         stream = container.streams.audio[0]
         rate = stream.rate
-        mono = av.AudioResampler(format="fltp", layout="mono", rate=rate)
+        planar = av.AudioResampler(format="fltp", rate=rate)
         for frame in container.decode(stream):
-            parts += [part.to_ndarray()[0] for part in mono.resample(frame)]
+            # Mixed down here: the resampler's own mono keeps the power of uncorrelated channels, which is louder.
+            parts += [part.to_ndarray().mean(axis=0) for part in planar.resample(frame)]
             samples += frame.samples
             if samples > MAX_SECONDS * rate:
                 raise ValueError(f"longer than {MAX_SECONDS} s")

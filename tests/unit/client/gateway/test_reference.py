@@ -2,10 +2,12 @@
 
 import asyncio
 import base64
+import io
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import soundfile
 
 from qwen3_tts_client.gateway.audio.encoder import make_encoder
 from qwen3_tts_client.gateway.audio.reference import MAX_SECONDS, Reference, decode_file, decode_reference
@@ -47,6 +49,22 @@ def test_base64_with_and_without_head(head: str) -> None:
         samples, rate = asyncio.run(decode_reference(text, pool))
     np.testing.assert_allclose(samples, TONE / 32768, atol=1e-4)
     assert rate == RATE
+
+
+@pytest.mark.parametrize("channels", [1, 2, 6])
+def test_channels_are_averaged(channels: int) -> None:
+    """Equal channels sound as one does: not 1.41 times louder in stereo, 5.1 as well."""
+    file = io.BytesIO()
+    soundfile.write(file, np.tile(TONE[:, np.newaxis], channels), RATE, format="WAV")
+    samples, _ = decode(file.getvalue())
+    np.testing.assert_allclose(samples, TONE / 32768, atol=1e-4)
+
+
+def test_one_silent_channel_halves_the_other() -> None:
+    file = io.BytesIO()
+    soundfile.write(file, np.stack([TONE, 0 * TONE], axis=1), RATE, format="WAV")
+    samples, _ = decode(file.getvalue())
+    np.testing.assert_allclose(samples, TONE / 65536, atol=1e-4)
 
 
 @pytest.mark.parametrize("content", [*PLAYLISTS, b"", b"no recording", recording("wav")[:44]])
