@@ -41,3 +41,21 @@ def test_a_temperature_below_the_threshold_is_greedy(temperature: float) -> None
     assert (sampling.temperature, sampling.predictor_temperature) == (0, 0)
     low = Sampling.from_defaults(GenerationConfig(), SynthesisRequest(text="x", temperature=1e-5))
     assert (low.temperature, low.predictor_temperature) == (1e-5, 0.9)
+
+
+def test_a_top_k_of_minus_one_keeps_the_whole_vocabulary() -> None:
+    sampling = Sampling.from_defaults(GenerationConfig(top_k=50), SynthesisRequest.of({"text": "x", "top_k": -1}))
+    assert sampling.top_k == 0
+
+
+def test_a_seed_of_minus_one_is_random() -> None:
+    request = SynthesisRequest.of({"text": "x", "seed": -1})
+    seeds = {Sampling.from_defaults(GenerationConfig(), request).seed for _ in range(3)}
+    assert len(seeds) == 3
+    assert min(seeds) >= 0
+
+
+@pytest.mark.parametrize("field", ["top_k", "seed"])
+def test_other_negative_numbers_are_refused(field: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{field}: -2: Input should be greater than or equal to -1"):
+        SynthesisRequest.of({"text": "x", field: -2})

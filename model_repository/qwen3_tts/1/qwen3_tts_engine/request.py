@@ -8,14 +8,16 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from qwen3_tts_engine.checkpoint.configs import GenerationConfig, RepetitionPenalty, Temperature, TopK, TopP
+from qwen3_tts_engine.checkpoint.configs import GenerationConfig, RepetitionPenalty, Temperature, TopP
 from qwen3_tts_engine.voice import Voice
 
 # Lower temperatures make logits overflow.
 MIN_TEMPERATURE = 1e-5
+RANDOM_SEED = -1
 # Characters of an invalid value that an error quotes.
 MAX_QUOTED = 40
-VoiceOperationName = Literal["register_voice", "list_voices", "delete_voice"]
+LIST_SPEAKERS: Literal["list_speakers"] = "list_speakers"
+VoiceOperationName = Literal["register_voice", "list_voices", "delete_voice", "list_speakers"]
 
 
 class Outcome(Enum):
@@ -88,26 +90,29 @@ class Sampling(BaseModel):
         predictor_temperature = defaults.subtalker_temperature if defaults.subtalker_dosample and not greedy else 0.0
         return cls(
             temperature=_or_greedy(temperature if requested is None else requested),
-            top_k=defaults.top_k if options.top_k is None else options.top_k,
+            top_k=defaults.top_k if options.top_k is None else max(0, options.top_k),
             top_p=defaults.top_p if options.top_p is None else options.top_p,
             repetition_penalty=options.repetition_penalty or defaults.repetition_penalty,
             predictor_temperature=_or_greedy(predictor_temperature),
             predictor_top_k=defaults.subtalker_top_k,
             predictor_top_p=defaults.subtalker_top_p,
-            seed=secrets.randbits(63) if options.seed is None else options.seed,
+            seed=secrets.randbits(63) if options.seed is None or options.seed == RANDOM_SEED else options.seed,
         )
 
 
 class SamplingOptions(BaseModel):
-    """The sampling fields of a request; None selects the default of the checkpoint's generation_config.json."""
+    """The sampling fields of a request; None selects the default of the checkpoint's generation_config.json.
+
+    As in other servers, a top_k of -1 keeps the whole vocabulary and a seed of -1 is random.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     temperature: Temperature | None = None
-    top_k: TopK | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
     top_p: TopP | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=RANDOM_SEED, lt=2**63)] | None = None
 
 
 class VoiceReference(BaseModel):
