@@ -163,9 +163,9 @@ def noise_with(value: float) -> np.ndarray:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "voice: None: required: the name of a registered voice, or ref_audio"),
-    (IN_CONTEXT | {"ref_audio": noise(0.07)}, "ref_audio: '0.070 s at 24000 Hz': 0.08 to 30 s are allowed"),
-    (IN_CONTEXT | {"ref_audio": noise(30.1)}, "ref_audio: '30.100 s at 24000 Hz': 0.08 to 30 s are allowed"),
-    (IN_CONTEXT | {"ref_audio": noise(0)}, "ref_audio: '0.000 s at 24000 Hz': 0.08 to 30 s are allowed"),
+    (IN_CONTEXT | {"ref_audio": noise(0.07)}, "ref_audio: '0.070 s at 24000 Hz': too short: record 3 to 10 s"),
+    (IN_CONTEXT | {"ref_audio": noise(30.1)}, "ref_audio: '30.100 s at 24000 Hz': too long: cut it to 30 s"),
+    (IN_CONTEXT | {"ref_audio": noise(0)}, "ref_audio: '0.000 s at 24000 Hz': too short: record"),
     (IN_CONTEXT | {"ref_audio": noise_with(float("nan"))}, "ref_audio: nan: must be finite"),
     (IN_CONTEXT | {"ref_audio": noise_with(float("-inf"))}, "ref_audio: -inf: must be finite"),
     (IN_CONTEXT | {"ref_audio": np.zeros(24000, np.float32)}, "ref_audio: 'peak 0': silent: 0.001 to 2 is allowed"),

@@ -331,6 +331,8 @@ def test_refuses_a_voice_of_another_model_by_name(encoder: ScriptedEncoder, tmp_
         ({"ref_audio": np.zeros(24000, np.float32)}, "ref_audio"),
         ({"seconds": 0.05}, "ref_audio"),
         ({"seconds": 31.0}, "ref_audio"),
+        ({"seconds": 10.0, "text": "Hi."}, "ref_text"),
+        ({"seconds": 3.0, "text": "said " * 40}, "ref_text"),
     ],
 )
 def test_refuses_an_invalid_reference(
@@ -340,6 +342,30 @@ def test_refuses_an_invalid_reference(
         assert isinstance(answer, InvalidRequest)
         assert answer.field == field
     assert encoder.calls == 0
+
+
+def test_a_reference_that_is_too_long_says_what_to_do(voices: Voices) -> None:
+    expected = "ref_audio: '31.000 s at 24000 Hz': too long: cut it to 30 s; 3 to 10 s work best"
+    assert str(find(voices, request(seconds=31.0))) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text", "problem"),
+    [(20.0, "Hello.", "short"), (2.0, "This is the text of another recording. " * 4, "long")],
+)
+def test_a_transcript_of_another_recording_is_refused(voices: Voices, seconds: float, text: str, problem: str) -> None:
+    given = f"ref_text: '{len(text.strip())} characters for {seconds:.1f} s of ref_audio'"
+    expected = f"{given}: too {problem}: give exactly what is said in it, or set x_vector_only"
+    assert str(find(voices, request(seconds, text))) == expected
+    assert isinstance(find(voices, request(seconds, text, x_vector_only=True)), Voice)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.0, "Hi."), (3.0, "嗯"), (30.0, "今天天气很好，我们去公园吧。"), (0.5, "Good morning!"), (3.0, "said " * 20)],
+)
+def test_a_plausible_transcript_is_accepted(voices: Voices, seconds: float, text: str) -> None:
+    assert isinstance(find(voices, request(seconds, text)), Voice)
 
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 6))

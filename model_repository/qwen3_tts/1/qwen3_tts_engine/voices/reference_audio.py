@@ -16,6 +16,11 @@ MIN_RATE, MAX_RATE = 8_000, 192_000
 MAX_SAMPLES = MAX_REFERENCE_SECONDS * MAX_RATE
 # The speaker encoder's reflection padding requires five mel frames; a codec frame has seven.
 MIN_SECONDS = SAMPLES_PER_FRAME / SAMPLE_RATE
+BEST_SECONDS = "3 to 10"
+# Characters a second of a transcript, beyond any language's: fast English has 25, slow Chinese 2. Short recordings may
+# be cut in the middle of a word, or be silent for the most part.
+MOST_CHARACTERS, FEWEST_CHARACTERS, PAUSE_SECONDS = 40, 0.5, 3
+EXACT_TEXT = "give exactly what is said in it, or set x_vector_only"
 # Full scale is 1. Peaks far above it mean unscaled input; peaks below -60 dBFS, silence.
 MAX_PEAK, MIN_PEAK = 2.0, 1e-3
 
@@ -48,9 +53,13 @@ class ReferenceAudio:
             allowed = f"the rate of ref_audio in Hz, {MIN_RATE} to {MAX_RATE}"
             raise InvalidRequest("ref_sample_rate", sample_rate, f"required: {allowed}")
         seconds = len(samples) / sample_rate
-        if not MIN_SECONDS <= seconds <= max_seconds:
-            found = f"{seconds:.3f} s at {sample_rate} Hz"
-            raise InvalidRequest("ref_audio", found, f"{MIN_SECONDS:g} to {max_seconds:g} s are allowed")
+        found = f"{seconds:.3f} s at {sample_rate} Hz"
+        if seconds < MIN_SECONDS:
+            raise InvalidRequest("ref_audio", found, f"too short: record {BEST_SECONDS} s")
+        if seconds > max_seconds:
+            raise InvalidRequest(
+                "ref_audio", found, f"too long: cut it to {max_seconds:g} s; {BEST_SECONDS} s work best"
+            )
         if not np.isfinite(samples).all():
             raise InvalidRequest("ref_audio", float(samples[~np.isfinite(samples)][0]), "must be finite")
         peak = float(np.abs(samples).max())
@@ -58,6 +67,19 @@ class ReferenceAudio:
             problem = "silent" if peak < MIN_PEAK else "not scaled to -1..1"
             raise InvalidRequest("ref_audio", f"peak {peak:.3g}", f"{problem}: {MIN_PEAK:g} to {MAX_PEAK:g} is allowed")
         return cls(samples, sample_rate)
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.sample_rate
+
+    def check_transcript(self, text: str) -> None:
+        """Raises InvalidRequest for a text that cannot be what is said: speech in its context may never end."""
+        characters = len(text.strip())
+        given = f"{characters} characters for {self.seconds:.1f} s of ref_audio"
+        if characters > MOST_CHARACTERS * (1 + self.seconds):
+            raise InvalidRequest("ref_text", given, f"too long: {EXACT_TEXT}")
+        if self.seconds > PAUSE_SECONDS + characters / FEWEST_CHARACTERS:
+            raise InvalidRequest("ref_text", given, f"too short: {EXACT_TEXT}")
 
     def digest(self) -> str:
         """SHA-256 of samples and rate."""

@@ -146,6 +146,7 @@ class Voices:
             raise InvalidRequest("ref_text", None, "required: the transcript of ref_audio, unless x_vector_only is set")
         if text is not None:
             self._check_text(text)
+            audio.check_transcript(text)
         self._fetch(("recorded", audio.digest(), text), lambda: self._encode(audio, text), callback)
 
     def _register(self, name: str, request: VoiceReference, callback: OnRecords) -> None:
