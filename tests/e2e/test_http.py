@@ -29,10 +29,22 @@ def test_each_server_sent_event_carries_a_chunk(scripted: TritonServer) -> None:
     assert frames[:, :2].tolist() == [[4, number] for number in range(9)]
 
 
+def test_language_codes_and_minus_one_are_accepted(scripted: TritonServer) -> None:
+    fields = {"text": "Hello.", "speaker": "RYAN", "language": "en-US", "seed": -1, "top_k": -1, "max_frames": 2}
+    assert generate_stream(scripted, fields)[-1]["finish_reason"] == "length"
+
+
+def test_lists_the_speakers_of_the_checkpoint(scripted: TritonServer) -> None:
+    [event] = generate_stream(scripted, {"operation": "list_speakers"})
+    speakers = [json.loads(speaker) for speaker in event["voices"]]
+    assert {"name": "eric", "dialect": "sichuan_dialect"} in speakers
+    assert len(speakers) == 9
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"text": "Hello.", "speaker": "nobody"}, "INVALID_ARG: speaker: 'nobody': one of aiden"),
+        ({"text": "Hello.", "speaker": "nobody"}, "INVALID_ARG: speaker: 'nobody': unknown: choose one of aiden"),
         ({"speaker": "ryan"}, "INVALID_ARG: text: None: Field required"),
     ],
 )

@@ -115,6 +115,13 @@ def test_answers_a_voice_operation_with_records(operation: str) -> None:
     assert str(harness.refusal) == "busy"
 
 
+def test_lists_the_speakers() -> None:
+    harness = Harness()
+    harness.prompts.speakers.return_value = [{"name": "MyVoice", "dialect": None}]
+    harness.accept(operation="list_speakers")
+    harness.caller.reply.assert_called_once_with(['{"name": "MyVoice", "dialect": null}'])
+
+
 def test_the_first_piece_opens_a_sequence_with_its_options() -> None:
     harness = Harness()
     harness.accept(FIRST, text="Hel", speaker="ryan")

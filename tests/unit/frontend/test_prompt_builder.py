@@ -1,5 +1,7 @@
 """Requests that exceed the limits of the server or the checkpoint are refused."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,73 @@ def clone(seconds: float, text: str = "What it says.") -> SynthesisRequest:
     codes = np.zeros((round(seconds * 12.5), 16), np.int32)
     voice = Voice(np.zeros(128, np.float32), codes, text)
     return SynthesisRequest.of({"text": "Hello.", "voice": "anna", "max_frames": 40}).in_voice(voice)
+
+
+@pytest.fixture
+def fine_tuned(tiny_checkpoint: Path, tmp_path: Path) -> PromptBuilder:
+    """As the official fine-tuning script leaves it: one speaker, under the name that was given to it."""
+    folder = tmp_path / "fine-tuned"
+    shutil.copytree(tiny_checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["talker_config"] |= {"spk_id": {"MyVoice": 3000}, "spk_is_dialect": {"MyVoice": False}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return builder(folder)
+
+
+def rows(prompts: PromptBuilder, **fields: Any) -> list[int]:
+    """The first codebook of each row of the prompt."""
+    stream = prompts.stream(SynthesisRequest.of({"text": "Hello.", "max_frames": 8} | fields), Listener(), "any")
+    return [int(code) for code in stream.prompt.code_ids[:, 0]]
+
+
+@pytest.mark.parametrize("name", ["MyVoice", "myvoice", "MYVOICE"])
+def test_a_speaker_is_found_in_any_case(fine_tuned: PromptBuilder, name: str) -> None:
+    assert 3000 in rows(fine_tuned, speaker=name)
+
+
+def test_released_speakers_are_found_in_any_case(tiny_checkpoint: Path) -> None:
+    prompts = builder(tiny_checkpoint)
+    assert rows(prompts, speaker="Eric") == rows(prompts, speaker="eric")
+
+
+def test_an_unknown_speaker_is_refused_with_those_of_the_checkpoint(fine_tuned: PromptBuilder) -> None:
+    with pytest.raises(InvalidRequest, match=r"^speaker: 'vivian': unknown: choose one of MyVoice$"):
+        rows(fine_tuned, speaker="vivian")
+
+
+def test_a_checkpoint_lists_its_own_speakers(fine_tuned: PromptBuilder, tiny_checkpoint: Path) -> None:
+    assert fine_tuned.speakers() == [{"name": "MyVoice", "dialect": None}]
+    assert {"name": "eric", "dialect": "sichuan_dialect"} in builder(tiny_checkpoint).speakers()
+
+
+def test_a_base_checkpoint_refuses_to_list_speakers(checkpoint_of: CheckpointOf) -> None:
+    with pytest.raises(InvalidRequest, match="operation: 'list_speakers': this checkpoint is for Base voice clone"):
+        builder(checkpoint_of("base")).speakers()
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("en", "english"),
+        ("EN-us", "english"),
+        ("zh-CN", "chinese"),
+        ("zh_Hans_CN", "chinese"),
+        ("pt-BR", "portuguese"),
+        ("German", "german"),
+        ("", "auto"),
+    ],
+)
+def test_a_language_code_means_its_language(tiny_checkpoint: Path, code: str, name: str) -> None:
+    prompts = builder(tiny_checkpoint)
+    assert rows(prompts, speaker="ryan", language=code) == rows(prompts, speaker="ryan", language=name)
+
+
+@pytest.mark.parametrize("language", ["klingon", "tlh", "nl", "english-", "en us"])
+def test_an_unknown_language_is_refused_with_those_of_the_checkpoint(tiny_checkpoint: Path, language: str) -> None:
+    with pytest.raises(
+        InvalidRequest, match=rf"language: '{language}': unknown: choose one of auto, chinese, english, "
+    ):
+        rows(builder(tiny_checkpoint), speaker="ryan", language=language)
 
 
 def test_refuses_a_voice_registered_under_larger_limits(checkpoint_of: CheckpointOf) -> None:

@@ -1,5 +1,6 @@
 """Dispatches synthesis, text pieces and voice operations."""
 
+import json
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +11,7 @@ from qwen3_tts_engine.engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.frontend.sequences import SequencePosition, Sequences
 from qwen3_tts_engine.request import (
+    LIST_SPEAKERS,
     Cancelled,
     InvalidRequest,
     RequestError,
@@ -143,6 +145,9 @@ class Dispatcher:
             refuse(RequestError(f"internal error: {error}"))
 
     def _run_voice_operation(self, request: VoiceOperation, caller: Caller) -> None:
+        if request.operation == LIST_SPEAKERS:
+            caller.reply([json.dumps(speaker, ensure_ascii=False) for speaker in self._prompts.speakers()])
+            return
         if self._voices is None:
             raise InvalidRequest("operation", request.operation, self._prompts.mode)
 

@@ -9,15 +9,15 @@ import numpy as np
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig, max_positions
 from qwen3_tts_engine.core.streams import NONE, Prompt, Sink, Stream, no_prompt
+from qwen3_tts_engine.frontend.languages import AUTO, language_name
 from qwen3_tts_engine.frontend.modes import check_mode, describe
 from qwen3_tts_engine.frontend.prompt_rows import PromptRows
 from qwen3_tts_engine.frontend.streamed_text import StreamedText
 from qwen3_tts_engine.frontend.text_pieces import PiecewiseText
 from qwen3_tts_engine.frontend.tokenizer import TextTokenizer
-from qwen3_tts_engine.request import InvalidRequest, Sampling, SpeechOptions, SynthesisRequest
+from qwen3_tts_engine.request import LIST_SPEAKERS, InvalidRequest, Sampling, SpeechOptions, SynthesisRequest
 from qwen3_tts_engine.voice import Voice
 
-AUTO = "auto"
 # Part of the names of languages that only a speaker selects.
 DIALECT = "dialect"
 
@@ -30,6 +30,8 @@ class PromptBuilder:
         self._defaults = checkpoint.generation
         self._model = checkpoint.config
         self._talker = checkpoint.config.talker_config
+        # Fine-tuned checkpoints name speakers with capitals.
+        self._speakers = {name.casefold(): name for name in self._talker.spk_id}
         self._tokenizer = TextTokenizer(checkpoint, config.max_text_tokens)
 
     @property
@@ -40,6 +42,13 @@ class PromptBuilder:
     @property
     def num_codebooks(self) -> int:
         return self._talker.num_code_groups
+
+    def speakers(self) -> list[dict[str, str | None]]:
+        """Name and dialect of each built-in speaker. Raises InvalidRequest for a checkpoint without speakers."""
+        if self._model.tts_model_type != "custom_voice":
+            raise InvalidRequest("operation", LIST_SPEAKERS, self.mode)
+        dialects = self._talker.spk_is_dialect
+        return [{"name": name, "dialect": dialects.get(name) or None} for name in sorted(self._talker.spk_id)]
 
     def tokenize(self, texts: Sequence[object]) -> None:
         """As TextTokenizer.ahead."""
@@ -152,20 +161,23 @@ class PromptBuilder:
         return request.max_frames
 
     def _speaker(self, request: SpeechOptions) -> str | None:
-        speakers = self._talker.spk_id
         if self._model.tts_model_type != "custom_voice":
             return None
-        if request.speaker is not None and (name := request.speaker.lower()) in speakers:
-            return name
-        allowed = f"one of {', '.join(sorted(speakers))}"
-        raise InvalidRequest("speaker", request.speaker, f"required: {allowed}" if request.speaker is None else allowed)
+        choice = f"choose one of {', '.join(sorted(self._talker.spk_id))}"
+        if request.speaker is None:
+            raise InvalidRequest("speaker", None, f"required: {choice}")
+        if (name := self._speakers.get(request.speaker.casefold())) is None:
+            raise InvalidRequest("speaker", request.speaker, f"unknown: {choice}")
+        return name
 
     def _language(self, language: str, speaker: str | None) -> int:
         ids = self._talker.codec_language_id
-        name = language.lower()
+        name = language_name(language)
         if name != AUTO and (name not in ids or DIALECT in name):
             spoken = sorted(n for n in ids if DIALECT not in n)
-            raise InvalidRequest("language", language, f"one of {', '.join([AUTO, *spoken])}")
+            raise InvalidRequest(
+                "language", language, f"unknown: choose one of {', '.join([AUTO, *spoken])}, or its code"
+            )
         dialect = self._talker.spk_is_dialect.get(speaker, False) if speaker else False
         # As in the reference, a dialect speaker uses the dialect also for language=chinese (docs/model.md, Modes).
         if dialect and name in (AUTO, "chinese"):
