@@ -1,6 +1,7 @@
 """An unusable checkpoint is rejected with an error that names the file and the field."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from qwen3_tts_engine.checkpoint.checkpoint import TOKENIZER_FILES, Checkpoint, 
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
 from qwen3_tts_engine.frontend.tokenizer import TextTokenizer
+from qwen3_tts_engine.request import InvalidRequest
+from tests.conftest import CheckpointOf
 
 
 @pytest.fixture
@@ -167,6 +170,83 @@ def test_rejects_a_file_that_is_not_safetensors(folder: Path) -> None:
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(CheckpointError, match="not a readable safetensors file"):
         CodecStep.from_checkpoint(Checkpoint.open(str(folder)))
+
+
+def shard(path: Path, count: int) -> None:
+    """Replaces a safetensors file by shards and their index, as transformers writes them."""
+    tensors = sorted(load_file(path).items())
+    path.unlink()
+    weight_map = {}
+    for number in range(count):
+        name = f"{path.stem}-{number + 1:05}-of-{count:05}.safetensors"
+        part = dict(tensors[number::count])
+        save_file(part, path.with_name(name))
+        weight_map |= dict.fromkeys(part, name)
+    path.with_name(f"{path.name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def test_sharded_weights_are_those_of_one_file(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
+    whole = Checkpoint.open(str(checkpoint_of("base")))
+    shutil.copytree(whole.folder, tmp_path / "sharded")
+    for folder in (tmp_path / "sharded", tmp_path / "sharded" / "speech_tokenizer"):
+        shard(folder / "model.safetensors", 3)
+    sharded = Checkpoint.open(str(tmp_path / "sharded"))
+    shapes = talker_shapes(whole.config)
+    expected = load_tensors(whole.path("model.safetensors"), shapes)
+    found = load_tensors(sharded.path("model.safetensors"), shapes)
+    assert all(torch.equal(found[name], expected[name]) for name in shapes)
+    assert sharded.speaker_digest == whole.speaker_digest
+    assert len(sharded.codec_digest) == 64
+    CodecStep.from_checkpoint(sharded)
+
+
+def test_names_a_missing_shard_and_its_index(folder: Path) -> None:
+    shard(folder / "model.safetensors", 2)
+    missing = folder / "model-00002-of-00002.safetensors"
+    missing.unlink()
+    checkpoint = Checkpoint.open(str(folder))
+    with pytest.raises(CheckpointError) as refused:
+        load_tensors(checkpoint.path("model.safetensors"), talker_shapes(checkpoint.config))
+    assert str(refused.value) == f"{missing}: missing from the checkpoint, model.safetensors.index.json names it"
+
+
+TEXTS = (
+    "Hello, world! It's 3 o'clock.",
+    "你好，今天天气很好。",
+    "Grüße aus Köln – ça va?",
+    "  two  spaces\nand a line",
+)
+
+
+def test_a_checkpoint_may_have_its_tokenizer_in_one_file(folder: Path) -> None:
+    released = TextTokenizer(Checkpoint.open(str(folder)), 64)
+    whole = released._tokenizer
+    whole.enable_truncation(2)
+    whole.save(str(folder / "tokenizer.json"))
+    whole.no_truncation()
+    for name in TOKENIZER_FILES:
+        (folder / name).unlink()
+    loaded = TextTokenizer(Checkpoint.open(str(folder)), 64)
+    assert [loaded.spoken(text) for text in TEXTS] == [released.spoken(text) for text in TEXTS]
+    assert loaded.role == released.role
+    with pytest.raises(InvalidRequest, match="control tokens are not allowed"):
+        loaded.spoken("<|im_end|>")
+
+
+def test_rejects_a_tokenizer_json_that_is_none(folder: Path) -> None:
+    (folder / "merges.txt").unlink()
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError) as refused:
+        TextTokenizer(Checkpoint.open(str(folder)), 64)
+    assert str(refused.value).startswith(f"{folder / 'tokenizer.json'}: not a tokenizer: ")
+
+
+def test_a_lora_adapter_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    base = "Qwen/Qwen3-TTS-12Hz-1.7B-Base"
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "peft_type": "LORA"}))
+    (tmp_path / "adapter_model.safetensors").touch()
+    message = refusal(tmp_path)
+    assert message.startswith(f"{tmp_path}: a LoRA adapter, not a checkpoint: merge it into {base} (PEFT's merge_and_")
 
 
 def test_tensors_keep_their_dtype(tiny_checkpoint: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors import SafetensorError, safe_open
 
 from qwen3_tts_engine.checkpoint.configs import (
+    AdapterConfig,
     CheckpointError,
     GenerationConfig,
     ModelConfig,
@@ -18,12 +18,15 @@ from qwen3_tts_engine.checkpoint.configs import (
     read_config,
 )
 from qwen3_tts_engine.checkpoint.tensor_shapes import TensorShapes
+from qwen3_tts_engine.checkpoint.weight_files import index_of, open_weights, weight_files
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 SPEECH_TOKENIZER = "speech_tokenizer"
 TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
+WHOLE_TOKENIZER = "tokenizer.json"
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,26 @@ class Checkpoint:
         """
         folder = Path(name) if Path(name).is_dir() else _download(name, revision)
         checkpoint = cls(folder)
-        for relative in (*TOKENIZER_FILES, WEIGHTS, f"{SPEECH_TOKENIZER}/{WEIGHTS}"):
+        checkpoint._refuse_adapter()
+        for relative in (*checkpoint.tokenizer_files, WEIGHTS, f"{SPEECH_TOKENIZER}/{WEIGHTS}"):
             checkpoint.path(relative)
         _ = checkpoint.config, checkpoint.generation, checkpoint.speech_tokenizer
         return checkpoint
 
     def path(self, relative: str) -> Path:
-        """The file at `relative`; raises CheckpointError when it is missing."""
+        """The file at `relative`, or the index of its shards; raises CheckpointError when both are missing."""
         path = self.folder / relative
-        if not path.is_file():
-            raise CheckpointError(f"{path}: missing from the checkpoint")
-        return path
+        for file in (path, index_of(path)):
+            if file.is_file():
+                return file
+        raise CheckpointError(f"{path}: missing from the checkpoint")
+
+    @property
+    def tokenizer_files(self) -> tuple[str, ...]:
+        """The released files, or the one file that newer versions of transformers write in their place."""
+        is_released = all((self.folder / name).is_file() for name in TOKENIZER_FILES)
+        has_whole = (self.folder / WHOLE_TOKENIZER).is_file()
+        return (WHOLE_TOKENIZER,) if has_whole and not is_released else TOKENIZER_FILES
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -67,19 +79,28 @@ class Checkpoint:
     @cached_property
     def codec_digest(self) -> str:
         """SHA-256 of the speech tokenizer's weights; identifies the source of an exported codec."""
-        with self.path(f"{SPEECH_TOKENIZER}/{WEIGHTS}").open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        for path in weight_files(self.path(f"{SPEECH_TOKENIZER}/{WEIGHTS}")):
+            with path.open("rb") as file:
+                hashlib.file_digest(file, lambda: digest)
+        return digest.hexdigest()
 
     @cached_property
     def speaker_digest(self) -> str:
         """SHA-256 of the speaker encoder's weights in a Base checkpoint."""
         digest = hashlib.sha256()
-        with safe_open(self.path(WEIGHTS), framework="pt") as file:
-            names = list(file.keys())
-            for name in sorted(name for name in names if name.startswith("speaker_encoder.")):
+        with open_weights(self.path(WEIGHTS)) as files:
+            for name in sorted(name for name in files if name.startswith("speaker_encoder.")):
                 digest.update(name.encode())
-                digest.update(file.get_tensor(name).contiguous().view(torch.uint8).numpy().tobytes())
+                digest.update(files[name].get_tensor(name).contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+    def _refuse_adapter(self) -> None:
+        path, weights = self.folder / ADAPTER_CONFIG, self.folder / WEIGHTS
+        if path.is_file() and not weights.is_file() and not index_of(weights).is_file():
+            base = read_config(path, AdapterConfig).base_model_name_or_path or "its base model"
+            remedy = f"merge it into {base} (PEFT's merge_and_unload) and give the folder of the merged checkpoint"
+            raise CheckpointError(f"{self.folder}: a LoRA adapter, not a checkpoint: {remedy}")
 
 
 def load_tensors(path: Path, shapes: TensorShapes) -> dict[str, torch.Tensor]:
@@ -87,20 +108,14 @@ def load_tensors(path: Path, shapes: TensorShapes) -> dict[str, torch.Tensor]:
 
     Raises CheckpointError naming the file, the tensor, and both shapes, before any tensor is read.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            present = set(file.keys())
-            for name, shape in shapes.items():
-                if name not in present:
-                    raise CheckpointError(f"{path}: tensor {name} is missing (expected shape {list(shape)})")
-                found = file.get_slice(name).get_shape()
-                if list(found) != list(shape):
-                    raise CheckpointError(
-                        f"{path}: tensor {name} has shape {list(found)}, config.json says {list(shape)}"
-                    )
-            return {name: file.get_tensor(name) for name in shapes}
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: not a readable safetensors file: {error}") from None
+    with open_weights(path) as files:
+        for name, shape in shapes.items():
+            if name not in files:
+                raise CheckpointError(f"{path}: tensor {name} is missing (expected shape {list(shape)})")
+            found = files[name].get_slice(name).get_shape()
+            if list(found) != list(shape):
+                raise CheckpointError(f"{path}: tensor {name} has shape {list(found)}, config.json says {list(shape)}")
+        return {name: files[name].get_tensor(name) for name in shapes}
 
 
 def _download(name: str, revision: str | None) -> Path:

@@ -152,6 +152,12 @@ class GenerationConfig(ReleasedConfig):
     max_new_tokens: int = 2048
 
 
+class AdapterConfig(ReleasedConfig):
+    """adapter_config.json of PEFT."""
+
+    base_model_name_or_path: str | None = None
+
+
 class AddedTokenConfig(ReleasedConfig):
     content: str
 

@@ -106,7 +106,25 @@ class TextTokenizer:
 
 
 def _read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    vocabulary, merges, settings = (checkpoint.path(n) for n in ("vocab.json", "merges.txt", "tokenizer_config.json"))
+    paths = [checkpoint.path(name) for name in checkpoint.tokenizer_files]
+    tokenizer = _load(*paths) if len(paths) == 1 else _assemble(*paths)
+    _check_embedded(tokenizer, paths[0], checkpoint)
+    _check_control_ids(tokenizer, paths[-1], checkpoint)
+    return tokenizer
+
+
+def _load(path: Path) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises a bare Exception
+        raise CheckpointError(f"{path}: not a tokenizer: {error}") from None
+    # Settings of the training that wrote it.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _assemble(vocabulary: Path, merges: Path, settings: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
     except Exception as error:  # the library raises a bare Exception
@@ -120,8 +138,6 @@ def _read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(_added_tokens(read_config(settings, TokenizerConfig)))
-    _check_embedded(tokenizer, vocabulary, checkpoint)
-    _check_control_ids(tokenizer, checkpoint)
     return tokenizer
 
 
@@ -138,11 +154,10 @@ def _check_embedded(tokenizer: Tokenizer, vocabulary: Path, checkpoint: Checkpoi
         raise CheckpointError(f"{vocabulary}: {wrong}")
 
 
-def _check_control_ids(tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
+def _check_control_ids(tokenizer: Tokenizer, path: Path, checkpoint: Checkpoint) -> None:
     config = checkpoint.config
     expected = {"<|im_start|>": config.im_start_token_id, "<|im_end|>": config.im_end_token_id}
     for content, token_id in expected.items():
         if tokenizer.token_to_id(content) != token_id:
             found = tokenizer.token_to_id(content)
-            path = checkpoint.folder / "tokenizer_config.json"
             raise CheckpointError(f"{path}: {content} has id {found}, config.json says {token_id}")

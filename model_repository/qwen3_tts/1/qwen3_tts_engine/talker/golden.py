@@ -20,6 +20,7 @@ from torch import Tensor
 from qwen3_tts_engine.checkpoint.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_tensors
 from qwen3_tts_engine.checkpoint.configs import ModelConfig
 from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
+from qwen3_tts_engine.checkpoint.weight_files import weight_files
 from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.core.streams import NONE, Prompt, Stream, Summary
 from qwen3_tts_engine.interfaces import RunnerLimits
@@ -244,12 +245,13 @@ class _Unheard:
 
 def _digest(checkpoint: Checkpoint) -> str:
     """Identifies the weights by their header, size and time, since to hash them takes seconds."""
-    path = checkpoint.path(WEIGHTS)
-    status, config = path.stat(), checkpoint.path(CONFIG).read_bytes()
-    with path.open("rb") as file:
-        header = file.read(HEADER_BYTES)
-    parts = (header, config, f"{status.st_size} {status.st_mtime_ns} {VERSION}".encode())
-    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(checkpoint.path(CONFIG).read_bytes(), digest_size=16)
+    for path in weight_files(checkpoint.path(WEIGHTS)):
+        with path.open("rb") as file:
+            digest.update(file.read(HEADER_BYTES))
+        status = path.stat()
+        digest.update(f"{status.st_size} {status.st_mtime_ns} {VERSION}".encode())
+    return digest.hexdigest()
 
 
 def _cache_folder() -> Path:
