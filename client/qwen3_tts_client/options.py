@@ -7,7 +7,7 @@ from typing import Any
 from qwen3_tts_client.errors import ClientError
 from qwen3_tts_client.protocol import MODEL_NAME, SpeechRequest, encode
 from qwen3_tts_client.stream import Timeouts
-from qwen3_tts_client.wav import read_wav
+from qwen3_tts_client.wav import read_recording
 
 _STRINGS = ("language", "speaker", "instruct", "voice")
 _HELP = {
@@ -45,7 +45,7 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_reference_options(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--ref-audio", type=Path, metavar="FILE.wav", help="recording of a voice to clone")
+    parser.add_argument("--ref-audio", type=Path, metavar="FILE", help="recording of a voice to clone")
     parser.add_argument("--ref-text", help="transcript of --ref-audio")
     parser.add_argument("--x-vector-only", action="store_true", help="use only its speaker embedding; no transcript")
 
@@ -75,7 +75,7 @@ def reference_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Request fields for a recording to clone. Raises ClientError for an unreadable file."""
     fields: dict[str, Any] = {"ref_text": args.ref_text, "x_vector_only": args.x_vector_only or None}
     if args.ref_audio:
-        fields["ref_audio"], fields["ref_sample_rate"] = read_wav(args.ref_audio)
+        fields["ref_audio"], fields["ref_sample_rate"] = read_recording(args.ref_audio)
     return fields
 
 

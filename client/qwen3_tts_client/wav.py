@@ -1,5 +1,6 @@
-"""WAV files: reference audio in, speech out."""
+"""Sound files: recordings of voices in, speech out."""
 
+import io
 import wave
 from pathlib import Path
 
@@ -8,25 +9,25 @@ from numpy.typing import NDArray
 
 from qwen3_tts_client.errors import ClientError
 
+RECORDINGS = "give a recording as WAV, FLAC, Ogg or MP3"
 
-def read_wav(path: Path) -> tuple[NDArray[np.float32], int]:
-    """Mono samples in -1..1, mixed down, and the rate in Hz of an 8- to 32-bit PCM file. Raises ClientError."""
+
+def read_recording(path: Path) -> tuple[NDArray[np.float32], int]:
+    """Samples in -1..1, the mean of the channels, and the rate in Hz. Raises ClientError for an unreadable file."""
+    # Imported here: only references require libsndfile.
+    import soundfile  # type: ignore[import-untyped]
+
     try:
-        with wave.open(str(path), "rb") as file:
-            width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
-            data = file.readframes(file.getnframes())
-    except (OSError, EOFError, wave.Error) as error:
-        raise ClientError(f"{path}: not a PCM WAV file: {error}") from None
-    samples = _to_float(data, width).reshape(-1, channels).mean(axis=1)
-    return samples.astype(np.float32), rate
-
-
-def _to_float(data: bytes, width: int) -> NDArray[np.float64]:
-    if width == 1:  # the only unsigned format
-        return (np.frombuffer(data, np.uint8) - 128.0) / 128
-    high_aligned = np.zeros((len(data) // width, 4), np.uint8)
-    high_aligned[:, 4 - width :] = np.frombuffer(data, np.uint8).reshape(-1, width)
-    return high_aligned.view("<i4")[:, 0] / 2.0**31
+        content = path.read_bytes()
+        samples, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
+    except OSError as error:
+        raise ClientError(f"{path}: {error.strerror}") from None
+    except soundfile.LibsndfileError as error:
+        reason = error.error_string.rstrip(".") if content else "the file is empty"
+        raise ClientError(f"{path}: {reason}: {RECORDINGS}") from None
+    if not len(samples):
+        raise ClientError(f"{path}: no samples, as its header says: {RECORDINGS}")
+    return samples.mean(axis=1), rate
 
 
 class WavWriter:

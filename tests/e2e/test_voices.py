@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from qwen3_tts_client.errors import SpeechError
-from qwen3_tts_client.wav import WavWriter, read_wav
+from qwen3_tts_client.wav import WavWriter, read_recording
 from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.conftest import CheckpointOf
 from tests.e2e.serving import ROOT, Caller, copy_repository, eventually, repository_with, serve
@@ -365,7 +365,7 @@ def test_command_line_registers_speaks_and_deletes_a_voice(caller: Caller, tmp_p
     for index, how in enumerate((["--voice", "clara"], reference)):
         said = client("say", "Hello.", *how, *request, "--output", str(tmp_path / f"{index}.wav"))
         assert said.returncode == 0, said.stderr
-    first, second = (read_wav(tmp_path / f"{index}.wav")[0] for index in range(2))
+    first, second = (read_recording(tmp_path / f"{index}.wav")[0] for index in range(2))
     assert len(first) == 12 * 1920
     np.testing.assert_allclose(first, second, atol=4 / 32767)
     assert client("voices", "rm", "clara").returncode == 0
