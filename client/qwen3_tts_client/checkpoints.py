@@ -7,6 +7,7 @@ from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.protocol import SpeechRequest
 
 TaskType = Literal["CustomVoice", "VoiceDesign", "Base"]
+# Of the released checkpoints; a fine-tuned one has others (LIST_SPEAKERS).
 SPEAKERS = ("aiden", "dylan", "eric", "ono_anna", "ryan", "serena", "sohee", "uncle_fu", "vivian")
 # Values of `language`, with their ISO 639-1 codes.
 LANGUAGES = {
@@ -22,6 +23,7 @@ LANGUAGES = {
     "spanish": "es",
 }
 LIST_VOICES = SpeechRequest("", operation="list_voices")
+LIST_SPEAKERS = SpeechRequest("", operation="list_speakers")  # of a CustomVoice checkpoint
 # Models other than Base refuse voice operations and say what they are for (docs/api.md, Errors).
 _TASK = re.compile(r"this checkpoint is for (CustomVoice|VoiceDesign|Base)")
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 FRAME_SAMPLES = 1920
+SPEAKERS = ("eric", "ryan", "vivian")
 FRAME_MS = 80
 SAMPLE_RATE = 24_000
 AMPLITUDE = 8000
@@ -57,9 +58,13 @@ class Script:
 
 
 class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
-    def __init__(self, frames: int, ready: bool, models: tuple[str, ...], voices: dict[str, Any] | None) -> None:
+    def __init__(
+        self, frames: int, ready: bool, models: tuple[str, ...], voices: dict[str, Any] | None, task: str
+    ) -> None:
         self.frames = frames
         self.voices = voices
+        self.speakers: Sequence[str] = SPEAKERS
+        self.task = task
         self.ready = ready
         self.models = models
         # Triton since 26.09 refuses unknown models where older releases call them not ready.
@@ -103,7 +108,7 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
                     yield final_response(request.id)
                     continue
                 if operation := input_text(request, "operation"):
-                    yield voice_response(self.voices, operation, input_text(request, "voice"))
+                    yield voice_response(self.voices, self.task, self.speakers, operation, input_text(request, "voice"))
                     continue
                 async for response in self._responses(text_of(request), arrived_s):
                     yield response
@@ -162,10 +167,12 @@ def final_response(request_id: str = "", usage: Sequence[int] = ()) -> Any:
     return final
 
 
-def voice_response(voices: dict[str, Any] | None, operation: str, name: str) -> Any:
-    """The answer to a voice operation; None as voices is a CustomVoice checkpoint, which has none."""
+def voice_response(voices: dict[str, Any] | None, task: str, speakers: Sequence[str], operation: str, name: str) -> Any:
+    """The answer to a voice operation; None as voices is a checkpoint for `task`, which has none."""
+    if voices is None and operation == "list_speakers" and task == "CustomVoice":
+        return _found([{"name": name, "dialect": None} for name in speakers])
     if voices is None:
-        refused = "this checkpoint is for CustomVoice and takes speaker, and instruct for its style"
+        refused = f"this checkpoint is for {task} and takes speaker, and instruct for its style"
         return service_pb2.ModelStreamInferResponse(error_message=f"INVALID_ARG: operation: {operation!r}: {refused}")
     if operation == "delete_voice" and name not in voices:
         reason = f"voice: {name!r}: no voice is registered under this name"
@@ -173,6 +180,10 @@ def voice_response(voices: dict[str, Any] | None, operation: str, name: str) -> 
     if operation == "register_voice":
         voices[name] = {"name": name, "ref_text": None, "created": "2026-11-23T00:00:00+00:00", "x_vector_only": True}
     found = [voices.pop(name)] if operation == "delete_voice" else [voices[name]] if name else list(voices.values())
+    return _found(found)
+
+
+def _found(found: list[dict[str, Any]]) -> Any:
     raw = b"".join(struct.pack("<I", len(text)) + text for text in (json.dumps(voice).encode() for voice in found))
     response = final_response()
     response.infer_response.outputs.add(name="voices", datatype="BYTES", shape=[len(found)])
@@ -228,9 +239,10 @@ class StubServer:
         grpc_port: int = 0,
         http_port: int = 0,
         voices: dict[str, Any] | None = None,
+        task: str = "CustomVoice",
     ) -> None:
         """`voices` makes it a Base checkpoint."""
-        self.servicer = StubServicer(frames, ready, models, voices)
+        self.servicer = StubServicer(frames, ready, models, voices, task)
         self._ports = (grpc_port, http_port)
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()

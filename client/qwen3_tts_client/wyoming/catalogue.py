@@ -7,7 +7,7 @@ from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
 from wyoming.tts import SynthesizeVoice
 
 from qwen3_tts_client import __version__
-from qwen3_tts_client.checkpoints import LANGUAGES, LIST_VOICES, SPEAKERS, TaskType, task_of_refusal
+from qwen3_tts_client.checkpoints import LANGUAGES, LIST_SPEAKERS, LIST_VOICES, TaskType, task_of_refusal
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.server import Server
 from qwen3_tts_client.voices import operate
@@ -28,18 +28,16 @@ class Catalogue:
     def ask(cls, server: Server) -> "Catalogue":
         """Raises SpeechError."""
         try:
-            voices = operate(server, LIST_VOICES, LIST_SECONDS)
+            return cls("Base", _names(operate(server, LIST_VOICES, LIST_SECONDS)))
         except SpeechError as error:
             task = task_of_refusal(error)
-            return cls(task, SPEAKERS if task == "CustomVoice" else (DESIGNED,))
-        return cls("Base", tuple(voice["name"] for voice in voices))
+        if task == "VoiceDesign":
+            return cls(task, (DESIGNED,))
+        return cls(task, _names(operate(server, LIST_SPEAKERS, LIST_SECONDS)))
 
     def info(self) -> Info:
         codes = list(LANGUAGES.values())
-        voices = [
-            TtsVoice(name, QWEN, True, name.replace("_", " ").capitalize(), None, languages=codes)
-            for name in self.voices
-        ]
+        voices = [TtsVoice(name, QWEN, True, _title(name), None, languages=codes) for name in self.voices]
         description = f"Qwen3-TTS {self.task}"
         program = TtsProgram(
             "qwen3-tts", QWEN, True, description, __version__, voices=voices, supports_synthesize_streaming=True
@@ -54,3 +52,11 @@ class Catalogue:
         if self.task == "VoiceDesign":
             return spoken
         return spoken | {"speaker" if self.task == "CustomVoice" else "voice": name}
+
+
+def _title(name: str) -> str:
+    return name[:1].upper() + name[1:].replace("_", " ")
+
+
+def _names(voices: list[dict[str, Any]]) -> tuple[str, ...]:
+    return tuple(voice["name"] for voice in voices)

@@ -106,6 +106,12 @@ def test_speakers_and_languages_are_described(stub: StubServer, tmp_path: Path) 
     assert {"en", "zh", "de"} <= set(program.voices[0].languages)
 
 
+def test_a_fine_tuned_checkpoint_is_described_with_its_own_speakers(stub: StubServer, tmp_path: Path) -> None:
+    stub.servicer.speakers = ["MyVoice"]
+    [voice] = converse(describe, tmp_path, stub).tts[0].voices
+    assert (voice.name, voice.description) == ("MyVoice", "MyVoice")
+
+
 def test_registered_voices_are_described_as_they_come(tmp_path: Path) -> None:
     async def twice(client: AsyncClient) -> list[list[str]]:
         before = (await describe(client)).tts[0].voices
@@ -152,7 +158,8 @@ def test_streamed_text_is_spoken_while_it_arrives(stub: StubServer, tmp_path: Pa
 
     events = converse(stream, tmp_path, stub)
     assert kinds(events) == [*SPOKEN, "synthesize-stopped"]
-    assert [input_text(r, "text") for r in stub.servicer.received[1:]] == ["These words ", "come.", ""]
+    spoken = [r for r in stub.servicer.received if not input_text(r, "operation")]
+    assert [input_text(r, "text") for r in spoken] == ["These words ", "come.", ""]
 
 
 def test_an_empty_stream_and_two_texts_at_once(stub: StubServer, tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""`voices` against a stub server."""
+
+import pytest
+
+from qwen3_tts_client.__main__ import main
+from qwen3_tts_client.errors import ExitCode
+from tests.fakes.stub_server import StubServer
+
+ANNA = {"name": "anna", "ref_text": "What I say.", "reference_seconds": 3.5, "x_vector_only": False}
+
+
+def list_voices(stub: StubServer) -> int:
+    return main(["voices", "list", "--url", stub.url])
+
+
+def test_list_prints_the_speakers_that_the_checkpoint_has(capsys: pytest.CaptureFixture[str]) -> None:
+    with StubServer() as stub:
+        stub.servicer.speakers = ["MyVoice", "ryan"]
+        assert list_voices(stub) == ExitCode.OK
+    assert capsys.readouterr().out == "MyVoice\nryan\n"
+
+
+def test_list_prints_the_voices_of_a_base_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    with StubServer(voices={"anna": ANNA | {"created": "2026-11-23T00:00:00+00:00"}}) as stub:
+        assert list_voices(stub) == ExitCode.OK
+    assert capsys.readouterr().out == "anna\t3.50 s\t2026-11-23T00:00:00+00:00\t'What I say.'\n"
+
+
+def test_list_says_how_a_voice_of_a_design_checkpoint_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    with StubServer(task="VoiceDesign") as stub:
+        assert list_voices(stub) == ExitCode.REQUEST
+    assert "a VoiceDesign checkpoint has no voices; describe one: qwen3-tts say --instruct" in capsys.readouterr().err
