@@ -1,43 +1,59 @@
 """`qwen3-tts`: synthesise speech, benchmark a server, report the results."""
 
 import argparse
+import contextlib
 import importlib
+import os
 import sys
 
-from qwen3_tts_client.errors import ClientError, ExitCode
-
-# Command to (module, help); a module defines add_options and run.
-COMMANDS = {
-    "say": ("qwen3_tts_client.say", "synthesise one text"),
-    "voices": ("qwen3_tts_client.voices", "register, list and delete cloned voices"),
-    "gateway": ("qwen3_tts_client.gateway.command", "serve OpenAI's speech API in front of a server"),
-    "wyoming": ("qwen3_tts_client.wyoming.command", "serve Home Assistant's Wyoming protocol in front of a server"),
-    "bench": ("qwen3_tts_client.bench.command", "benchmark a server under load"),
-    "report": ("qwen3_tts_client.analysis.report", "render a record as an HTML page"),
-    "import": ("qwen3_tts_client.analysis.perf_analyzer", "import a perf_analyzer export"),
-    "compare": ("qwen3_tts_client.analysis.compare", "compare two records"),
-    "capacity": ("qwen3_tts_client.capacity.command", "plan the servers for a number of listeners from a record"),
-}
+from qwen3_tts_client.commands import COMMANDS, PROGRAM, make_parser
+from qwen3_tts_client.errors import STANDARD_OUTPUT, ClientError, ExitCode, reported
 
 
 def main(argv: list[str] | None = None) -> int:
     """Returns an ExitCode."""
-    parser = argparse.ArgumentParser(prog="qwen3-tts", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, (module, help_text) in COMMANDS.items():
-        command = commands.add_parser(name, help=help_text, description=help_text.capitalize())
-        importlib.import_module(module).add_options(command)
-    args = parser.parse_args(argv)
+    args = make_parser().parse_args(argv)
     try:
-        return int(importlib.import_module(COMMANDS[args.command][0]).run(args))
+        return int(_run(args))
     except ClientError as error:
-        print(f"{parser.prog} {args.command}: {error}", file=sys.stderr)
-        return int(error.code)
-    except BrokenPipeError:  # the reader closed the pipe
-        return int(ExitCode.REQUEST)
+        if error.code is ExitCode.OUTPUT:
+            _discard_output()
+        return _fail(args, str(error), error.code)
+    except BrokenPipeError:
+        # The reader has what it wanted, as `head` does.
+        _discard_output()
+        return int(ExitCode.PIPE)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(args, f"{place}{error.strerror or error}", ExitCode.OUTPUT)
     except KeyboardInterrupt:
-        print(f"{parser.prog} {args.command}: interrupted", file=sys.stderr)
-        return int(ExitCode.INTERRUPTED)
+        return _fail(args, "interrupted", ExitCode.INTERRUPTED)
+
+
+def _run(args: argparse.Namespace) -> ExitCode:
+    try:
+        code: ExitCode = importlib.import_module(COMMANDS[args.command][0]).run(args)
+    finally:
+        _flush_output()
+    return code
+
+
+def _flush_output() -> None:
+    if sys.stdout is not None:
+        with reported(STANDARD_OUTPUT):
+            sys.stdout.flush()
+
+
+def _fail(args: argparse.Namespace, message: str, code: ExitCode) -> int:
+    print(f"{PROGRAM} {args.command}: {message}", file=sys.stderr)
+    return int(code)
+
+
+def _discard_output() -> None:
+    """Keeps the interpreter from flushing what cannot be written, which it would report when it ends."""
+    if sys.stdout is not None:
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

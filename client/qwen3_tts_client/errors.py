@@ -1,6 +1,8 @@
 """Stream outcomes, exit codes and exceptions."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 import grpc
@@ -28,11 +30,29 @@ _CODE = re.compile(rf"\b({'|'.join(_MESSAGE_OUTCOMES)})\b: ")
 
 class ExitCode(IntEnum):
     OK = 0
-    USAGE = 2  # bad flag, prompt file, record; argparse uses the same
-    SERVER = 3  # unreachable, not ready, without the model
-    REQUEST = 4  # refused or failed
+    USAGE = 2  # argparse uses the same
+    SERVER = 3
+    REQUEST = 4
     TIMEOUT = 5
-    INTERRUPTED = 130
+    OUTPUT = 6
+    PARTIAL = 7
+    INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+    PIPE = 141  # 128 + SIGPIPE
+
+
+STANDARD_OUTPUT = "standard output"
+# In the help, and in docs/client.md.
+EXIT_CODES = {
+    ExitCode.OK: "done",
+    ExitCode.USAGE: "wrong option or input file",
+    ExitCode.SERVER: "the server is unreachable, not ready or has no such model",
+    ExitCode.REQUEST: "the request was refused or failed",
+    ExitCode.TIMEOUT: "no response in time",
+    ExitCode.OUTPUT: "the output cannot be written",
+    ExitCode.PARTIAL: "bench: some requests failed",
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.PIPE: "the reader of the output has left",
+}
 
 
 class ClientError(Exception):
@@ -41,6 +61,17 @@ class ClientError(Exception):
     def __init__(self, message: str, code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(message)
         self.code = code
+
+
+@contextmanager
+def reported(place: str) -> Iterator[None]:
+    """Names where a write failed. Raises ClientError, or BrokenPipeError once the reader of a pipe has left."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ClientError(f"{place}: {error.strerror}", ExitCode.OUTPUT) from None
 
 
 class SpeechError(Exception):

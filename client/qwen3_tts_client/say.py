@@ -18,7 +18,7 @@ from qwen3_tts_client.pieces import Sequence
 from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest, encode
 from qwen3_tts_client.records.timeline import Timeline, TimelineRecorder
 from qwen3_tts_client.server import Server
-from qwen3_tts_client.sink import FadingSink, open_sink
+from qwen3_tts_client.sink import FadingSink, check_output, open_sink
 from qwen3_tts_client.stream import Responses
 from qwen3_tts_client.sync_stream import speak
 
@@ -28,18 +28,17 @@ _EXIT_CODES = {"timeout": ExitCode.TIMEOUT, "disconnected": ExitCode.SERVER}
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="TEXT", help="text to speak; - streams standard input")
     parser.add_argument("--text", help="TEXT as a flag")
-    parser.add_argument("--output", default="speech.wav", metavar="FILE.wav", help="- for raw 16-bit PCM on stdout")
-    parser.add_argument("--play", action="store_true", help="play on the sound device instead")
+    target = parser.add_mutually_exclusive_group()
+    target.add_argument("--output", default="speech.wav", metavar="FILE.wav", help="- for raw 16-bit PCM on stdout")
+    target.add_argument("--play", action="store_true", help="play on the sound device instead")
     options.add_playback_options(parser)
     options.add_server_options(parser)
     options.add_request_options(parser)
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    text = args.text or " ".join(args.words)
-    if not text:
-        raise ClientError("no text: pass one, or - to read standard input")
-    request = options.speech_request(args, text)
+    check_output(args.output)
+    request = options.speech_request(args, _text(args))
     with Server(args.url or "localhost:8001", args.model_name) as server:
         server.check_ready()
         timeline = _speak(server, args, _messages(request, args.model_name))
@@ -48,6 +47,16 @@ def run(args: argparse.Namespace) -> ExitCode:
     if timeline.error:
         raise ClientError(timeline.error, _EXIT_CODES.get(timeline.outcome, ExitCode.REQUEST))
     return ExitCode.OK
+
+
+def _text(args: argparse.Namespace) -> str:
+    words = " ".join(args.words)
+    if args.text and words:
+        raise ClientError(f"two texts, {words!r} and --text {args.text!r}: give one")
+    text: str = args.text or words
+    if not text:
+        raise ClientError("no text: pass one, or - to read standard input")
+    return text
 
 
 def _messages(request: SpeechRequest, model_name: str) -> Iterable[service_pb2.ModelInferRequest]:

@@ -1,5 +1,6 @@
 """Audio sinks of `say`: a file, standard output, or the sound device."""
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from typing import Any, BinaryIO, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_tts_client.errors import ClientError
+from qwen3_tts_client.errors import STANDARD_OUTPUT, ClientError, ExitCode, reported
 from qwen3_tts_client.wav import WavWriter
 
 # Players of raw 16-bit mono PCM from standard input.
@@ -17,6 +18,10 @@ _PLAYERS = {
     "aplay": ("-q", "-t", "raw", "-f", "S16_LE", "-c", "1", "-r", "{rate}"),
     "paplay": ("--raw", "--format=s16le", "--channels=1", "--rate={rate}"),
 }
+
+
+# Names of formats that `say` does not write; other suffixes are part of a name.
+_OTHER_FORMATS = (".aac", ".aiff", ".caf", ".flac", ".m4a", ".mp3", ".mp4", ".ogg", ".opus", ".pcm", ".raw", ".webm")
 
 
 class Sink(Protocol):
@@ -47,9 +52,21 @@ class FadingSink:
         self._held = self._held[:0]
 
     def close(self) -> None:
-        if len(self._held):
-            self._sink.write((self._held * self._fade[-len(self._held) :]).astype(np.int16))
-        self._sink.close()
+        try:
+            if len(self._held):
+                self._sink.write((self._held * self._fade[-len(self._held) :]).astype(np.int16))
+        finally:
+            self._sink.close()
+
+
+def check_output(output: str) -> None:
+    """Raises ClientError for an output that cannot be written, before anything is spoken."""
+    path = Path(output)
+    if path.suffix.lower() in _OTHER_FORMATS:
+        remedy = f"name it {path.with_suffix('.wav')}, or pipe --output - (raw 16-bit PCM) into an encoder"
+        raise ClientError(f"--output {output}: only WAV is written; {remedy}")
+    if output == "-" and sys.stdout is None:
+        raise ClientError("--output -: standard output is closed; give a file", ExitCode.OUTPUT)
 
 
 def open_sink(output: str, play: bool, sample_rate: int) -> Sink:
@@ -77,8 +94,9 @@ class PipeSink:
         self._pipe = pipe
 
     def write(self, pcm: NDArray[np.int16]) -> None:
-        self._pipe.write(pcm.astype("<i2").tobytes())
-        self._pipe.flush()
+        with reported(STANDARD_OUTPUT):
+            self._pipe.write(pcm.astype("<i2").tobytes())
+            self._pipe.flush()
 
     def close(self) -> None:
         pass
@@ -86,11 +104,19 @@ class PipeSink:
 
 class PlayerProcess(PipeSink):
     def __init__(self, command: list[str]) -> None:
+        self._name = Path(command[0]).name
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
         super().__init__(cast(BinaryIO, self._process.stdin))
 
+    def write(self, pcm: NDArray[np.int16]) -> None:
+        try:
+            super().write(pcm)
+        except BrokenPipeError:
+            raise ClientError(f"--play: {self._name} ended: its message is above", ExitCode.OUTPUT) from None
+
     def close(self) -> None:
-        self._pipe.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.close()
         self._process.wait()
 
 

@@ -1,14 +1,17 @@
 """Sound files: recordings of voices in, speech out."""
 
 import io
-import wave
+import os
+import struct
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_tts_client.errors import ClientError
+from qwen3_tts_client.errors import ClientError, reported
 
+UNKNOWN_LENGTH = 0xFFFFFFFF
+HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 RECORDINGS = "give a recording as WAV, FLAC, Ogg or MP3"
 
 
@@ -31,21 +34,47 @@ def read_recording(path: Path) -> tuple[NDArray[np.float32], int]:
 
 
 class WavWriter:
-    """Writes 16-bit mono chunk by chunk; the header is valid after each chunk."""
+    """Writes 16-bit mono chunk by chunk; the header is valid after each chunk, and without lengths in a pipe.
+
+    Raises ClientError when the file cannot be written.
+    """
 
     def __init__(self, path: Path, sample_rate: int) -> None:
-        try:
-            self._bytes = path.open("wb")
-        except OSError as error:
-            raise ClientError(f"{path}: {error.strerror}") from None
-        self._file = wave.open(self._bytes, "wb")  # noqa: SIM115 - open until close()
-        self._file.setnchannels(1)
-        self._file.setsampwidth(2)
-        self._file.setframerate(sample_rate)
+        self._place = str(path)
+        self._rate = sample_rate
+        self._data_bytes = 0
+        with reported(self._place):
+            self._file = path.open("wb", buffering=0)
+            self._file.write(self._header(0 if self._file.seekable() else UNKNOWN_LENGTH))
 
     def write(self, pcm: NDArray[np.int16]) -> None:
-        self._file.writeframes(pcm.astype("<i2").tobytes())
+        data = pcm.astype("<i2").tobytes()
+        with reported(self._place):
+            _write_all(self._file, data)
+            self._data_bytes += len(data)
+            if self._file.seekable():
+                self._file.seek(0)
+                self._file.write(self._header(self._data_bytes))
+                self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
-        self._file.close()
-        self._bytes.close()
+        with reported(self._place):
+            self._file.close()
+
+    def _header(self, data_bytes: int) -> bytes:
+        riff_bytes = min(data_bytes + HEADER.size - 8, UNKNOWN_LENGTH)
+        layout = (
+            16,
+            1,
+            1,
+            self._rate,
+            2 * self._rate,
+            2,
+            16,
+        )  # bytes, PCM, channels, Hz, bytes a second, a frame, bits
+        return HEADER.pack(b"RIFF", riff_bytes, b"WAVE", b"fmt ", *layout, b"data", data_bytes)
+
+
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    while data:
+        data = data[file.write(data) :]

@@ -113,8 +113,11 @@ def test_ctrl_c_cancels_the_stream(stub: StubServer, tmp_path: Path) -> None:
         ({}, ["--model-name", "none"], ExitCode.SERVER, "no model 'none'"),
         ({}, ["--url", "localhost:1"], ExitCode.SERVER, "localhost:1: "),
         ({}, ["--seed", str(2**63)], ExitCode.USAGE, "seed: 9223372036854775808 does not fit INT64"),
-        ({}, ["--ref-audio", "/dev/null"], ExitCode.USAGE, "/dev/null: not a PCM WAV file"),
-        ({"chunks": [[0, 1]]}, ["--output", "/none/a.wav"], ExitCode.USAGE, "/none/a.wav: No such file or directory"),
+        ({}, ["--ref-audio", "/dev/null"], ExitCode.USAGE, "/dev/null: the file is empty: give a recording"),
+        ({"chunks": [[0, 1]]}, ["--output", "/none/a.wav"], ExitCode.OUTPUT, "/none/a.wav: No such file or directory"),
+        ({"chunks": [[0, 1]]}, ["--output", "/dev/full"], ExitCode.OUTPUT, "/dev/full: No space left on device"),
+        ({}, ["--output", "b.mp3"], ExitCode.USAGE, "--output b.mp3: only WAV is written; name it b.wav, or pipe"),
+        ({}, ["--text", "ho"], ExitCode.USAGE, "two texts, '{}' and --text 'ho': give one"),
     ],
 )
 def test_error_sets_exit_code_and_message(
@@ -130,6 +133,51 @@ def test_error_sets_exit_code_and_message(
     monkeypatch.chdir(tmp_path)
     assert say(stub, script(**text), *flags) == code
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["speech", "speech.WAV", "tmp.Xh3f", "/dev/null"])
+def test_other_names_are_written_as_wav(
+    stub: StubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert say(stub, "hi", "--output", name) == ExitCode.OK
+
+
+def shell(stub: StubServer, arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs `say` in bash, with `pipefail`; `arguments` may have redirections."""
+    command = f"set -o pipefail; {' '.join(SAY)} --url {stub.url} {arguments}"
+    return subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, errors="replace", timeout=60
+    )
+
+
+@pytest.mark.parametrize(
+    ("redirection", "message"),
+    [
+        ("> /dev/full", "qwen3-tts say: standard output: No space left on device"),
+        (">&-", "qwen3-tts say: --output -: standard output is closed; give a file"),
+    ],
+)
+def test_output_that_takes_nothing_is_named(stub: StubServer, redirection: str, message: str) -> None:
+    done = shell(stub, f"hi --output - {redirection}")
+    assert done.returncode == ExitCode.OUTPUT
+    assert done.stderr.splitlines()[-1] == message
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_ends_it_as_sigpipe_would(stub: StubServer) -> None:
+    done = shell(stub, "hi --output - | head --bytes 1000")
+    assert (done.returncode, done.stderr) == (ExitCode.PIPE, "")
+
+
+def test_a_sound_player_that_fails_is_named(
+    stub: StubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "aplay").symlink_to("/bin/false")
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert say(stub, "hi", "--play") == ExitCode.OUTPUT
+    assert "--play: aplay ended: its message is above" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_newest", [False, True])

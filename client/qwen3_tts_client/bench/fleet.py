@@ -52,7 +52,7 @@ class Fleet:
     def run(self, phase: Phase, on_poll: Callable[[], None]) -> list[PhaseDone]:
         """Returns once every stream of the phase has ended. Ctrl-C ends it early and sets `interrupted`."""
         for pipe in self._pipes:
-            pipe.send(phase)
+            self._send(pipe, phase)
         done: list[PhaseDone] = []
         waiting = list(self._pipes)
         while waiting:
@@ -70,8 +70,18 @@ class Fleet:
             if process.pid and process.is_alive():
                 os.kill(process.pid, signal.SIGINT)
 
+    def _send(self, pipe: Connection, phase: Phase) -> None:
+        try:
+            pipe.send(phase)
+        except BrokenPipeError:
+            raise _dead() from None
+
     def _receive(self, pipe: Connection) -> object:
         try:
             return pipe.recv()
         except EOFError:
-            raise ClientError("a worker process died; its records are kept", ExitCode.REQUEST) from None
+            raise _dead() from None
+
+
+def _dead() -> ClientError:
+    return ClientError("a worker process died; its records are kept", ExitCode.REQUEST)

@@ -1,5 +1,7 @@
 import io
+import os
 import struct
+import wave
 from pathlib import Path
 
 import numpy as np
@@ -118,3 +120,24 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
     writer.close()
     samples, rate = read_recording(tmp_path / "a.wav")
     assert ((samples * 2**15).tolist(), rate) == ([1, -2, 3], 24_000)
+
+
+def test_the_header_is_valid_after_each_chunk(tmp_path: Path) -> None:
+    writer = WavWriter(tmp_path / "a.wav", 24_000)
+    for count in (1, 2):
+        writer.write(np.array([1, -2], np.int16))
+        with wave.open(str(tmp_path / "a.wav")) as file:
+            assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 24_000)
+            assert file.getnframes() == 2 * count
+    writer.close()
+
+
+def test_a_pipe_gets_a_header_without_lengths() -> None:
+    reading, writing = os.pipe()
+    writer = WavWriter(Path(f"/dev/fd/{writing}"), 24_000)
+    os.close(writing)
+    writer.write(np.array([1, -2], np.int16))
+    writer.close()
+    with open(reading, "rb") as pipe:
+        samples, rate = soundfile.read(io.BytesIO(pipe.read()), dtype="int16")
+    assert (samples.tolist(), rate) == ([1, -2], 24_000)
