@@ -7,6 +7,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from qwen3_tts_client.errors import ClientError, ExitCode
+from qwen3_tts_client.protocol import MODEL_NAME
 from qwen3_tts_client.stream import CHANNEL_OPTIONS
 
 RPC_TIMEOUT_S = 10.0
@@ -44,11 +45,20 @@ class Server:
             return
         try:
             self.stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=name), timeout=RPC_TIMEOUT_S)
-        except grpc.RpcError as error:
-            reason = f"no model {name!r} ({error.details()}): choose another with --model-name, or load it"
+        except grpc.RpcError:
+            reason = f"unknown model {name!r}; {self._choice()}"
             raise ClientError(f"{self.url}: {reason}", ExitCode.SERVER) from None
         reason = f"model {name!r} is not ready: it is starting, draining or dead; see the server's log"
         raise ClientError(f"{self.url}: {reason}", ExitCode.SERVER)
+
+    def _choice(self) -> str:
+        """Servers of this project list their models only for a caller with the admin key."""
+        try:
+            index = self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=RPC_TIMEOUT_S)
+        except grpc.RpcError:
+            return f"give --model-name the name of a folder in the server's model repository, such as {MODEL_NAME}"
+        names = ", ".join(sorted({model.name for model in index.models})) or "none is loaded"
+        return f"choose one of {names} with --model-name"
 
     def describe(self) -> dict[str, Any]:
         """Name and version of the server, and the model's parameters."""

@@ -270,7 +270,7 @@ def test_server_shutdown_ends_the_sweep(tmp_path: Path) -> None:
     ("flags", "code", "message"),
     [
         (["--url", "localhost:1"], ExitCode.SERVER, "localhost:1: "),
-        (["--model-name", "none"], ExitCode.SERVER, "no model 'none'"),
+        (["--model-name", "none"], ExitCode.SERVER, "unknown model 'none'"),
         (["--prompt-file", "/none.jsonl"], ExitCode.USAGE, "No such file"),
         (["--artifact-dir", "/proc/none"], ExitCode.USAGE, "--artifact-dir /proc/none"),
         (["--service-kind", "openai", "--url", "ftp://x"], ExitCode.USAGE, "expected http://host:port"),

@@ -110,7 +110,7 @@ def test_ctrl_c_cancels_the_stream(stub: StubServer, tmp_path: Path) -> None:
         ({"chunks": [[0, 1]], "hang": True}, ["--stream-timeout", "0.5"], ExitCode.TIMEOUT, "DEADLINE_EXCEEDED"),
         ({"chunks": [[0, 1]], "close": True}, [], ExitCode.REQUEST, "without a final response"),
         ({}, [], ExitCode.REQUEST, "ended without audio"),
-        ({}, ["--model-name", "none"], ExitCode.SERVER, "no model 'none'"),
+        ({}, ["--model-name", "none"], ExitCode.SERVER, "unknown model 'none'"),
         ({}, ["--url", "localhost:1"], ExitCode.SERVER, "localhost:1: "),
         ({}, ["--seed", str(2**63)], ExitCode.USAGE, "seed: 9223372036854775808 does not fit INT64"),
         ({}, ["--ref-audio", "/dev/null"], ExitCode.USAGE, "/dev/null: the file is empty: give a recording"),
@@ -185,7 +185,7 @@ def test_a_sound_player_that_fails_is_named(
     ("ready", "flags", "message"),
     [
         (False, [], "model 'qwen3_tts' is not ready: it is starting, draining or dead"),
-        (True, ["--model-name", "none"], "no model 'none' (Request for unknown model: 'none' is not found): choose"),
+        (True, ["--model-name", "none"], "unknown model 'none'; give --model-name the name of a folder"),
     ],
 )
 def test_a_missing_or_unready_model_is_reported(
@@ -196,6 +196,13 @@ def test_a_missing_or_unready_model_is_reported(
         server.servicer.is_newest = is_newest
         assert say(server, "hello", *flags) == ExitCode.SERVER
     assert message in capsys.readouterr().err
+
+
+def test_an_unknown_model_is_reported_with_those_of_an_open_server(capsys: pytest.CaptureFixture[str]) -> None:
+    with StubServer(models=("qwen3_tts", "qwen3_tts_large")) as server:
+        server.servicer.is_restricted = False
+        assert say(server, "hello", "--model-name", "none") == ExitCode.SERVER
+    assert "unknown model 'none'; choose one of qwen3_tts, qwen3_tts_large with --model-name" in capsys.readouterr().err
 
 
 def wait_for(condition: object, limit_s: float = 20) -> None:

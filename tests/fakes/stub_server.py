@@ -69,6 +69,7 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.models = models
         # Triton since 26.09 refuses unknown models where older releases call them not ready.
         self.is_newest = False
+        self.is_restricted = True  # the index of the models, to callers with the admin key
         self.received: list[service_pb2.ModelInferRequest] = []
         self.sent_ns: dict[str, list[int]] = defaultdict(list)  # by text: when each chunk was actually sent
         self.cancelled = 0
@@ -95,7 +96,13 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ModelConfigResponse()
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header 'admin-key'")
+        if self.is_restricted:
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header 'admin-key'"
+            )
+        return service_pb2.RepositoryIndexResponse(
+            models=[service_pb2.RepositoryIndexResponse.ModelIndex(name=name) for name in self.models]
+        )
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         self.metadata = dict(context.invocation_metadata())
