@@ -60,7 +60,10 @@ def _listed(server: Server, timeout_s: float) -> Iterator[str]:
 
 def operate(server: Server, request: SpeechRequest, timeout_s: float) -> list[dict[str, Any]]:
     """Returns the voices of an operation: the new one, all, or the deleted one. Raises SpeechError."""
-    message = encode(request, server.model_name)
+    try:
+        message = encode(request, server.model_name)
+    except ValueError as error:
+        raise SpeechError("invalid", str(error)) from None
     try:
         # To its end also after an error (see stream.CLOSING_SECONDS).
         responses = list(server.stub.ModelStreamInfer(iter([message]), timeout=timeout_s))

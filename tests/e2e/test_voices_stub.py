@@ -30,3 +30,9 @@ def test_list_says_how_a_voice_of_a_design_checkpoint_is_chosen(capsys: pytest.C
     with StubServer(task="VoiceDesign") as stub:
         assert list_voices(stub) == ExitCode.REQUEST
     assert "a VoiceDesign checkpoint has no voices; describe one: qwen3-tts say --instruct" in capsys.readouterr().err
+
+
+def test_a_name_that_is_not_text_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with StubServer(voices={}) as stub:
+        assert main(["voices", "rm", "\udcff", "--url", stub.url]) == ExitCode.REQUEST
+    assert "surrogates not allowed" in capsys.readouterr().err

@@ -47,11 +47,12 @@ def _prompt(place: str, line: str) -> BenchPrompt:
     if not isinstance(fields, dict):
         raise ClientError(f"{place}: expected a JSON object")
     identifier = str(fields.pop("id", place))
+    fields = {name: value for name, value in fields.items() if value is not None}
     if "text" not in fields:
         raise ClientError(f'{place}: the field "text" is missing')
     for name, value in fields.items():
         if name not in _FIELDS:
-            raise ClientError(f'{place}: unknown field "{name}"; allowed are id, {", ".join(_FIELDS)}')
+            raise ClientError(f'{place}: unknown field "{name}"; choose from id, {", ".join(_FIELDS)}')
         if not isinstance(value, _FIELDS[name]):
             raise ClientError(f'{place}: "{name}" is {value!r}')
     try:

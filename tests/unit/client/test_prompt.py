@@ -27,7 +27,7 @@ def test_default_prompts_are_twenty_texts_in_each_of_ten_languages() -> None:
         ('"text"', "expected a JSON object"),
         ('{"id": "a"}', 'field "text" is missing'),
         ('{"text": 3}', '"text" is 3'),
-        ('{"text": "a", "tempo": 2}', 'unknown field "tempo"; allowed are id, text, language'),
+        ('{"text": "a", "tempo": 2}', 'unknown field "tempo"; choose from id, text, language'),
         ('{"text": "a", "max_frames": 9999999999}', "max_frames: 9999999999 does not fit INT32"),
         (r'{"text": "\ud800"}', "surrogates not allowed"),
         ('{"text": "a", "max_frames": "many"}', "\"max_frames\" is 'many'"),
@@ -40,6 +40,13 @@ def test_names_a_malformed_line(tmp_path: Path, line: str, message: str) -> None
         read_prompts(file)
     assert message in str(raised.value)
     assert raised.value.code == ExitCode.USAGE
+
+
+def test_null_is_a_field_that_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"text": "Hello.", "language": null, "max_frames": null}')
+    [prompt] = read_prompts(file)
+    assert prompt.fields == {"text": "Hello."}
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\xff\xfe"])
