@@ -19,7 +19,7 @@ from qwen3_tts_client.protocol import SpeechRequest
 from qwen3_tts_client.records.audible import THRESHOLD_DBFS
 from qwen3_tts_client.records.environment import environment
 from scripts.benchmarks.common import origin_of
-from scripts.benchmarks.serving import REPOSITORY, read_summary, run, server_of
+from scripts.benchmarks.serving import REPOSITORY, read_summary, run, run_bench, server_of
 from scripts.demo_voice import flite
 from scripts.demo_voice.evaluation import report, teach
 from scripts.demo_voice.recognition import Ears, cepstra
@@ -98,7 +98,7 @@ def first_sound(folder: Path, url: str) -> dict[str, Any]:
     for name, option in (("trimmed", "--trim-silence"), ("untrimmed", "--no-trim-silence")):
         load = ["--concurrency", "1,8", "--request-count", 40, "--warmup-request-count", 8]
         request = ["--text", TEXT, "--speaker", VOICE_SPEAKERS[0][0], "--language", "english", option]
-        run("qwen3_tts_client", "bench", "--url", url, *load, *request, "--artifact-dir", folder / name)
+        run_bench("bench", "--url", url, *load, *request, "--artifact-dir", folder / name)
         for row in read_summary(folder / name)["loads"]:
             found.setdefault(f"c={row['value']}", {})[name] = {
                 "ttfa_ms": round(row["ttfa_ms"]["p50"], 3),

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from qwen3_tts_client.records.environment import environment
 from scripts.benchmarks.common import origin_of, settings_of_environment, show
-from scripts.benchmarks.serving import REPOSITORY, configuration, environment_of, read_summary, rows, run
+from scripts.benchmarks.serving import REPOSITORY, configuration, environment_of, read_summary, rows, run, run_bench
 from scripts.fleet.background import BackgroundFleet
 from scripts.fleet.plan import FleetError, plan_servers
 
@@ -116,7 +116,7 @@ class Loads:
         target = ["--url", f"localhost:{ports.grpc if ports else self._fleet.ports.port}"]
         metrics = ["--metrics-url", f"http://localhost:{self._fleet.servers[0].metrics}/metrics"]
         load = [kind, f"{value:g}", "--workers", self._workers * servers, "--warmup-request-count", servers]
-        run("qwen3_tts_client", "bench", *target, *metrics, *load, *self._options, "--artifact-dir", folder)
+        run_bench("bench", *target, *metrics, *load, *self._options, "--artifact-dir", folder)
         [row] = rows(read_summary(folder)["loads"])
         return {"servers": servers, "path": path, **{name: row[name] for name in FIGURES}}
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from qwen3_tts_client.records.environment import environment
 from scripts.benchmarks.common import origin_of, settings_of_environment, show
-from scripts.benchmarks.serving import read_summary, rows, run
+from scripts.benchmarks.serving import read_summary, rows, run_bench
 
 FORMATS = ("pcm", "mp3", "opus")
 FIGURES = ("ttfa_p50_ms", "ttfa_p95_ms", "audio_s_per_s", "stalled_over_50ms")
@@ -76,7 +76,7 @@ def extra(response_format: str) -> str:
 
 
 def measured(folder: Path, arguments: list[object], path: str, response_format: str) -> dict[str, Any]:
-    run("qwen3_tts_client", "bench", "--artifact-dir", folder, *arguments)
+    run_bench("bench", "--artifact-dir", folder, *arguments)
     [row] = rows(read_summary(folder)["loads"])
     return {
         "path": path,

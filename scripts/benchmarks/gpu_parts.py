@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from scripts.benchmarks.common import origin_of, show
-from scripts.benchmarks.serving import REPOSITORY, read_summary, rows, run, server_of
+from scripts.benchmarks.serving import REPOSITORY, read_summary, rows, run, run_bench, server_of
 
 SHARE_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 # Columns of a serving benchmark's row that compare.
@@ -54,7 +54,7 @@ def main(
             folder.mkdir()
             part = {SHARE_VARIABLE: str(share)}
             with server_of("python", checkpoint, max_streams, folder / "server.log", [], settings, part):
-                run("qwen3_tts_client", *bench, "--artifact-dir", folder / "bench")
+                run_bench(*bench, "--artifact-dir", folder / "bench")
             summary = read_summary(folder / "bench")
             found += rows_of(path, share, summary)
             # After each, since a run of all takes long.

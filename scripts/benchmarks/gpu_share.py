@@ -10,7 +10,7 @@ from qwen3_tts_client.analysis.table import load_name
 from qwen3_tts_client.records.record import LoadRecord, read_run
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
 from qwen3_tts_engine.talker.kernels.gpu_trace import VARIABLE
-from scripts.benchmarks.serving import REPOSITORY, run, server_of
+from scripts.benchmarks.serving import REPOSITORY, run, run_bench, server_of
 
 # By package, as in the names of the files.
 PROCESSES = {"talker": "qwen3_tts_engine", "codec": "code2wav_step"}
@@ -28,7 +28,7 @@ def measure(checkpoint: str, streams: Sequence[int], folder: Path) -> list[dict[
     bench += ["--measurement-interval", MEASUREMENT_MS, "--max-frames", MAX_FRAMES, "--speaker", "vivian"]
     setting = {VARIABLE.removeprefix(ENVIRONMENT_PREFIX): str(trace)}
     with server_of("python", checkpoint, max(streams), folder / "server.log", [], setting):
-        run("qwen3_tts_client", *bench)
+        run_bench(*bench)
     spans = {process: read(trace, package) for process, package in PROCESSES.items()}
     return [row(load, spans) for load in read_run(folder).loads]
 

@@ -22,7 +22,7 @@ from qwen3_tts_client.records.environment import commit
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.talker.memory_plan import GIB
 from scripts.benchmarks.common import origin, show
-from scripts.benchmarks.serving import REPOSITORY, read_summary, rows, run, server_of
+from scripts.benchmarks.serving import REPOSITORY, read_summary, rows, run, run_bench, server_of
 from scripts.embedded.installation import ServerError
 
 PLAN = re.compile(r"GPU memory: .* GiB free; (?P<parts>.*?\((?P<streams>\d+) streams?, .*?)\"?$", re.MULTILINE)
@@ -87,7 +87,7 @@ def measure(checkpoint: str, folder: Path, speaker: str, streams: str, card: flo
             chosen = PLAN.search(log.read_text(errors="replace"))
             assert chosen, f"{log} has no plan"
             bench = ["bench", "--concurrency", chosen["streams"], "--measurement-interval", 4000, "--speaker", speaker]
-            run("qwen3_tts_client", *bench, "--max-frames", 71, "--artifact-dir", folder / "bench")
+            run_bench(*bench, "--max-frames", 71, "--artifact-dir", folder / "bench")
             loaded = before - free_gib()
     except ServerError:
         refused = REFUSAL.search(log.read_text(errors="replace"))

@@ -19,7 +19,7 @@ from qwen3_tts_client.analysis.playback import MS, NS, play
 from qwen3_tts_client.records.environment import environment
 from qwen3_tts_client.records.record import LoadRecord, RequestRecord, Run, read_run
 from scripts.benchmarks.common import origin_of, settings_of_environment, show
-from scripts.benchmarks.serving import run, server_of
+from scripts.benchmarks.serving import run, run_bench, server_of
 
 OVERLOAD = 4
 # First audio up to this multiple of the first load's 95th percentile is normal.
@@ -86,7 +86,7 @@ def main(
     bench = ["bench", "--request-rate", rates, "--measurement-interval", seconds * 1000, "--artifact-dir", artifact_dir]
     bench += ["--warmup-request-count", WARM_UP, "--speaker", speaker, "--max-frames", max_frames]
     with server_of(form, checkpoint, max_streams, artifact_dir / "server.log", [], {"OVERLOAD": "refuse"}):
-        run("qwen3_tts_client", *bench)
+        run_bench(*bench)
     record = recorded(read_run(artifact_dir))
     show(record["rows"], console)
     console.print(f"normal again {record['normal_after_s']} s after the overload")

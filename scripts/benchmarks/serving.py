@@ -8,7 +8,7 @@ Writes the client's record, its report and the server's log to the folder; `--ou
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from rich.console import Console
 
 from qwen3_tts_client.analysis.results import SUMMARY_NAME
 from qwen3_tts_client.analysis.table import load_name
+from qwen3_tts_client.errors import ExitCode
 from qwen3_tts_client.records.prometheus import total
 from qwen3_tts_client.records.record import read_run
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
@@ -40,7 +41,7 @@ def main(
     concurrency: Annotated[str, typer.Option(help="closed loops")] = "1,2,4,8,16,32,64,128,256,512",
     request_rate: Annotated[str, typer.Option(help="open loops")] = "1,2,5,10,20,30,40",
     search_rate: Annotated[
-        str | None, typer.Option(help="START:END:STEP in which to search the largest good request rate")
+        str | None, typer.Option(help="FIRST:LAST:STEP in which to search the largest good request rate")
     ] = None,
     measurement_interval: Annotated[int, typer.Option(help="ms per load")] = 15_000,
     workers: Annotated[int, typer.Option(help="client processes; bursts need several")] = 1,
@@ -61,10 +62,10 @@ def main(
     # With random weights, streams seldom end by themselves.
     bench += ["--max-frames", max_frames] if max_frames else []
     with server_of(form, checkpoint, max_streams, artifact_dir / "server.log", backend or []):
-        run("qwen3_tts_client", *bench, *loads)
+        run_bench(*bench, *loads)
         if search_rate:
             search = ["--binary-search", "--request-rate", search_rate, "--artifact-dir", artifact_dir / "search"]
-            run("qwen3_tts_client", *bench, *search)
+            run_bench(*bench, *search)
     if output:
         measured = read_run(artifact_dir)
         calls = [codec_calls(*measured.scraped(load)) for load in measured.loads]
@@ -113,10 +114,16 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / SUMMARY_NAME).read_text()))
 
 
-def run(module: str, *arguments: object) -> None:
+def run(module: str, *arguments: object, accepted: Collection[int] = (0,)) -> None:
+    """Exits with the command's exit code unless that is accepted."""
     done = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT, check=False)
-    if done.returncode:
+    if done.returncode not in accepted:
         sys.exit(done.returncode)
+
+
+def run_bench(*arguments: object) -> None:
+    """Failed requests are part of the record."""
+    run("qwen3_tts_client", *arguments, accepted=(ExitCode.OK, ExitCode.PARTIAL))
 
 
 def record(

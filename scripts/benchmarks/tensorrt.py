@@ -33,7 +33,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest
 from qwen3_tts_engine.codec.contract import MAX_BATCH, call_shapes
 from scripts.benchmarks.common import TEXT, first_audio_ms, origin, settings_of_environment
-from scripts.benchmarks.serving import REPOSITORY, ROOT, read_summary, rows, run, server_of
+from scripts.benchmarks.serving import REPOSITORY, ROOT, read_summary, rows, run, run_bench, server_of
 
 TIMED_BATCHES = (1, 8, 32, MAX_BATCH)
 LOADS = "1,64"
@@ -63,7 +63,7 @@ def main(
         first = first_requests(text)
         interval = ["--measurement-interval", measurement_interval, "--warmup-request-count", 8]
         bench = ["bench", "--concurrency", LOADS, *interval, *talk, "--artifact-dir", artifact_dir / "serving"]
-        run("qwen3_tts_client", *bench)
+        run_bench(*bench)
         with background_streams(*talk, "--artifact-dir", artifact_dir / "beside"):
             mixed = artifact_dir / "mixed.json"
             options = ["--checkpoint", checkpoint, "--calls", calls]

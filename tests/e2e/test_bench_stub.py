@@ -191,7 +191,7 @@ def test_failed_requests_are_recorded_with_outcome_and_error(
         {},
     ]
     flags = ["--request-count", "7", "--concurrency", "7", "--chunk-timeout", "1", "--stagger-ms", "0", "-v"]
-    run = bench("--prompt-file", prompt_file(tmp_path / "bad.jsonl", *scripts), *flags)
+    run = bench("--prompt-file", prompt_file(tmp_path / "bad.jsonl", *scripts), *flags, code=ExitCode.PARTIAL)
     outcomes = {record.prompt: (record.timeline.outcome, record.timeline.error) for record in run.requests}
     assert [outcomes[f"script-{number}"] for number in range(7)] == [
         ("ok", None),

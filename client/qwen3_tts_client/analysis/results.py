@@ -43,7 +43,13 @@ def conclude(folder: Path, prebuffer_ms: float, verbose: bool = False) -> ExitCo
     print(text_table(rows))
     for line in (*failures(run, None if verbose else FAILURES_SHOWN), *distortions(run), f"records in {folder}"):
         print(line, file=sys.stderr)
-    return ExitCode.OK if any(row["outcomes"].get("ok") for row in rows) else ExitCode.REQUEST
+    return _exit_code(sum((Counter(row["outcomes"]) for row in rows), Counter()))
+
+
+def _exit_code(outcomes: Counter[str]) -> ExitCode:
+    if not outcomes["ok"]:
+        return ExitCode.REQUEST
+    return ExitCode.OK if outcomes["ok"] == outcomes.total() else ExitCode.PARTIAL
 
 
 def failures(run: Run, limit: int | None) -> Iterator[str]:

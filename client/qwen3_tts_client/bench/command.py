@@ -5,6 +5,7 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from qwen3_tts_client.analysis.table import load_name
 from qwen3_tts_client.bench import options as bench_options
 from qwen3_tts_client.bench.fleet import Fleet
 from qwen3_tts_client.bench.load import Phase, Share, poisson_arrivals_ns
+from qwen3_tts_client.bench.progress import Progress
 from qwen3_tts_client.bench.prompt import BenchPrompt, read_prompts
 from qwen3_tts_client.bench.target import TargetConfig, make_target
 from qwen3_tts_client.bench.worker import PhaseDone, WorkerConfig
@@ -125,12 +127,12 @@ class Bench:
         warmups = self._args.warmup_request_count
         if mode == "closed" and warmups:
             warmup = self._phase(number, "warmup", mode, value, warmups)
-            if any(done.interrupted for done in fleet.run(warmup, lambda: None)):
+            if any(done.interrupted for done in self._run(fleet, warmup)):
                 return True
         self._scrape(number, "before")
         phase = self._phase(number, "measure", mode, value, self._args.request_count)
         self._writer.append(LoadRecord(number, mode, value, window_start_ns(phase), phase.stop_ns or 0, end_ns=0))
-        done = fleet.run(phase, lambda: self._scrape(number, "during", "gauge"))
+        done = self._run(fleet, phase, lambda: self._scrape(number, "during", "gauge"))
         self._scrape(number, "after")
         return self._record(phase, done)
 
@@ -143,11 +145,20 @@ class Bench:
         self._writer.append(LoadRecord(number, mode, value, first.start_ns, 0, end_ns=0))
         for _ in range(rounds):
             phase = self._phase(number, "measure", mode, value, int(value))
-            done += fleet.run(phase, lambda: None)
+            done += self._run(fleet, phase)
             if any(part.interrupted for part in done):
                 break
         self._scrape(number, "after")
         return self._record(first, done)
+
+    def _run(self, fleet: Fleet, phase: Phase, on_poll: Callable[[], None] = lambda: None) -> list[PhaseDone]:
+        with Progress(self._config.records, load_name(phase.mode, phase.value), phase) as progress:
+
+            def poll() -> None:
+                on_poll()
+                progress.update()
+
+            return fleet.run(phase, poll)
 
     def _phase(self, number: int, name: str, mode: str, value: float, requests: int | None) -> Phase:
         warmups = self._args.warmup_request_count if mode == "open" else 0
