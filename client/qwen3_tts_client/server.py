@@ -74,4 +74,5 @@ class Server:
             raise self._failed(error) from None
 
     def _failed(self, error: grpc.RpcError) -> ClientError:
-        return ClientError(f"{self.url}: {error.details()} ({error.code().name})", ExitCode.SERVER)
+        remedy = "; start the server, or name another with --url" if error.code() is grpc.StatusCode.UNAVAILABLE else ""
+        return ClientError(f"{self.url}: {error.details()} ({error.code().name}){remedy}", ExitCode.SERVER)

@@ -185,7 +185,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (IN_CONTEXT | {"instruct": "Loud."}, "instruct: 'Loud.': this checkpoint is for Base voice clone and takes voice"),
     (IN_CONTEXT | {"language": "klingon"}, "language: 'klingon': one of auto, chinese"),
     (IN_CONTEXT | {"max_frames": 100_000}, "max_frames: 100000: at most 4096"),
-    (IN_CONTEXT | {"operation": "sing"}, "operation: 'sing': one of speak, register_voice, list_voices, delete_voice"),
+    (
+        IN_CONTEXT | {"operation": "sing"},
+        "operation: 'sing': unknown: choose one of speak, register_voice, list_voices, delete_voice",
+    ),
 ]
 
 

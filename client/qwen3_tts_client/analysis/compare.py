@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     rng = np.random.default_rng(args.random_seed)
     lines = [line for key in common_loads(sides) for line in compare_load(sides, key, prebuffer_ns, rng)]
     if not lines:
-        raise ClientError("the records have no load in common")
+        raise ClientError("the records have no load in common; measure both with the same loads")
     print(aligned([["load", "figure", "A", "B", "B - A", "95 % interval", ""], *lines]))
     print(_NOTE)
     return ExitCode.OK

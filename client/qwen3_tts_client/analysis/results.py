@@ -27,7 +27,7 @@ def open_records(path: Path, header: dict[str, Any]) -> RecordWriter:
     except OSError as error:
         raise ClientError(f"--artifact-dir {path.parent}: {error.strerror}") from None
     if path.exists():
-        raise ClientError(f"--artifact-dir {path.parent}: already holds a record")
+        raise ClientError(f"--artifact-dir {path.parent}: already holds a record; choose another folder")
     writer = RecordWriter(path)
     writer.header(header)
     return writer

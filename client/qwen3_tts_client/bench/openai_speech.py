@@ -45,7 +45,9 @@ class OpenAITarget:
         self._timeouts = timeouts
         self._format = extra_inputs.get("response_format", "pcm")
         if self._format not in CONTENT_TYPES:
-            raise ClientError(f"--extra-inputs response_format {self._format!r}: one of {', '.join(CONTENT_TYPES)}")
+            raise ClientError(
+                f"--extra-inputs response_format {self._format!r}: unknown; choose one of {', '.join(CONTENT_TYPES)}"
+            )
 
     async def open(self) -> None:
         try:

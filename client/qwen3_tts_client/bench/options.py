@@ -3,7 +3,6 @@
 import argparse
 import itertools
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,8 +56,10 @@ def _add_load_options(group: Any) -> None:
 
 
 def count(text: str) -> int:
-    (value,) = int_values(text)
-    return value
+    values = int_values(text)
+    if len(values) != 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected one number")
+    return values[0]
 
 
 def int_values(text: str) -> list[int]:
@@ -71,19 +72,26 @@ def float_values(text: str) -> list[float]:
 
 def _values(text: str, kind: Callable[[str], T]) -> list[T]:
     """Parses "1,8,32" or "1:32:8", both ends included."""
-    values = [kind(part) for part in re.split("[,:]", text)]
+    is_range = ":" in text
+    try:
+        values = [kind(part) for part in text.split(":" if is_range else ",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers, such as 1,8,32 or 8:32:8") from None
     if not all(value > 0 for value in values):
-        raise argparse.ArgumentTypeError("expected numbers above 0")
-    if ":" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers above 0")
+    if not is_range:
         return values
+    if len(values) != 3 or values[1] < values[0]:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected START:END:STEP with START <= END")
     start, stop, step = values
-    if stop < start:
-        raise argparse.ArgumentTypeError("expected START <= END")
     return list(itertools.takewhile(lambda value: value <= stop, itertools.count(start, step)))
 
 
 def json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("expected a JSON object")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a JSON object")
     return value

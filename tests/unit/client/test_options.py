@@ -1,8 +1,9 @@
 import argparse
+import re
 
 import pytest
 
-from qwen3_tts_client.bench.options import float_values, int_values, json_object
+from qwen3_tts_client.bench.options import count, float_values, int_values, json_object
 from qwen3_tts_client.errors import from_message
 
 
@@ -19,15 +20,22 @@ def test_parses_fractional_rates() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1,", "", "1:2", "1:2:3:4", "3:1:1", "1:5:0", "x"])
-def test_rejects_invalid_loads(text: str) -> None:
-    with pytest.raises((argparse.ArgumentTypeError, ValueError)):
+def test_rejects_invalid_loads_with_what_is_expected(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=f"^{re.escape(repr(text))}: expected "):
         int_values(text)
+
+
+@pytest.mark.parametrize("text", ["1,2", "1:3:1", "x"])
+def test_a_count_is_one_number(text: str) -> None:
+    assert count("3") == 3
+    with pytest.raises(argparse.ArgumentTypeError, match=f"^{text!r}: expected "):
+        count(text)
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{"])
 def test_extra_inputs_must_be_a_json_object(text: str) -> None:
     assert json_object('{"task_type": "CustomVoice"}') == {"task_type": "CustomVoice"}
-    with pytest.raises((argparse.ArgumentTypeError, ValueError)):
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
         json_object(text)
 
 

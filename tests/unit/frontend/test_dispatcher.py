@@ -60,7 +60,10 @@ def test_submits_a_stream_for_a_text() -> None:
     [
         ({}, "text: None: Field required"),
         ({"text": "x", "temperature": -1.0}, "temperature: -1: "),
-        ({"operation": "sing"}, "operation: 'sing': one of speak, register_voice, list_voices, delete_voice"),
+        (
+            {"operation": "sing"},
+            "operation: 'sing': unknown: choose one of speak, register_voice, list_voices, delete_voice",
+        ),
         ({"operation": "list_voices"}, "operation: 'list_voices': for CustomVoice"),
     ],
 )

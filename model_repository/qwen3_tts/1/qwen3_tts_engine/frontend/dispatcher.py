@@ -75,7 +75,7 @@ class Dispatcher:
             raise Unavailable("the server is draining: send the request to another server")
         operation = fields.pop("operation", SPEAK)
         if operation not in OPERATIONS:
-            raise InvalidRequest("operation", operation, f"one of {', '.join(OPERATIONS)}")
+            raise InvalidRequest("operation", operation, f"unknown: choose one of {', '.join(OPERATIONS)}")
         if position is not None:
             if operation != SPEAK:
                 raise InvalidRequest("operation", operation, f"only {SPEAK} can be a sequence")

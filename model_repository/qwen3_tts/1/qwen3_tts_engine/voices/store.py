@@ -60,4 +60,4 @@ def taken(name: str) -> InvalidRequest:
 
 
 def unknown(name: str) -> InvalidRequest:
-    return InvalidRequest("voice", name, "no voice is registered under this name")
+    return InvalidRequest("voice", name, "no voice is registered under this name: choose one that list_voices returns")
