@@ -16,6 +16,7 @@ from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
 from qwen3_tts_engine.frontend.tokenizer import TextTokenizer
 from qwen3_tts_engine.request import InvalidRequest
 from tests.conftest import CheckpointOf
+from tests.fakes.checkpoints import shard
 
 
 @pytest.fixture
@@ -170,19 +171,6 @@ def test_rejects_a_file_that_is_not_safetensors(folder: Path) -> None:
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(CheckpointError, match="not a readable safetensors file"):
         CodecStep.from_checkpoint(Checkpoint.open(str(folder)))
-
-
-def shard(path: Path, count: int) -> None:
-    """Replaces a safetensors file by shards and their index, as transformers writes them."""
-    tensors = sorted(load_file(path).items())
-    path.unlink()
-    weight_map = {}
-    for number in range(count):
-        name = f"{path.stem}-{number + 1:05}-of-{count:05}.safetensors"
-        part = dict(tensors[number::count])
-        save_file(part, path.with_name(name))
-        weight_map |= dict.fromkeys(part, name)
-    path.with_name(f"{path.name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
 def test_sharded_weights_are_those_of_one_file(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:

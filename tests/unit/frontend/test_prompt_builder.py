@@ -1,7 +1,5 @@
 """Requests that exceed the limits of the server or the checkpoint are refused."""
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import InvalidRequest, SynthesisRequest
 from qwen3_tts_engine.voice import Voice
 from tests.conftest import CheckpointOf
+from tests.fakes.checkpoints import fine_tune
 from tests.fakes.scripted import Listener
 
 
@@ -30,13 +29,7 @@ def clone(seconds: float, text: str = "What it says.") -> SynthesisRequest:
 
 @pytest.fixture
 def fine_tuned(tiny_checkpoint: Path, tmp_path: Path) -> PromptBuilder:
-    """As the official fine-tuning script leaves it: one speaker, under the name that was given to it."""
-    folder = tmp_path / "fine-tuned"
-    shutil.copytree(tiny_checkpoint, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["talker_config"] |= {"spk_id": {"MyVoice": 3000}, "spk_is_dialect": {"MyVoice": False}}
-    (folder / "config.json").write_text(json.dumps(config))
-    return builder(folder)
+    return builder(fine_tune(tiny_checkpoint, tmp_path / "fine-tuned"))
 
 
 def rows(prompts: PromptBuilder, **fields: Any) -> list[int]:
