@@ -87,7 +87,7 @@ def test_unsupported_mode_is_rejected_with_the_supported_one(caller: Caller) -> 
     )
     assert "INVALID_ARG: speaker: 'ryan': this checkpoint is for VoiceDesign" in response.error_message
     [response] = caller.stub.ModelStreamInfer(iter([encode(SpeechRequest("Hello.", instruct="Calm."))]), timeout=30)
-    assert "INVALID_ARG: speaker: None: required: one of aiden" in response.error_message
+    assert "INVALID_ARG: speaker: None: required: choose one of aiden" in response.error_message
 
 
 def test_metrics_are_separate_for_each_model(caller: Caller) -> None:

@@ -183,7 +183,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"voice": "anna"} | CLONE, "ref_audio: 72007 samples: not allowed with voice"),
     (IN_CONTEXT | {"speaker": "ryan"}, "speaker: 'ryan': this checkpoint is for Base voice clone and takes voice, or"),
     (IN_CONTEXT | {"instruct": "Loud."}, "instruct: 'Loud.': this checkpoint is for Base voice clone and takes voice"),
-    (IN_CONTEXT | {"language": "klingon"}, "language: 'klingon': one of auto, chinese"),
+    (IN_CONTEXT | {"language": "klingon"}, "language: 'klingon': unknown: choose one of auto, chinese"),
     (IN_CONTEXT | {"max_frames": 100_000}, "max_frames: 100000: at most 4096"),
     (
         IN_CONTEXT | {"operation": "sing"},
