@@ -24,8 +24,7 @@ def main(argv: list[str] | None = None) -> int:
         _discard_output()
         return int(ExitCode.PIPE)
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        return _fail(args, f"{place}{error.strerror or error}", ExitCode.OUTPUT)
+        return _fail(args, f"{error.filename or 'input or output'}: {error.strerror or error}", ExitCode.OUTPUT)
     except KeyboardInterrupt:
         return _fail(args, "interrupted", ExitCode.INTERRUPTED)
 

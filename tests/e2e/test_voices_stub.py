@@ -1,10 +1,14 @@
 """`voices` against a stub server."""
 
+import subprocess
+import sys
+
 import pytest
 
 from qwen3_tts_client.__main__ import main
 from qwen3_tts_client.errors import ExitCode
 from tests.fakes.stub_server import StubServer
+from tests.subprocesses import same_imports
 
 ANNA = {"name": "anna", "ref_text": "What I say.", "reference_seconds": 3.5, "x_vector_only": False}
 
@@ -36,3 +40,14 @@ def test_a_name_that_is_not_text_is_refused(capsys: pytest.CaptureFixture[str]) 
     with StubServer(voices={}) as stub:
         assert main(["voices", "rm", "\udcff", "--url", stub.url]) == ExitCode.REQUEST
     assert "surrogates not allowed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_device_is_reported(unbuffered: str) -> None:
+    with StubServer() as stub, open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "qwen3_tts_client", "voices", "list", "--url", stub.url]
+        environment = same_imports() | {"PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, text=True, timeout=60)
+    assert done.returncode == ExitCode.OUTPUT
+    assert done.stderr.endswith("output: No space left on device\n")
+    assert len(done.stderr.splitlines()) == 1
