@@ -8,10 +8,10 @@ from typing import Any
 import uvicorn
 
 from qwen3_tts_client.gateway.access import Access
-from qwen3_tts_client.gateway.app import make_app
 from qwen3_tts_client.gateway.config import Settings
 from qwen3_tts_client.gateway.metrics import Metrics
 from qwen3_tts_client.gateway.services import Services
+from qwen3_tts_client.gateway.serving import server_config
 
 START_SECONDS = 20
 
@@ -41,9 +41,7 @@ class RunningGateway:
 
     async def _serve(self) -> None:
         self.services = Services(self.settings, self._access, Metrics())
-        app = make_app(self.services)
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-        self._server = uvicorn.Server(config)
+        self._server = uvicorn.Server(server_config(self.services, grace_s=1))
         self._started.set()
         await self._server.serve([self._socket])
         await self.services.close()

@@ -24,21 +24,27 @@ async def serve(settings: Settings) -> None:
     listener = _listen(settings.host, settings.port)
     log.configure()
     services = Services(settings, access, Metrics())
-    config = uvicorn.Config(
-        make_app(services),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        ws_max_size=settings.max_body_bytes,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        server_header=False,
-    )
+    config = server_config(services, GRACE_SECONDS)
     print(f"http://{settings.host}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
     try:
         await uvicorn.Server(config).serve([listener])
     finally:
         await services.close()
+
+
+def server_config(services: Services, grace_s: int) -> uvicorn.Config:
+    return uvicorn.Config(
+        make_app(services),
+        # httptools drops the body of a request that offers an upgrade to h2c, and sends chunks to HTTP/1.0 clients.
+        http="h11",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws_max_size=services.settings.max_body_bytes,
+        timeout_graceful_shutdown=grace_s,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        server_header=False,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -35,6 +35,15 @@ def post(
     return connection
 
 
+def answer_of(gateway: RunningGateway, version: str, *headers: str) -> bytes:
+    """Everything that the server sends for one request, until it closes the connection."""
+    content = json.dumps({"input": TWO_CHUNKS, "response_format": "pcm"}).encode()
+    lines = (f"POST {PATH} HTTP/{version}", "Host: a", f"Content-Length: {len(content)}", *headers, "", "")
+    with socket.create_connection(("127.0.0.1", int(gateway.address.split(":")[1])), timeout=10) as connection:
+        connection.sendall("\r\n".join(lines).encode() + content)
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
 def error_of(response: httpx.Response) -> dict[str, object]:
     return dict(response.json()["error"])
 
@@ -44,6 +53,19 @@ def test_pcm_is_the_servers(client: httpx.Client) -> None:
     assert (response.status_code, response.headers["content-type"]) == (200, "audio/pcm")
     pcm = np.frombuffer(response.content, "<i2")
     assert (len(pcm), set(np.abs(pcm))) == (SAMPLES, {8000})
+
+
+def test_a_body_that_offers_an_upgrade_to_http2_is_read(gateway: RunningGateway) -> None:
+    """Java's HttpClient offers it by default."""
+    offer = ("Connection: Upgrade, HTTP2-Settings, close", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")
+    assert answer_of(gateway, "1.1", *offer).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("headers", [(), ("Connection: keep-alive",)])
+def test_an_http_1_0_client_gets_no_chunk_sizes(gateway: RunningGateway, headers: tuple[str, ...]) -> None:
+    head, _, audio = answer_of(gateway, "1.0", *headers).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert len(audio) == 2 * SAMPLES
 
 
 def test_fields_become_tensors(client: httpx.Client, stub: StubServer) -> None:
