@@ -12,6 +12,7 @@ from starlette.routing import Route, WebSocketRoute
 
 from qwen3_tts_client.gateway.errors import APIError, error_response, http_error_response
 from qwen3_tts_client.gateway.log import AccessLog
+from qwen3_tts_client.gateway.models import describe
 from qwen3_tts_client.gateway.origins import SameOrigin
 from qwen3_tts_client.gateway.services import Services
 from qwen3_tts_client.gateway.speech import SpeechEndpoint
@@ -61,8 +62,7 @@ async def list_models(services: Services, request: Request) -> JSONResponse:
 async def get_model(services: Services, request: Request) -> JSONResponse:
     services.access.authenticate(request.headers)
     name = request.path_params["model"]
-    services.models.resolve(name)
-    return JSONResponse(next(model for model in services.models.listing() if model["id"] == name))
+    return JSONResponse(describe(name, await services.models.resolve(name)))
 
 
 async def health(services: Services, request: Request) -> JSONResponse:

@@ -1,12 +1,18 @@
 """Names of the models, and what each checkpoint is for."""
 
-from typing import Any
+import re
+from typing import Any, get_args
 
 from qwen3_tts_client.checkpoints import LIST_VOICES, TaskType, task_of_refusal
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.gateway.backend import Backend
 from qwen3_tts_client.gateway.config import Settings
-from qwen3_tts_client.gateway.errors import APIError
+from qwen3_tts_client.gateway.errors import APIError, from_speech
+
+# Released checkpoints on a model hub or in a folder, and OpenAI's dated names such as tts-1-1106.
+_CHECKPOINT = re.compile(r"(.*/)?Qwen3-TTS-.*-(CustomVoice|VoiceDesign|Base)", re.IGNORECASE)
+_DATE = re.compile(r"-(\d{4}|\d{4}-\d\d-\d\d)$")
+_TASKS = {task.lower(): task for task in get_args(TaskType)}
 
 
 class Models:
@@ -17,14 +23,15 @@ class Models:
         self._backend = backend
         self._modes: dict[str, TaskType] = {}
 
-    def resolve(self, name: str | None) -> str:
-        """The Triton model of a name. Raises APIError 404."""
+    async def resolve(self, name: str | None) -> str:
+        """The Triton model of a name. Raises APIError 404, and for a checkpoint 503 if no server answers."""
         if name is None:
             return self.default
-        if name not in self._names:
-            known = ", ".join(self._names)
-            raise APIError(404, f"model: {name!r}: one of {known}", "model", "model_not_found")
-        return self._names[name]
+        if known := self._names.get(name) or self._names.get(_DATE.sub("", name)):
+            return known
+        if checkpoint := _CHECKPOINT.fullmatch(name):
+            return await self._serving(_TASKS[checkpoint[2].lower()], name)
+        raise self._unknown(name)
 
     async def mode(self, model: str) -> TaskType:
         """What the model's checkpoint is for. Raises SpeechError."""
@@ -33,11 +40,21 @@ class Models:
         return self._modes[model]
 
     def listing(self) -> list[dict[str, Any]]:
-        """`root` is the Triton model that a name stands for, as in vLLM."""
-        return [
-            {"id": name, "object": "model", "created": 0, "owned_by": "qwen", "root": model}
-            for name, model in self._names.items()
-        ]
+        return [describe(name, model) for name, model in self._names.items()]
+
+    async def _serving(self, task: TaskType, name: str) -> str:
+        """The first model whose checkpoint is for `task`. Raises APIError."""
+        failure = self._unknown(name)
+        for model in dict.fromkeys(self._names.values()):
+            try:
+                if await self.mode(model) == task:
+                    return model
+            except SpeechError as error:
+                failure = from_speech(error)
+        raise failure
+
+    def _unknown(self, name: str) -> APIError:
+        return APIError(404, f"model: {name!r}: one of {', '.join(self._names)}", "model", "model_not_found")
 
     async def _ask(self, model: str) -> TaskType:
         try:
@@ -45,3 +62,8 @@ class Models:
         except SpeechError as error:
             return task_of_refusal(error)
         return "Base"
+
+
+def describe(name: str, model: str) -> dict[str, Any]:
+    """`root` is the Triton model that a name stands for, as in vLLM; Open WebUI shows `name`."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "qwen", "root": model, "name": name}

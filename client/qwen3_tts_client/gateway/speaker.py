@@ -106,7 +106,7 @@ class Speaker:
 
     async def _synthesise(self, turn: Turn, exchange: Exchange, output: "Output") -> None:
         services, options = self._services, turn.options
-        exchange.model = model = services.models.resolve(options.model)
+        exchange.model = model = await services.models.resolve(options.model)
         request = await services.builder.build(options, "", model)
         pipeline = Pipeline(options.response_format, options.sample_rate, options.speed, services.encoders)
         speech = await services.backend.start(

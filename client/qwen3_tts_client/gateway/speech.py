@@ -33,20 +33,20 @@ class SpeechEndpoint:
         key = services.access.authenticate(request.headers)
         exchange.key = key.name
         body = parse(SpeechBody, await read_json(request, services.settings))
-        model = self._note(exchange, body)
+        model = await self._note(exchange, body)
         with services.access.stream(key):
             await services.access.spend_characters(key, len(body.input))
             gone = await until_disconnect(receive, self._speak(body, model, exchange, send))
         if gone:
             exchange.outcome = "cancelled"
 
-    def _note(self, exchange: Exchange, body: SpeechBody) -> str:
+    async def _note(self, exchange: Exchange, body: SpeechBody) -> str:
         """Records the request and returns its model. Raises APIError."""
         exchange.format, exchange.characters = body.response_format, len(body.input)
         if self._services.settings.log_text:
             exchange.text, exchange.voice = body.input, body.voice
         check_length(len(body.input), self._services.settings.max_input_characters)
-        exchange.model = self._services.models.resolve(body.model)
+        exchange.model = await self._services.models.resolve(body.model)
         return exchange.model
 
     async def _speak(self, body: SpeechBody, model: str, exchange: Exchange, send: Send) -> None:

@@ -26,7 +26,7 @@ class VoiceEndpoints:
         self._services = services
 
     async def list_all(self, request: Request) -> JSONResponse:
-        model = self._enter(request, request.query_params.get("model"))
+        model = await self._enter(request, request.query_params.get("model"))
         mode = await self._mode(model)
         cloned = await self._operate(LIST_VOICES, model) if mode == "Base" else []
         settings = self._services.settings
@@ -42,13 +42,13 @@ class VoiceEndpoints:
         async with limited(request, self._services.settings).form(
             max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES
         ) as form:
-            model = self._enter(request, _text(form, "model"))
+            model = await self._enter(request, _text(form, "model"))
             voice = await self._registration(form)
         [created] = await self._operate(voice, model)
         return JSONResponse(_openai_voice(created) | {"success": True, "voice": _uploaded(created)})
 
     async def delete(self, request: Request) -> JSONResponse:
-        model = self._enter(request, request.query_params.get("model"))
+        model = await self._enter(request, request.query_params.get("model"))
         name = request.path_params["voice"]
         try:
             await self._operate(SpeechRequest("", voice=name, operation="delete_voice"), model)
@@ -59,11 +59,11 @@ class VoiceEndpoints:
         deleted = {"id": name, "object": "audio.voice.deleted", "deleted": True}
         return JSONResponse(deleted | {"success": True, "message": f"voice {name!r} is deleted"})
 
-    def _enter(self, request: Request, model: str | None) -> str:
+    async def _enter(self, request: Request, model: str | None) -> str:
         """Checks the key and returns the model. Raises APIError."""
         exchange = exchange_of(request.scope)
         exchange.key = self._services.access.authenticate(request.headers).name
-        exchange.model = self._services.models.resolve(model)
+        exchange.model = await self._services.models.resolve(model)
         return exchange.model
 
     async def _registration(self, form: FormData) -> SpeechRequest:

@@ -123,7 +123,7 @@ class Session:
         if self._turn is not None:
             raise APIError(400, "session.config: the text of an utterance is open: send input.done first", "type")
         options: SessionOptions = parse(SessionOptions, message)
-        self._services.models.resolve(options.model)
+        await self._services.models.resolve(options.model)
         self._options = options
 
     async def _add_text(self, message: dict[str, Any]) -> None:

@@ -108,3 +108,32 @@ def test_models_are_listed_with_openais_names(client: httpx.Client) -> None:
     assert names == ["qwen3_tts", "tts-1", "tts-1-hd", "gpt-4o-mini-tts"]
     assert client.get("/v1/models/tts-1").json()["object"] == "model"
     assert client.get("/v1/models/other").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
+        "/models/Qwen3-TTS-12Hz-0.6B-CustomVoice",
+        "gpt-4o-mini-tts-2025-03-20",
+        "tts-1-1106",
+        "tts-1-hd-1106",
+    ],
+)
+def test_a_checkpoint_or_a_dated_name_is_a_model(client: httpx.Client, name: str) -> None:
+    body = {"model": name, "input": "Hello.", "response_format": "pcm"}
+    assert client.post("/v1/audio/speech", json=body).status_code == 200
+    described = client.get(f"/v1/models/{name}").json()
+    assert (described["id"], described["root"]) == (name, "qwen3_tts")
+    assert client.get(PATH, params={"model": name}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-TTS-12Hz-1.7B-Base", "whisper-1", "tts-1-11061", "tts-2-1106", ""])
+def test_a_checkpoint_for_another_task_is_unknown(client: httpx.Client, name: str) -> None:
+    response = client.post("/v1/audio/speech", json={"model": name, "input": "Hello."})
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_the_name_of_a_checkpoint_chooses_the_model_for_its_task(cloning: RunningGateway) -> None:
+    names = [f"Qwen/Qwen3-TTS-12Hz-1.7B-{task}" for task in ("Base", "CustomVoice")]
+    assert [httpx.get(f"{cloning.url}/v1/models/{name}").status_code for name in names] == [200, 404]
