@@ -30,11 +30,14 @@ def make_app(services: Services) -> Starlette:
             Route("/v1/audio/speech", SpeechEndpoint(services), methods=["POST"]),
             WebSocketRoute("/v1/audio/speech/stream", SpeechSocket(services)),
             Route("/v1/audio/voices", voices.list_all),
+            Route("/v1/voices", voices.list_objects),
             Route("/v1/audio/voices", voices.create, methods=["POST"]),
             Route("/v1/audio/voices/{voice}", voices.delete, methods=["DELETE"]),
             Route("/v1/models", functools.partial(list_models, services)),
+            Route("/v1/audio/models", functools.partial(list_speech_models, services)),
             Route("/v1/models/{model:path}", functools.partial(get_model, services)),
             Route("/healthz", functools.partial(health, services)),
+            Route("/health", functools.partial(health, services)),
             Route("/livez", live),
             Route("/metrics", functools.partial(metrics, services)),
             *Page().routes(),
@@ -55,12 +58,18 @@ def _middleware(services: Services) -> list[Middleware]:
 
 
 async def list_models(services: Services, request: Request) -> JSONResponse:
-    services.access.authenticate(request.headers)
+    services.access.authenticate_list(request.headers)
     return JSONResponse({"object": "list", "data": services.models.listing()})
 
 
+async def list_speech_models(services: Services, request: Request) -> JSONResponse:
+    """Open WebUI's list."""
+    services.access.authenticate_list(request.headers)
+    return JSONResponse({"models": services.models.listing()})
+
+
 async def get_model(services: Services, request: Request) -> JSONResponse:
-    services.access.authenticate(request.headers)
+    services.access.authenticate_list(request.headers)
     name = request.path_params["model"]
     return JSONResponse(describe(name, await services.models.resolve(name)))
 

@@ -45,11 +45,13 @@ class Settings(BaseModel):
     speakers: tuple[str, ...] = SPEAKERS
     languages: tuple[str, ...] = tuple(LANGUAGES)
     voice_aliases: dict[str, str] = VOICE_ALIASES
+    voice_objects_for: tuple[str, ...] = ("aiohttp",)  # in User-Agent; Open WebUI's names its HTTP library alone
     default_voice: str = "vivian"
 
     auth: bool = True
     keys_file: Path | None = None
     streams_per_key: Count = 256
+    public_lists: bool = False  # of models and voices: no key
     characters_per_minute: Count | None = None  # of each key
     limits_storage: str = "async+memory://"
     cors_origins: tuple[str, ...] = ()

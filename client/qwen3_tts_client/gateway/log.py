@@ -17,7 +17,7 @@ from qwen3_tts_client.gateway.metrics import Metrics
 from qwen3_tts_client.protocol import MORE_TEXT
 
 REQUEST_ID = "x-request-id"
-QUIET_PATHS = ("/healthz", "/livez", "/metrics")
+QUIET_PATHS = ("/healthz", "/health", "/livez", "/metrics")
 TRACE_HEADERS = ("traceparent", "tracestate")
 # The name of a voice is logged only with log_text.
 VOICE_PATH = "/v1/audio/voices/"

@@ -26,7 +26,21 @@ class VoiceEndpoints:
         self._services = services
 
     async def list_all(self, request: Request) -> JSONResponse:
-        model = await self._enter(request, request.query_params.get("model"))
+        """`voices` are names for vllm-omni's clients, objects for Open WebUI."""
+        agent = request.headers.get("user-agent", "")
+        page = await self._list(request)
+        if any(name in agent for name in self._services.settings.voice_objects_for):
+            page["voices"] = page["data"]
+        return JSONResponse(page, headers={"vary": "user-agent"})
+
+    async def list_objects(self, request: Request) -> JSONResponse:
+        page = await self._list(request)
+        return JSONResponse(page | {"voices": page["data"]})
+
+    async def _list(self, request: Request) -> dict[str, Any]:
+        exchange = exchange_of(request.scope)
+        exchange.key = self._services.access.authenticate_list(request.headers).name
+        exchange.model = model = await self._services.models.resolve(request.query_params.get("model"))
         mode = await self._mode(model)
         cloned = await self._operate(LIST_VOICES, model) if mode == "Base" else []
         settings = self._services.settings
@@ -35,7 +49,7 @@ class VoiceEndpoints:
         uploaded = [_uploaded(voice) for voice in cloned]
         names = named + [voice["name"] for voice in cloned]
         page = {"task_type": mode, "languages": list(settings.languages), "cloning": settings.cloning}
-        return JSONResponse({"object": "list", "data": data, "voices": names, "uploaded_voices": uploaded} | page)
+        return {"object": "list", "data": data, "voices": names, "uploaded_voices": uploaded} | page
 
     async def create(self, request: Request) -> JSONResponse:
         self._services.access.authenticate(request.headers)

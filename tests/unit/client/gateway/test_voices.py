@@ -1,16 +1,19 @@
 """Voices and models, listed in OpenAI's form and in vllm-omni's."""
 
+import asyncio
 import base64
 import io
 import wave
 from collections.abc import Iterator
 from typing import Any
 
+import aiohttp
 import httpx
 import numpy as np
 import openai
 import pytest
 
+from qwen3_tts_client.gateway.access import KEYS_VARIABLE, new_key
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.stub_server import StubServer, input_text
 
@@ -46,6 +49,42 @@ def test_speakers_of_a_custom_voice_checkpoint_are_listed(client: httpx.Client) 
     assert "ryan" in listed["voices"]
     assert {"id": "ryan", "object": "audio.voice"}.items() <= listed["data"][4].items()
     assert listed["uploaded_voices"] == []
+
+
+def listed_by_open_webui(gateway: RunningGateway) -> tuple[list[str], dict[str, str]]:
+    """Ids of the models and names of the voices by id, read as by routers/audio of Open WebUI 0.12.4, without a key."""
+
+    async def ask() -> tuple[list[str], dict[str, str]]:
+        async with aiohttp.ClientSession(f"{gateway.url}/v1/") as session:
+            async with session.get("audio/models") as response:
+                models = (await response.json())["models"]
+            async with session.get("audio/voices") as response:
+                response.raise_for_status()
+                voices = (await response.json())["voices"]
+        return [model["id"] for model in models], {voice["id"]: voice["name"] for voice in voices}
+
+    return asyncio.run(ask())
+
+
+def test_open_webui_lists_models_and_voices_without_a_key(stub: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEYS_VARIABLE, new_key("anna")[1])
+    with RunningGateway(stub.url, public_lists=True) as gateway:
+        models, voices = listed_by_open_webui(gateway)
+        assert httpx.get(f"{gateway.url}/v1/models/tts-1").status_code == 200
+        assert httpx.post(f"{gateway.url}/v1/audio/speech", json={"input": "Hello."}).status_code == 401
+        assert (
+            httpx.post(gateway.url + PATH).status_code == httpx.delete(f"{gateway.url}{PATH}/anna").status_code == 401
+        )
+    assert "tts-1" in models
+    assert voices["ryan"] == "ryan"
+
+
+def test_names_of_voices_are_strings_for_vllm_omnis_clients(client: httpx.Client) -> None:
+    assert all(isinstance(name, str) for name in client.get(PATH).json()["voices"])
+
+
+def test_voices_are_objects_at_their_short_path(client: httpx.Client) -> None:
+    assert {"id": "ryan", "name": "ryan"}.items() <= client.get("/v1/voices").json()["voices"][4].items()
 
 
 def test_a_voice_is_registered_spoken_and_deleted_by_the_openai_sdk(cloning: RunningGateway, base: StubServer) -> None:
