@@ -7,6 +7,7 @@ from starlette.websockets import WebSocket
 
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.gateway.access import Key
+from qwen3_tts_client.gateway.audio.encoder import complete
 from qwen3_tts_client.gateway.audio.pipeline import Pipeline
 from qwen3_tts_client.gateway.backend import Speech
 from qwen3_tts_client.gateway.body import audio_seconds, encoded_chunks, usage
@@ -156,7 +157,7 @@ class Output:
     async def done(self, error: bool = False, speech: Speech | None = None) -> None:
         await self._start()
         if self._held and not error:
-            await self._websocket.send_bytes(bytes(self._held))
+            await self._websocket.send_bytes(complete(self._turn.options.response_format, bytes(self._held)))
         counts = {"usage": usage(speech)} if speech else {}
         await self._send("audio.done", total_bytes=self._total_bytes, error=error, **counts)
 

@@ -13,6 +13,7 @@ from qwen3_tts_client.gateway.audio.formats import FORMATS, AudioFormat
 Pcm = NDArray[np.int16]
 UNKNOWN_LENGTH = 0xFFFFFFFF
 WAV_HEADER_BYTES = 44
+_FORM_SIZE_AT = 4
 
 
 class Encoder(Protocol):
@@ -36,6 +37,16 @@ def wav_header(rate: int) -> bytes:
     form = struct.pack("<4sI4s", b"RIFF", UNKNOWN_LENGTH, b"WAVE")
     fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
     return form + fmt + struct.pack("<4sI", b"data", UNKNOWN_LENGTH)
+
+
+def complete(format_name: str, encoded: bytes) -> bytes:
+    """All bytes of an utterance, with true sizes in a WAV header."""
+    if format_name != "wav":
+        return encoded
+    sized = bytearray(encoded)
+    struct.pack_into("<I", sized, _FORM_SIZE_AT, len(encoded) - _FORM_SIZE_AT - 4)
+    struct.pack_into("<I", sized, WAV_HEADER_BYTES - 4, len(encoded) - WAV_HEADER_BYTES)
+    return bytes(sized)
 
 
 class PcmEncoder:

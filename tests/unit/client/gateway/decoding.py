@@ -1,6 +1,8 @@
 """Decodes the formats of the gateway, and compares what they hold."""
 
 import io
+import struct
+import wave
 
 import av
 import numpy as np
@@ -20,6 +22,13 @@ def decode(encoded: bytes, name: str, rate: int | None = None) -> tuple[np.ndarr
         mono = av.AudioResampler(format="s16", layout="mono", rate=decoded_rate)
         parts = [part.to_ndarray()[0] for frame in container.decode(audio=0) for part in mono.resample(frame)]
     return np.concatenate(parts), decoded_rate
+
+
+def frames_of_wav(encoded: bytes) -> int:
+    """By its header, whose sizes must be those of the file."""
+    assert struct.unpack_from("<4sI", encoded) == (b"RIFF", len(encoded) - 8)
+    with wave.open(io.BytesIO(encoded)) as file:
+        return file.getnframes()
 
 
 def correlation(expected: np.ndarray, decoded: np.ndarray, rate: int, decoded_rate: int) -> float:

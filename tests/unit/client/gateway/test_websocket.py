@@ -13,6 +13,7 @@ from qwen3_tts_client.gateway.access import KEY_PROTOCOL, new_key
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.stub_server import StubServer, text_of
 from tests.unit.client.gateway.conftest import script, wait_for
+from tests.unit.client.gateway.decoding import frames_of_wav
 
 PATH = "/v1/audio/speech/stream"
 TWO_CHUNKS = script(chunks=[[0, 1], [30, 2]])
@@ -97,6 +98,7 @@ def test_without_stream_audio_an_utterance_is_one_message(socket: ClientConnecti
     assert json.loads(socket.recv(timeout=10))["format"] == "wav"
     audio = socket.recv(timeout=10)
     assert (audio[:4], len(audio)) == (b"RIFF", 44 + BYTES)
+    assert frames_of_wav(audio) == BYTES // 2
 
 
 def test_no_text_is_no_sentence(socket: ClientConnection) -> None:
