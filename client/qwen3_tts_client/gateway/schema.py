@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from qwen3_tts_client.checkpoints import TaskType
 from qwen3_tts_client.gateway.audio.formats import FORMATS
 from qwen3_tts_client.gateway.errors import APIError
+from qwen3_tts_client.languages import language_of
 
 FormatName = Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "mulaw", "alaw"]
 assert set(get_args(FormatName)) == set(FORMATS)
@@ -35,6 +36,28 @@ class SpeechOptions(BaseModel):
     top_p: float | None = Field(None, allow_inf_nan=False)
     top_k: int | None = Field(None, ge=0, lt=1 << 31)
     repetition_penalty: float | None = Field(None, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, fields: Any) -> Any:
+        return (
+            {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
+        )
+
+    @field_validator("language")
+    @classmethod
+    def _language_name(cls, language: str | None) -> str | None:
+        return language and (language_of(language) or language)
+
+    @field_validator("seed", mode="before")
+    @classmethod
+    def _random_seed(cls, seed: Any) -> Any:
+        return None if seed == -1 else seed
+
+    @field_validator("top_k", mode="before")
+    @classmethod
+    def _whole_vocabulary(cls, top_k: Any) -> Any:
+        return 0 if top_k == -1 else top_k
 
     @field_validator("voice", mode="before")
     @classmethod

@@ -9,12 +9,12 @@ from wyoming.tts import SynthesizeVoice
 from qwen3_tts_client import __version__
 from qwen3_tts_client.checkpoints import LANGUAGES, LIST_SPEAKERS, LIST_VOICES, TaskType, task_of_refusal
 from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_client.languages import language_of
 from qwen3_tts_client.server import Server
 from qwen3_tts_client.voices import operate
 
 LIST_SECONDS = 10.0
 QWEN = Attribution("Qwen", "https://github.com/QwenLM/Qwen3-TTS")
-NAMES = {code: name for name, code in LANGUAGES.items()}
 # The only voice of a VoiceDesign checkpoint.
 DESIGNED = "designed"
 
@@ -47,8 +47,7 @@ class Catalogue:
     def fields(self, chosen: SynthesizeVoice | None, default: str | None) -> dict[str, Any]:
         """Fields of a SpeechRequest."""
         name = (chosen.name if chosen else None) or default or next(iter(self.voices), None)
-        code = ((chosen.language if chosen else None) or "").partition("-")[0].partition("_")[0].lower()
-        spoken = {"language": NAMES.get(code)}
+        spoken = {"language": language_of((chosen.language if chosen else None) or "")}
         if self.task == "VoiceDesign":
             return spoken
         return spoken | {"speaker" if self.task == "CustomVoice" else "voice": name}

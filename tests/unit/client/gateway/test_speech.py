@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
+from qwen3_tts_client.gateway.schema import SpeechBody
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.stub_server import StubServer, input_text
 from tests.unit.client.gateway.conftest import script, wait_for
@@ -76,6 +77,27 @@ def test_fields_become_tensors(client: httpx.Client, stub: StubServer) -> None:
     assert {tensor.name for tensor in request.inputs} == {*values, "text", "seed", "max_frames"}
 
 
+@pytest.mark.parametrize(
+    ("given", "language"), [("en", "english"), ("zh-CN", "chinese"), ("PT_br", "portuguese"), ("klingon", "klingon")]
+)
+def test_codes_of_languages_are_names(client: httpx.Client, stub: StubServer, given: str, language: str) -> None:
+    assert speak(client, language=given).status_code == 200
+    assert input_text(stub.servicer.received[-1], "language") == language
+
+
+def test_null_is_the_same_as_no_field(client: httpx.Client, stub: StubServer) -> None:
+    fields = dict.fromkeys(SpeechBody.model_fields) | {"input": TWO_CHUNKS}
+    assert client.post(PATH, json=fields).headers["content-type"] == "audio/mpeg"
+    assert {tensor.name for tensor in stub.servicer.received[-1].inputs} == {"text", "speaker"}
+
+
+def test_minus_one_is_the_whole_vocabulary_and_a_random_seed(client: httpx.Client, stub: StubServer) -> None:
+    assert speak(client, top_k=-1, seed=-1).status_code == 200
+    request = stub.servicer.received[-1]
+    values = dict(zip((tensor.name for tensor in request.inputs), request.raw_input_contents, strict=True))
+    assert (values["top_k"], "seed" in values) == (bytes(4), False)
+
+
 def test_request_id_and_trace_reach_the_server(client: httpx.Client, stub: StubServer) -> None:
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "x-request-id": "mine-1"}
     response = client.post(PATH, json={"input": TWO_CHUNKS}, headers=trace)
@@ -122,7 +144,8 @@ def test_stream_format_audio_wins_over_stream(client: httpx.Client) -> None:
         ({"speed": "fast"}, 400, "speed"),
         ({"sample_rate": 24001}, 400, "sample_rate"),
         ({"sample_rate": 44100, "response_format": "opus"}, 400, "sample_rate"),
-        ({"seed": -1}, 400, "seed"),
+        ({"seed": -2}, 400, "seed"),
+        ({"top_k": -2}, 400, "top_k"),
         ({"seed": 2**63}, 400, "seed"),
         ({"max_new_tokens": 0}, 400, "max_new_tokens"),
         ({"voice": 3}, 400, "voice"),

@@ -10,8 +10,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from qwen3_tts_client.gateway.access import KEY_PROTOCOL, new_key
+from qwen3_tts_client.gateway.schema import SessionOptions
 from tests.fakes.gateway import RunningGateway
-from tests.fakes.stub_server import StubServer, text_of
+from tests.fakes.stub_server import StubServer, input_text, text_of
 from tests.unit.client.gateway.conftest import script, wait_for
 from tests.unit.client.gateway.decoding import frames_of_wav
 
@@ -71,6 +72,17 @@ def test_text_becomes_audio(socket: ClientConnection) -> None:
     assert (start["format"], start["sample_rate"], start["sentence_text"]) == ("pcm", 24_000, TWO_CHUNKS)
     assert (done["total_bytes"], done["error"], len(audio)) == (BYTES, False, BYTES)
     assert (session["utterance_index"], session["total_sentences"]) == (0, 1)
+
+
+def test_a_session_has_language_codes_and_null(socket: ClientConnection, stub: StubServer) -> None:
+    nothing = dict.fromkeys(SessionOptions.model_fields)
+    configure(socket, **nothing | {"language": "zh-CN", "seed": -1, "top_k": -1})
+    say(socket, TWO_CHUNKS)
+    messages, _ = until_done(socket)
+    assert messages[0]["format"] == "wav"
+    first = next(r for r in reversed(stub.servicer.received) if text_of(r) == TWO_CHUNKS)
+    assert input_text(first, "language") == "chinese"
+    assert {tensor.name for tensor in first.inputs} == {"text", "language", "speaker", "top_k"}
 
 
 def test_audio_comes_while_text_is_still_to_come(socket: ClientConnection, stub: StubServer) -> None:
