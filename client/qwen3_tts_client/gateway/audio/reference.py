@@ -14,18 +14,19 @@ from qwen3_tts_client.gateway.errors import APIError
 
 Reference = tuple[NDArray[np.float32], int]  # mono samples in -1..1, Hz
 MAX_SECONDS = 120
+_STANDARD_ALPHABET = str.maketrans("-_", "+/")
 # Playlists are not among them: they would make libavformat open other files and addresses.
 CONTAINERS = "aac,aiff,caf,flac,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,ogg,w64,wav"
 
 
 async def decode_reference(locator: str, executor: Executor) -> Reference:
     """Decodes base64, with or without the head of a data URL. Raises APIError that names ref_audio."""
-    head, comma, data = locator.partition(",")
-    if comma and not (head.startswith("data:") and head.endswith(";base64")):
+    head, comma, data = locator.strip().partition(",")
+    if comma and not (head[:5].lower() == "data:" and head.lower().endswith(";base64")):
         raise _refused("ref_audio", "expected base64 or a data URL in base64")
     if not comma and "://" in locator[:16]:
         raise _refused("ref_audio", "expected base64 or a data URL; URLs are not fetched")
-    return await _decoded(lambda: _decode(base64.b64decode(data or head, validate=True)), "ref_audio", executor)
+    return await _decoded(lambda: _decode(_bytes(data if comma else head)), "ref_audio", executor)
 
 
 async def decode_file(content: bytes, field: str, executor: Executor) -> Reference:
@@ -39,6 +40,12 @@ async def _decoded(decode: Callable[[], Reference], field: str, executor: Execut
     except (av.FFmpegError, ValueError, IndexError) as error:
         reason = getattr(error, "strerror", None) or error
         raise _refused(field, f"not a recording that can be decoded: {reason}") from None
+
+
+def _bytes(text: str) -> bytes:
+    """Of base64 in either alphabet, with or without line breaks and padding. Raises ValueError."""
+    digits = "".join(text.split()).rstrip("=").translate(_STANDARD_ALPHABET)
+    return base64.b64decode(digits + "=" * (-len(digits) % 4), validate=True)
 
 
 def _decode(content: bytes) -> Reference:

@@ -42,9 +42,27 @@ def test_common_formats_are_decoded(name: str) -> None:
     assert np.abs(samples).max() == pytest.approx(8000 / 32768, abs=0.05)
 
 
-@pytest.mark.parametrize("head", ["", "data:audio/wav;base64,"])
-def test_base64_with_and_without_head(head: str) -> None:
-    text = head + base64.b64encode(recording("wav")).decode()
+# Of a length that requires padding.
+CONTENT = recording("wav")
+BASE64 = base64.b64encode(CONTENT).decode()
+assert BASE64.endswith("=")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BASE64,
+        f"data:audio/wav;base64,{BASE64}",
+        f"DATA:audio/wav;codecs=1;BASE64,{BASE64}",
+        base64.encodebytes(CONTENT).decode(),
+        base64.encodebytes(CONTENT).decode().replace("\n", "\r\n"),
+        BASE64.rstrip("="),
+        base64.urlsafe_b64encode(CONTENT).decode(),
+        base64.urlsafe_b64encode(CONTENT).decode().rstrip("="),
+    ],
+    ids=["plain", "data URL", "capitals", "lines", "CRLF", "no padding", "URL-safe", "URL-safe, no padding"],
+)
+def test_base64_as_clients_write_it(text: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         samples, rate = asyncio.run(decode_reference(text, pool))
     np.testing.assert_allclose(samples, TONE / 32768, atol=1e-4)
@@ -65,6 +83,12 @@ def test_one_silent_channel_halves_the_other() -> None:
     soundfile.write(file, np.stack([TONE, 0 * TONE], axis=1), RATE, format="WAV")
     samples, _ = decode(file.getvalue())
     np.testing.assert_allclose(samples, TONE / 65536, atol=1e-4)
+
+
+@pytest.mark.parametrize("text", ["data:audio/wav;base64,", "AAAAA", "A*AA", "data:audio/wav,AAAA", "a,b"])
+def test_what_is_no_base64_is_refused(text: str) -> None:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(APIError, match="ref_audio: "):
+        asyncio.run(decode_reference(text, pool))
 
 
 @pytest.mark.parametrize("content", [*PLAYLISTS, b"", b"no recording", recording("wav")[:44]])
