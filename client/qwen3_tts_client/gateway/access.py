@@ -113,10 +113,13 @@ class Access:
             message = f"key {key.name}: {limit} characters a minute are used up"
             raise APIError(429, message, code="rate_limit_exceeded", retry_after_s=60)
 
+    def max_streams(self, key: Key) -> int:
+        return key.streams or self._settings.streams_per_key
+
     @contextmanager
     def stream(self, key: Key) -> Iterator[None]:
         """Counts a stream. Raises APIError 429."""
-        limit = key.streams or self._settings.streams_per_key
+        limit = self.max_streams(key)
         if self.running[key.name] >= limit:
             message = f"key {key.name}: {limit} streams run, its limit"
             raise APIError(429, message, code="rate_limit_exceeded", retry_after_s=1)

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
+from qwen3_tts_client.gateway.batch import BatchEndpoint
 from qwen3_tts_client.gateway.errors import APIError, error_response, http_error_response
 from qwen3_tts_client.gateway.log import AccessLog
 from qwen3_tts_client.gateway.models import describe
@@ -28,6 +29,7 @@ def make_app(services: Services) -> Starlette:
     return Starlette(
         routes=[
             Route("/v1/audio/speech", SpeechEndpoint(services), methods=["POST"]),
+            Route("/v1/audio/speech/batch", BatchEndpoint(services), methods=["POST"]),
             WebSocketRoute("/v1/audio/speech/stream", SpeechSocket(services)),
             Route("/v1/audio/voices", voices.list_all),
             Route("/v1/voices", voices.list_objects),

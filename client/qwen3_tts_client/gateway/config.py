@@ -58,6 +58,7 @@ class Settings(BaseModel):
     cloning: Literal["on", "consent", "off"] = "on"
 
     max_input_characters: Count = 4096
+    max_batch_items: Count = 32
     max_body_bytes: Count = 16 << 20
     request_seconds: Seconds = 300.0
     chunk_seconds: Seconds = 60.0

@@ -90,6 +90,22 @@ class SpeechBody(SpeechOptions):
         return self.stream_format == "sse" or (self.stream and self.stream_format is None)
 
 
+class BatchItem(SpeechOptions):
+    input: str = Field(min_length=1)
+    response_format: FormatName = "wav"
+
+
+class BatchBody(SpeechOptions):
+    """vllm-omni's batch: the fields beside `items` are defaults of all items."""
+
+    items: list[BatchItem] = Field(min_length=1)
+
+    def merged(self) -> list[dict[str, Any]]:
+        """Fields of each item."""
+        defaults = self.model_dump(exclude_unset=True, exclude={"items"})
+        return [defaults | item.model_dump(exclude_unset=True) for item in self.items]
+
+
 def parse(kind: type[SpeechOptions], value: Any) -> Any:
     """Raises APIError that names the first wrong field."""
     try:
@@ -100,6 +116,8 @@ def parse(kind: type[SpeechOptions], value: Any) -> Any:
 
 def invalid_field(error: ValidationError) -> APIError:
     first = error.errors()[0]
-    field = str(first["loc"][0]) if first["loc"] else None
+    # A union adds its members to the location.
+    depth = 3 if first["loc"][:1] == ("items",) else 1
+    field = ".".join(map(str, first["loc"][:depth])) or None
     reason = first["msg"].removeprefix("Value error, ")
     return APIError(400, f"{field}: {reason}" if field else reason, field, "invalid_value")

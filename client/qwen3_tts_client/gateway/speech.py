@@ -11,11 +11,12 @@ from starlette.types import Message, Receive, Scope, Send
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.gateway.audio.formats import FORMATS
 from qwen3_tts_client.gateway.audio.pipeline import Pipeline
+from qwen3_tts_client.gateway.backend import Speech
 from qwen3_tts_client.gateway.body import AudioWire, EventWire, audio_seconds, send_body
 from qwen3_tts_client.gateway.config import Settings
 from qwen3_tts_client.gateway.errors import APIError, from_speech
 from qwen3_tts_client.gateway.log import Exchange, exchange_of
-from qwen3_tts_client.gateway.schema import SpeechBody, parse
+from qwen3_tts_client.gateway.schema import BatchItem, SpeechBody, parse
 from qwen3_tts_client.gateway.services import Services
 from qwen3_tts_client.gateway.tensors import check_length
 from qwen3_tts_client.protocol import encode
@@ -52,10 +53,8 @@ class SpeechEndpoint:
     async def _speak(self, body: SpeechBody, model: str, exchange: Exchange, send: Send) -> None:
         services = self._services
         try:
-            request = await services.builder.build(body, body.input, model)
-            message = encode(request, model, exchange.request_id)
             pipeline = Pipeline(body.response_format, body.sample_rate, body.speed, services.encoders)
-            speech = await services.backend.start(lambda: [message], exchange.trace)
+            speech = await start_speech(services, body, model, exchange)
         except SpeechError as error:
             exchange.outcome = error.outcome
             raise from_speech(error) from None
@@ -66,6 +65,13 @@ class SpeechEndpoint:
             await speech.close()
             exchange.audio_s, exchange.finish_reason = audio_seconds(speech), speech.end.finish_reason
             services.metrics.count_audio(body.response_format, exchange.audio_s, pipeline.busy_s)
+
+
+async def start_speech(services: Services, body: SpeechBody | BatchItem, model: str, exchange: Exchange) -> Speech:
+    """Raises SpeechError and APIError."""
+    request = await services.builder.build(body, body.input, model)
+    message = encode(request, model, exchange.request_id)
+    return await services.backend.start(lambda: [message], exchange.trace)
 
 
 async def read_json(request: Request, settings: Settings) -> Any:

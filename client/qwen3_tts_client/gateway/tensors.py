@@ -67,10 +67,10 @@ def _check(encoded: Callable[[], object]) -> None:
         raise APIError(400, str(error), code="invalid_value") from None
 
 
-def check_length(characters: int, limit: int) -> None:
+def check_length(characters: int, limit: int, field: str = "input") -> None:
     """Raises APIError 400."""
     if characters > limit:
-        raise APIError(400, f"input: {characters} characters, at most {limit} are allowed", "input", "string_too_long")
+        raise APIError(400, f"{field}: {characters} characters, at most {limit} are allowed", field, "string_too_long")
 
 
 def is_unicode(text: str) -> bool:

@@ -23,14 +23,18 @@ def speak(client: httpx.Client, text: str = TWO_CHUNKS, **fields: object) -> htt
 
 
 def post(
-    gateway: RunningGateway, body: dict[str, object], receive_buffer: int = 1 << 16, authorization: str = ""
+    gateway: RunningGateway,
+    body: dict[str, object],
+    receive_buffer: int = 1 << 16,
+    authorization: str = "",
+    path: str = PATH,
 ) -> socket.socket:
     """Sends a request on a connection of its own, whose response nobody reads yet."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     connection.connect(("127.0.0.1", int(gateway.address.split(":")[1])))
     content = json.dumps(body).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n"
     head += f"Authorization: {authorization}\r\n\r\n" if authorization else "\r\n"
     connection.sendall(head.encode() + content)
     return connection
