@@ -250,3 +250,12 @@ def luminance(digits: str) -> float:
     channels = np.array([int(digits[i : i + 2], 16) for i in (0, 2, 4)]) / 255
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def test_the_api_is_shown(browser: Browser, gateway: RunningGateway) -> None:
+    browser.driver.get(f"{gateway.url}/docs")
+    browser.until(lambda: "POST /v1/audio/speech/batch" in browser.run("return document.body.innerText"))
+    text = browser.run("return document.body.innerText")
+    assert "response_format" in text
+    assert "required" in text
+    assert not browser.messages()

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
+from qwen3_tts_client.gateway import openapi
 from qwen3_tts_client.gateway.batch import BatchEndpoint
 from qwen3_tts_client.gateway.errors import APIError, error_response, http_error_response
 from qwen3_tts_client.gateway.log import AccessLog
@@ -25,7 +26,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def make_app(services: Services) -> Starlette:
-    voices = VoiceEndpoints(services)
+    voices, page = VoiceEndpoints(services), Page()
     return Starlette(
         routes=[
             Route("/v1/audio/speech", SpeechEndpoint(services), methods=["POST"]),
@@ -42,7 +43,8 @@ def make_app(services: Services) -> Starlette:
             Route("/health", functools.partial(health, services)),
             Route("/livez", live),
             Route("/metrics", functools.partial(metrics, services)),
-            *Page().routes(),
+            *page.routes(),
+            *openapi.routes(page),
         ],
         middleware=_middleware(services),
         exception_handlers={APIError: error_response, HTTPException: http_error_response},

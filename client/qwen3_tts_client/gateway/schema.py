@@ -2,7 +2,16 @@
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from qwen3_tts_client.checkpoints import TaskType
 from qwen3_tts_client.gateway.audio.formats import FORMATS
@@ -10,6 +19,14 @@ from qwen3_tts_client.gateway.errors import APIError
 from qwen3_tts_client.languages import language_of
 
 FormatName = Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "mulaw", "alaw"]
+# A name, or an object as in OpenAI's SDK.
+VOICE_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]},
+        {"type": "null"},
+    ]
+}
 assert set(get_args(FormatName)) == set(FORMATS)
 
 
@@ -19,7 +36,9 @@ class SpeechOptions(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     model: str | None = None
-    voice: str | None = Field(None, max_length=256, validation_alias=AliasChoices("voice", "speaker"))
+    voice: Annotated[str | None, WithJsonSchema(VOICE_SCHEMA)] = Field(
+        None, max_length=256, validation_alias=AliasChoices("voice", "speaker")
+    )
     instructions: str | None = None
     response_format: FormatName = "mp3"
     speed: Annotated[float, Field(ge=0.25, le=4, allow_inf_nan=False)] | None = None
@@ -31,10 +50,10 @@ class SpeechOptions(BaseModel):
     x_vector_only_mode: bool | None = None
     consent: bool | str | None = None
     max_new_tokens: int | None = Field(None, ge=1, lt=1 << 31)
-    seed: int | None = Field(None, ge=0, lt=1 << 63)
+    seed: int | None = Field(None, ge=-1, lt=1 << 63)
     temperature: float | None = Field(None, allow_inf_nan=False)
     top_p: float | None = Field(None, allow_inf_nan=False)
-    top_k: int | None = Field(None, ge=0, lt=1 << 31)
+    top_k: int | None = Field(None, ge=-1, lt=1 << 31)
     repetition_penalty: float | None = Field(None, allow_inf_nan=False)
 
     @model_validator(mode="before")
@@ -49,14 +68,14 @@ class SpeechOptions(BaseModel):
     def _language_name(cls, language: str | None) -> str | None:
         return language and (language_of(language) or language)
 
-    @field_validator("seed", mode="before")
+    @field_validator("seed")
     @classmethod
-    def _random_seed(cls, seed: Any) -> Any:
+    def _random_seed(cls, seed: int | None) -> int | None:
         return None if seed == -1 else seed
 
-    @field_validator("top_k", mode="before")
+    @field_validator("top_k")
     @classmethod
-    def _whole_vocabulary(cls, top_k: Any) -> Any:
+    def _whole_vocabulary(cls, top_k: int | None) -> int | None:
         return 0 if top_k == -1 else top_k
 
     @field_validator("voice", mode="before")
@@ -98,6 +117,7 @@ class BatchItem(SpeechOptions):
 class BatchBody(SpeechOptions):
     """vllm-omni's batch: the fields beside `items` are defaults of all items."""
 
+    response_format: FormatName = "wav"
     items: list[BatchItem] = Field(min_length=1)
 
     def merged(self) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The page at / and its files."""
 
 import hashlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -37,10 +38,17 @@ class Page:
         self._files = {path.name: _read(path) for path in FOLDER.iterdir()}
 
     def routes(self) -> list[Route]:
-        return [Route("/", self.send), Route("/page/{file}", self.send)]
+        return [Route("/", self.sender(INDEX)), Route("/page/{file}", self.sender())]
 
-    async def send(self, request: Request) -> Response:
-        name = request.path_params.get("file", INDEX)
+    def sender(self, name: str | None = None) -> Callable[[Request], Awaitable[Response]]:
+        """The endpoint of one file, or of the one that the path names."""
+
+        async def send(request: Request) -> Response:
+            return self._send(name or request.path_params["file"], request)
+
+        return send
+
+    def _send(self, name: str, request: Request) -> Response:
         if name not in self._files:
             raise HTTPException(404)
         content, headers = self._files[name]
