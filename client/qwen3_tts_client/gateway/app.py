@@ -52,12 +52,12 @@ def make_app(services: Services) -> Starlette:
 
 
 def _middleware(services: Services) -> list[Middleware]:
-    origins = list(services.settings.cors_origins)
+    origins, proxies = list(services.settings.cors_origins), services.settings.trusted_proxies
     cors = [Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])]
     return [
         Middleware(AccessLog, metrics=services.metrics),
         *(cors if origins else []),
-        Middleware(SameOrigin, allowed=origins),
+        Middleware(SameOrigin, allowed=origins, proxies=proxies),
     ]
 
 

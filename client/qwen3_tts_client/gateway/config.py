@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, ValidationError
 
 from qwen3_tts_client.checkpoints import LANGUAGES, SPEAKERS
 from qwen3_tts_client.errors import ClientError
@@ -55,6 +55,7 @@ class Settings(BaseModel):
     characters_per_minute: Count | None = None  # of each key
     limits_storage: str = "async+memory://"
     cors_origins: tuple[str, ...] = ()
+    trusted_proxies: tuple[IPvAnyNetwork, ...] = ()  # whose X-Forwarded-Host counts
     cloning: Literal["on", "consent", "off"] = "on"
 
     max_input_characters: Count = 4096

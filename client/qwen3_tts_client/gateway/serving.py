@@ -44,6 +44,7 @@ def server_config(services: Services, grace_s: int) -> uvicorn.Config:
         timeout_graceful_shutdown=grace_s,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         server_header=False,
+        proxy_headers=False,  # they would replace the address that trusted_proxies is about
     )
 
 

@@ -112,6 +112,33 @@ def test_pages_of_other_sites_are_refused(gateway: RunningGateway, origin: str |
     assert httpx.get(gateway.url + "/v1/models", headers={"Origin": gateway.url}).status_code == 200
 
 
+SITE = "https://speech.example"
+ONLY_HTTP = "http://nas:8088"
+
+
+@pytest.mark.parametrize(
+    ("proxies", "headers", "status"),
+    [
+        ((), {"Origin": SITE, "Host": "speech.example"}, 200),
+        ((), {"Origin": SITE, "Sec-Fetch-Site": "same-origin"}, 200),
+        ((), {"Origin": SITE, "Sec-Fetch-Site": "same-site"}, 403),
+        ((), {"Origin": SITE, "X-Forwarded-Host": "speech.example"}, 403),
+        (("10.0.0.0/8",), {"Origin": SITE, "X-Forwarded-Host": "speech.example"}, 403),
+        (("10.0.0.0/8", "127.0.0.1"), {"Origin": SITE, "X-Forwarded-Host": "speech.example"}, 200),
+        (("127.0.0.0/8",), {"Origin": SITE, "X-Forwarded-Host": "inner, speech.example"}, 200),
+        (("127.0.0.1",), {"Origin": SITE, "X-Forwarded-Host": "other.example", "Host": "speech.example"}, 200),
+        (("127.0.0.1",), {"Origin": SITE, "X-Forwarded-Host": "other.example"}, 403),
+        (("127.0.0.1",), {"Origin": ONLY_HTTP, "Host": "nas"}, 200),
+        (("127.0.0.1",), {"Origin": ONLY_HTTP, "Host": "nas:9000"}, 403),
+        (("127.0.0.1",), {"Origin": "null"}, 403),
+        ((), {"Origin": "http://["}, 403),
+    ],
+)
+def test_pages_behind_a_proxy(stub: StubServer, proxies: tuple[str, ...], headers: dict[str, str], status: int) -> None:
+    with RunningGateway(stub.url, trusted_proxies=proxies) as gateway:
+        assert httpx.get(gateway.url + "/v1/models", headers=headers).status_code == status
+
+
 def test_cors_is_off_unless_configured(stub: StubServer) -> None:
     preflight = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
     with RunningGateway(stub.url, cors_origins=("https://page.example",)) as gateway:

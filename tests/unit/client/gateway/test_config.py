@@ -31,6 +31,10 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ("port = 70000", "setting port: input should be less than or equal to 65535: 70000"),
         ("servers = []", "setting servers: tuple should have at least 1 item"),
         ('cloning = "maybe"', "setting cloning: input should be 'on', 'consent' or 'off': 'maybe'"),
+        (
+            'trusted_proxies = ["proxy"]',
+            "setting trusted_proxies.0: value is not a valid ipv4 or ipv6 network: 'proxy'",
+        ),
         ("port", "Expected '=' after a key"),
     ],
 )
