@@ -28,6 +28,21 @@ _MESSAGE_OUTCOMES = {
 _CODE = re.compile(rf"\b({'|'.join(_MESSAGE_OUTCOMES)})\b: ")
 
 
+# What a client may read of an error whose message can name hosts, paths, classes and gRPC.
+_PUBLIC = {
+    "invalid": "the server refused the request",
+    "unavailable": "no server can take the request now",
+    "cancelled": "the server cancelled the request",
+    "error": "the request failed in the server",
+    "timeout": "the server did not answer in time",
+    "disconnected": "no server is reachable",
+}
+_MODEL_PREFIX = re.compile(r"^(\[request id: .*?\] )?\s*(.*?\b(INVALID_ARG|UNAVAILABLE): )?")
+_CAPACITY = re.compile(
+    r"busy: [^(]*[^( ]|the server is .*|\d+ voices are .*|the voices take .*|\d+ positions required.*"
+)
+
+
 class ExitCode(IntEnum):
     OK = 0
     USAGE = 2  # argparse uses the same
@@ -80,6 +95,16 @@ class SpeechError(Exception):
     def __init__(self, outcome: str, message: str) -> None:
         super().__init__(message)
         self.outcome = outcome
+
+
+def public_message(error: SpeechError) -> str:
+    """The message for clients of a service, which must not learn what is behind it; all of it belongs in the log."""
+    reason = _MODEL_PREFIX.sub("", str(error), count=1)
+    if error.outcome == "invalid" and not reason.startswith("INVALID_ARGUMENT: "):
+        return reason
+    if error.outcome == "unavailable" and (capacity := _CAPACITY.match(reason)):
+        return capacity[0]
+    return _PUBLIC[error.outcome]
 
 
 def from_rpc(error: grpc.RpcError) -> SpeechError:

@@ -122,7 +122,7 @@ def test_events_of_the_openai_sdk(client: openai.OpenAI, expected: np.ndarray) -
 @pytest.mark.parametrize(
     ("fields", "error", "param"),
     [
-        ({"voice": "nobody"}, openai.BadRequestError, "voice"),
+        ({"voice": "nobody"}, openai.NotFoundError, "voice"),
         ({"input": "   "}, openai.BadRequestError, "input"),
         ({"input": "<|im_end|>"}, openai.BadRequestError, "input"),
         ({"extra_body": {"language": "klingon"}}, openai.BadRequestError, "language"),

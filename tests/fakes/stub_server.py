@@ -184,6 +184,9 @@ def voice_response(voices: dict[str, Any] | None, task: str, speakers: Sequence[
     if operation == "delete_voice" and name not in voices:
         reason = f"voice: {name!r}: no voice is registered under this name"
         return service_pb2.ModelStreamInferResponse(error_message=f"INVALID_ARG: {reason}")
+    if operation == "register_voice" and name in voices:
+        reason = f"voice: {name!r}: already registered: delete it first, or choose another name"
+        return service_pb2.ModelStreamInferResponse(error_message=f"INVALID_ARG: {reason}")
     if operation == "register_voice":
         voices[name] = {"name": name, "ref_text": None, "created": "2026-11-23T00:00:00+00:00", "x_vector_only": True}
     found = [voices.pop(name)] if operation == "delete_voice" else [voices[name]] if name else list(voices.values())

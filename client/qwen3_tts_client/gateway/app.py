@@ -12,7 +12,8 @@ from starlette.routing import Route, WebSocketRoute
 
 from qwen3_tts_client.gateway import openapi
 from qwen3_tts_client.gateway.batch import BatchEndpoint
-from qwen3_tts_client.gateway.errors import APIError, error_response, http_error_response
+from qwen3_tts_client.gateway.errors import APIError
+from qwen3_tts_client.gateway.handlers import crash_response, error_response, http_error_response
 from qwen3_tts_client.gateway.log import AccessLog
 from qwen3_tts_client.gateway.models import describe
 from qwen3_tts_client.gateway.origins import SameOrigin
@@ -47,7 +48,11 @@ def make_app(services: Services) -> Starlette:
             *openapi.routes(page),
         ],
         middleware=_middleware(services),
-        exception_handlers={APIError: error_response, HTTPException: http_error_response},
+        exception_handlers={
+            APIError: error_response,
+            HTTPException: http_error_response,
+            Exception: crash_response,
+        },
     )
 
 

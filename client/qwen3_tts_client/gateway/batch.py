@@ -81,8 +81,9 @@ class Batch:
                 with self._services.access.stream(self._key):
                     return {"index": index, "status": "success", **await self._speak(item, exchange)}
         except SpeechError as error:
-            exchange.outcome = error.outcome
-            return {"index": index, "status": "error", "error": from_speech(error).message}
+            refused = from_speech(error)
+            exchange.outcome, exchange.error = error.outcome, refused.detail
+            return {"index": index, "status": "error", "error": refused.message}
         except APIError as error:
             exchange.outcome = "refused"
             return {"index": index, "status": "error", "error": error.message}

@@ -13,6 +13,7 @@ from qwen3_tts_client.gateway.audio.formats import NATIVE_RATE
 from qwen3_tts_client.gateway.audio.pipeline import Pipeline
 from qwen3_tts_client.gateway.backend import Speech
 from qwen3_tts_client.gateway.errors import TransferAborted, from_speech
+from qwen3_tts_client.gateway.log import Exchange
 from qwen3_tts_client.protocol import Usage
 
 SAMPLES_PER_FRAME = 1920
@@ -81,8 +82,10 @@ async def encoded_chunks(speech: Speech, pipeline: Pipeline) -> AsyncIterator[by
         yield last
 
 
-async def send_body(send: Send, speech: Speech, pipeline: Pipeline, wire: Wire, write_s: float) -> str:
-    """Sends a response of status 200 and returns the outcome.
+async def send_body(
+    send: Send, speech: Speech, pipeline: Pipeline, wire: Wire, write_s: float, exchange: Exchange
+) -> None:
+    """Sends a response of status 200 and records the outcome.
 
     Nothing is buffered here: while the client does not read, the gRPC stream is not read either. Raises
     TransferAborted for a failure, and for a client that takes nothing for `write_s`.
@@ -90,15 +93,15 @@ async def send_body(send: Send, speech: Speech, pipeline: Pipeline, wire: Wire, 
     headers = [(b"content-type", wire.media_type.encode()), (b"x-sample-rate", str(pipeline.rate).encode())]
     headers += [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    outcome = "ok"
+    exchange.outcome = "ok"
     try:
         async for encoded in encoded_chunks(speech, pipeline):
             await _send_part(send, wire.audio(encoded), write_s)
         last = wire.done(speech)
     except SpeechError as error:
-        outcome, last = error.outcome, wire.error(error)
+        exchange.outcome, exchange.error = error.outcome, str(error)
+        last = wire.error(error)
     await send({"type": "http.response.body", "body": last, "more_body": False})
-    return outcome
 
 
 async def _send_part(send: Send, part: bytes, write_s: float) -> None:

@@ -44,6 +44,7 @@ class Exchange:
     first_byte_ms: float | None = None
     duration_ms: float = 0.0
     finish_reason: str | None = None
+    error: str | None = None  # of the server; refusals of a text may quote it and are left out
     text: str | None = None  # only with log_text
     voice: str | None = None  # only with log_text
     started_s: float = field(default_factory=time.perf_counter, repr=False)
@@ -72,7 +73,8 @@ class AccessLog:
         scope.setdefault("state", {})["exchange"] = exchange
         try:
             await self._app(scope, receive, _watching(exchange, send))
-        except TransferAborted:
+        except TransferAborted as error:
+            exchange.error = str(error)
             exchange.outcome = exchange.outcome or "aborted"
             raise
         except BaseException:

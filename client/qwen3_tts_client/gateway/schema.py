@@ -139,5 +139,6 @@ def invalid_field(error: ValidationError) -> APIError:
     # A union adds its members to the location.
     depth = 3 if first["loc"][:1] == ("items",) else 1
     field = ".".join(map(str, first["loc"][:depth])) or None
-    reason = first["msg"].removeprefix("Value error, ")
-    return APIError(400, f"{field}: {reason}" if field else reason, field, "invalid_value")
+    is_object = first["type"] == "model_type"  # pydantic's message names the class
+    reason = "must be an object" if is_object else first["msg"].removeprefix("Value error, ")
+    return APIError(400, f"{field or 'body'}: {reason}", field, "invalid_value")

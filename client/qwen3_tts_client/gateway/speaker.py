@@ -97,8 +97,9 @@ class Speaker:
                 await output.cancel()
             raise
         except SpeechError as error:
-            exchange.outcome = error.outcome
-            await self.send_error(from_speech(error), utterance_index=turn.index)
+            refused = from_speech(error)
+            exchange.outcome, exchange.error = error.outcome, refused.detail
+            await self.send_error(refused, utterance_index=turn.index)
             await output.done(error=True)
         except APIError as error:
             exchange.outcome = "refused"

@@ -60,7 +60,7 @@ class SpeechEndpoint:
             raise from_speech(error) from None
         wire = EventWire() if body.is_sse else AudioWire(FORMATS[body.response_format].media_type)
         try:
-            exchange.outcome = await send_body(send, speech, pipeline, wire, services.settings.chunk_seconds)
+            await send_body(send, speech, pipeline, wire, services.settings.chunk_seconds, exchange)
         finally:
             await speech.close()
             exchange.audio_s, exchange.finish_reason = audio_seconds(speech), speech.end.finish_reason

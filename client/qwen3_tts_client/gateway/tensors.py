@@ -7,7 +7,7 @@ from typing import Any
 from qwen3_tts_client.checkpoints import TaskType
 from qwen3_tts_client.gateway.audio.reference import decode_reference
 from qwen3_tts_client.gateway.config import Settings
-from qwen3_tts_client.gateway.errors import APIError
+from qwen3_tts_client.gateway.errors import APIError, from_message
 from qwen3_tts_client.gateway.models import Models
 from qwen3_tts_client.gateway.schema import SpeechOptions
 from qwen3_tts_client.protocol import SpeechRequest, encode
@@ -64,7 +64,7 @@ def _check(encoded: Callable[[], object]) -> None:
     try:
         encoded()
     except ValueError as error:
-        raise APIError(400, str(error), code="invalid_value") from None
+        raise from_message(str(error)) from None
 
 
 def check_length(characters: int, limit: int, field: str = "input") -> None:

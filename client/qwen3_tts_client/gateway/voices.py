@@ -1,5 +1,6 @@
 """GET, POST and DELETE /v1/audio/voices, in OpenAI's form and in vllm-omni's at once."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +11,7 @@ from starlette.responses import JSONResponse
 from qwen3_tts_client.checkpoints import LIST_VOICES
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.gateway.audio.reference import decode_file
-from qwen3_tts_client.gateway.errors import APIError, from_speech
+from qwen3_tts_client.gateway.errors import BODY_FIELDS, FORM_FIELDS, APIError, from_speech
 from qwen3_tts_client.gateway.log import exchange_of
 from qwen3_tts_client.gateway.services import Services
 from qwen3_tts_client.gateway.speech import limited
@@ -58,18 +59,13 @@ class VoiceEndpoints:
         ) as form:
             model = await self._enter(request, _text(form, "model"))
             voice = await self._registration(form)
-        [created] = await self._operate(voice, model)
+        [created] = await self._operate(voice, model, FORM_FIELDS)
         return JSONResponse(_openai_voice(created) | {"success": True, "voice": _uploaded(created)})
 
     async def delete(self, request: Request) -> JSONResponse:
         model = await self._enter(request, request.query_params.get("model"))
         name = request.path_params["voice"]
-        try:
-            await self._operate(SpeechRequest("", voice=name, operation="delete_voice"), model)
-        except APIError as error:
-            if "no voice is registered" not in error.message:
-                raise
-            raise APIError(404, error.message, "voice", "voice_not_found") from None
+        await self._operate(SpeechRequest("", voice=name, operation="delete_voice"), model)
         deleted = {"id": name, "object": "audio.voice.deleted", "deleted": True}
         return JSONResponse(deleted | {"success": True, "message": f"voice {name!r} is deleted"})
 
@@ -106,11 +102,13 @@ class VoiceEndpoints:
         except SpeechError as error:
             raise from_speech(error) from None
 
-    async def _operate(self, operation: SpeechRequest, model: str) -> list[dict[str, Any]]:
+    async def _operate(
+        self, operation: SpeechRequest, model: str, fields: Mapping[str, str] = BODY_FIELDS
+    ) -> list[dict[str, Any]]:
         try:
             return await self._services.backend.operate(operation, model)
         except SpeechError as error:
-            raise from_speech(error) from None
+            raise from_speech(error, fields) from None
 
 
 def _text(form: FormData, name: str) -> str | None:

@@ -15,7 +15,7 @@ from wyoming.info import Describe
 from wyoming.server import AsyncEventHandler
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
 
-from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_client.errors import SpeechError, public_message
 from qwen3_tts_client.pieces import TextFeed, sequence
 from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest, encode
 from qwen3_tts_client.stream import speak
@@ -119,6 +119,8 @@ class SpeechHandler(AsyncEventHandler):
 
     async def _refuse(self, error: Exception) -> None:
         _log.warning("%s", error)
-        code = error.outcome if isinstance(error, SpeechError) else "invalid"
+        message, code = str(error), "invalid"
+        if isinstance(error, SpeechError):
+            message, code = public_message(error), error.outcome
         with contextlib.suppress(ConnectionError):
-            await self.write_event(Error(str(error), code).event())
+            await self.write_event(Error(message, code).event())

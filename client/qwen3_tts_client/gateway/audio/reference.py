@@ -38,7 +38,7 @@ async def _decoded(decode: Callable[[], Reference], field: str, executor: Execut
     try:
         return await asyncio.get_running_loop().run_in_executor(executor, decode)
     except (av.FFmpegError, ValueError, IndexError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = "no audio" if isinstance(error, IndexError) else getattr(error, "strerror", None) or error
         raise _refused(field, f"not a recording that can be decoded: {reason}") from None
 
 

@@ -160,6 +160,18 @@ def test_cloning_is_restricted(stub: StubServer, cloning: str, consent: bool | N
         assert httpx.post(gateway.url + "/v1/audio/voices", data=form, files=files).status_code == status
 
 
+@pytest.mark.parametrize("fields", [{}, {"stream_format": "sse"}])
+def test_the_log_has_what_the_client_is_not_told(
+    stub: StubServer, fields: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = {"input": script(chunks=[[0, 1]] if fields else [], error="INTERNAL: the codec failed: RuntimeError")}
+    with RunningGateway(stub.url) as gateway, caplog.at_level(logging.INFO, "qwen3_tts_gateway.access"):
+        assert "RuntimeError" not in httpx.post(gateway.url + PATH, json=failing | fields).text
+        wait_for(lambda: bool(caplog.records))
+    logged = [vars(record)["fields"] for record in caplog.records if record.name == "qwen3_tts_gateway.access"]
+    assert [line["error"] for line in logged] == ["INTERNAL: the codec failed: RuntimeError"]
+
+
 @pytest.mark.parametrize("log_text", [False, True])
 def test_texts_and_voices_are_logged_only_when_asked(
     stub: StubServer, log_text: bool, monkeypatch: pytest.MonkeyPatch

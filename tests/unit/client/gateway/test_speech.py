@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import socket
 
 import httpx
@@ -16,6 +17,7 @@ from tests.unit.client.gateway.conftest import script, wait_for
 PATH = "/v1/audio/speech"
 TWO_CHUNKS = script(chunks=[[0, 1], [30, 2]])
 SAMPLES = 3 * 1920
+FAILED = "the request failed in the server"
 
 
 def speak(client: httpx.Client, text: str = TWO_CHUNKS, **fields: object) -> httpx.Response:
@@ -159,7 +161,7 @@ def test_stream_format_audio_wins_over_stream(client: httpx.Client) -> None:
         ({"ref_audio": "https://example.com/a.wav"}, 400, "ref_audio"),
         ({"ref_audio": "data:audio/wav;base64,AAAA"}, 400, "ref_audio"),
         ({"ref_audio": "ÄÄÄ"}, 400, "ref_audio"),
-        ({"temperature": float(2**1000)}, 400, None),
+        ({"temperature": float(2**1000)}, 400, "temperature"),
     ],
 )
 def test_a_wrong_field_is_named(
@@ -172,7 +174,9 @@ def test_a_wrong_field_is_named(
 @pytest.mark.parametrize(
     ("message", "status", "param", "text"),
     [
-        ("INVALID_ARG: speaker: 'x': one of aiden", 400, "voice", "voice: 'x': one of aiden"),
+        ("INVALID_ARG: speaker: 'x': one of aiden", 404, "voice", "voice: 'x': one of aiden"),
+        ("INVALID_ARG: speaker: None: required: one of aiden", 400, "voice", "voice: None: required: one of aiden"),
+        ("INVALID_ARG: x_vector_only: 3: a truth", 400, "x_vector_only_mode", "x_vector_only_mode: 3: a truth"),
         (
             "[request id: a:b] INVALID_ARG: max_frames: 0: 1 or more",
             400,
@@ -182,8 +186,10 @@ def test_a_wrong_field_is_named(
         ("INVALID_ARG: control tokens are not allowed", 400, None, "control tokens are not allowed"),
         ("UNAVAILABLE: busy: 64 streams run", 429, None, "busy: 64 streams run"),
         ("UNAVAILABLE: the server is shutting down", 503, None, "the server is shutting down"),
-        ("INTERNAL: the codec failed: x", 500, None, "the codec failed: x"),
-        ("something else", 500, None, "something else"),
+        ("UNAVAILABLE: busy: 9 requests wait (intake-0)", 429, None, "busy: 9 requests wait"),
+        ("UNAVAILABLE: voices_folder: /srv: OSError", 503, None, "no server can take the request now"),
+        ("INTERNAL: the codec failed: RuntimeError", 500, None, FAILED),
+        ("Request for unknown model: 'qwen3_tts' is not found", 500, None, FAILED),
     ],
 )
 def test_an_error_of_the_server_becomes_a_status(
@@ -204,7 +210,7 @@ def test_a_failure_after_the_first_byte_aborts_the_transfer(client: httpx.Client
 def test_a_failure_after_the_first_event_is_an_event(client: httpx.Client) -> None:
     response = speak(client, script(chunks=[[0, 1]], error="INTERNAL: broken"), stream_format="sse")
     last = json.loads(response.text.strip().splitlines()[-1].removeprefix("data: "))
-    assert (last["type"], last["error"]["message"]) == ("speech.audio.error", "broken")
+    assert (last["type"], last["error"]["message"]) == ("speech.audio.error", FAILED)
 
 
 @pytest.mark.parametrize("chunks", [[[0, 1]], []], ids=["in the middle", "before the first audio"])
@@ -224,13 +230,31 @@ def test_a_disconnect_cancels_the_stream(gateway: RunningGateway, stub: StubServ
     [(b"{", 400), (b"[" * 100_000, 400), (b"\xff", 400), (b"[]", 400), (b'{"input": "\\ud800"}', 400)],
 )
 def test_a_body_that_is_no_object_is_refused(client: httpx.Client, body: bytes, status: int) -> None:
-    assert client.post(PATH, content=body).status_code == status
+    response = client.post(PATH, content=body)
+    assert response.status_code == status
+    assert "SpeechBody" not in response.text
 
 
 def test_an_unknown_path_or_method_has_an_openai_error(client: httpx.Client) -> None:
     for response, status in ((client.get("/v1/nothing"), 404), (client.get(PATH), 405)):
         assert response.status_code == status
         assert set(error_of(response)) == {"message", "type", "param", "code"}
+    assert error_of(client.get(PATH))["type"] == "invalid_request_error"
+
+
+def test_a_crash_of_the_gateway_has_an_openai_error(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway.services.models, "listing", None)
+    response = httpx.get(gateway.url + "/v1/models")
+    assert (response.status_code, error_of(response)["type"]) == (500, "server_error")
+    assert "TypeError" not in response.text
+
+
+def test_an_address_of_a_server_is_not_told() -> None:
+    with RunningGateway("localhost:1") as gateway:
+        for path, body in ((PATH, {"input": "a"}), ("/v1/audio/speech/batch", {"items": [{"input": "a"}]})):
+            response = httpx.post(gateway.url + path, json=body)
+            assert "no server is reachable" in response.text
+            assert not re.search("localhost|127|::1|UNAVAILABLE|connect to", response.text)
 
 
 def test_a_large_body_is_refused(stub: StubServer) -> None:

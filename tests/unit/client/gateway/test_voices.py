@@ -16,6 +16,7 @@ import pytest
 from qwen3_tts_client.gateway.access import KEYS_VARIABLE, new_key
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.stub_server import StubServer, input_text
+from tests.unit.client.gateway.conftest import script
 
 PATH = "/v1/audio/voices"
 
@@ -101,6 +102,21 @@ def test_a_voice_is_registered_spoken_and_deleted_by_the_openai_sdk(cloning: Run
             client.audio.voices.delete("anna")
 
 
+def test_a_checkpoint_without_cloning_refuses_the_model(client: httpx.Client) -> None:
+    response = client.post(PATH, data={"name": "anna"}, files={"audio_sample": recording()})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
+
+
+def test_an_unknown_voice_has_one_code(cloning: RunningGateway) -> None:
+    text = script(error="INVALID_ARG: voice: 'bert': no voice is registered under this name")
+    responses = (
+        httpx.post(f"{cloning.url}/v1/audio/speech", json={"input": text, "voice": "bert"}),
+        httpx.delete(f"{cloning.url}{PATH}/bert"),
+    )
+    for response in responses:
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "voice_not_found")
+
+
 def test_a_transcript_registers_a_voice_in_context(cloning: RunningGateway, base: StubServer) -> None:
     form = {"name": "anna", "consent": "cons_1", "ref_text": "What is said."}
     answer = httpx.post(cloning.url + PATH, data=form, files={"audio_sample": recording()}).json()
@@ -115,11 +131,13 @@ def test_a_transcript_registers_a_voice_in_context(cloning: RunningGateway, base
         ({}, {"audio_sample": b""}, "name"),
         ({"name": "anna"}, {"other": b""}, "audio_sample"),
         ({"name": "anna"}, {"audio_sample": b"no recording"}, "audio_sample"),
+        ({"name": "bert"}, {"audio_sample": recording()}, "name"),
     ],
 )
 def test_a_wrong_form_names_the_field(
-    cloning: RunningGateway, form: dict[str, str], files: dict[str, bytes], param: str
+    cloning: RunningGateway, base: StubServer, form: dict[str, str], files: dict[str, bytes], param: str
 ) -> None:
+    base.servicer.voices["bert"] = {}
     response = httpx.post(cloning.url + PATH, data=form, files=files)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 

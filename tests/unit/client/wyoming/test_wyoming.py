@@ -221,7 +221,8 @@ def test_a_server_that_is_down_is_an_error(tmp_path: Path) -> None:
     with StubServer() as stub:
         pass
     [event] = converse(refused, tmp_path, stub)
-    assert Error.from_event(event).code == "disconnected"
+    error = Error.from_event(event)
+    assert (error.code, error.text) == ("disconnected", "no server is reachable")
 
 
 @pytest.mark.parametrize("uri", ["10200", "stdio://", "tcp://localhost", "tcp://256.0.0.1:99999"])
