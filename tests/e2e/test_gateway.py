@@ -108,6 +108,11 @@ def test_a_streamed_response_arrives_in_parts(client: openai.OpenAI, expected: n
     assert parts[0][0] < parts[-1][0]
 
 
+def test_a_text_of_more_tokens_than_the_model_takes_is_spoken(client: openai.OpenAI) -> None:
+    speech = create(client, input="今天天气很好，我们去公园散步吧。" * 256, response_format="pcm")
+    assert len(speech) == FRAMES * 1920 * 2
+
+
 def test_events_of_the_openai_sdk(client: openai.OpenAI, expected: np.ndarray) -> None:
     with client.audio.speech.with_streaming_response.create(
         model="tts-1", voice="alloy", input=TEXT, response_format="pcm", stream_format="sse", extra_body=SAME

@@ -70,6 +70,7 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         # Triton since 26.09 refuses unknown models where older releases call them not ready.
         self.is_newest = False
         self.is_restricted = True  # the index of the models, to callers with the admin key
+        self.max_characters = 1 << 30  # of a text, each of which counts as a token
         self.received: list[service_pb2.ModelInferRequest] = []
         self.sent_ns: dict[str, list[int]] = defaultdict(list)  # by text: when each chunk was actually sent
         self.cancelled = 0
@@ -116,6 +117,9 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
                     continue
                 if operation := input_text(request, "operation"):
                     yield voice_response(self.voices, self.task, self.speakers, operation, input_text(request, "voice"))
+                    continue
+                if len(text_of(request)) > self.max_characters:
+                    yield too_long(text_of(request), self.max_characters)
                     continue
                 async for response in self._responses(text_of(request), arrived_s):
                     yield response
@@ -172,6 +176,11 @@ def final_response(request_id: str = "", usage: Sequence[int] = ()) -> Any:
         result.raw_output_contents.extend([struct.pack("<I", 4) + b"stop", struct.pack("<4i", *usage)])
     final.infer_response.parameters["triton_final_response"].bool_param = True
     return final
+
+
+def too_long(text: str, limit: int) -> Any:
+    reason = f"text: {text[:100]!r}: {len(text)} tokens, at most {limit} are allowed"
+    return service_pb2.ModelStreamInferResponse(error_message=f"INVALID_ARG: {reason}")
 
 
 def voice_response(voices: dict[str, Any] | None, task: str, speakers: Sequence[str], operation: str, name: str) -> Any:
