@@ -2,12 +2,15 @@
 
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import astuple, replace
 
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.gateway.backend import Backend, Metadata, Speech
 from qwen3_tts_client.gateway.body import SAMPLES_PER_FRAME
+from qwen3_tts_client.gateway.sentences import DividedText, split
+from qwen3_tts_client.pieces import TextFeed, sequence
 from qwen3_tts_client.protocol import AudioChunk, End, SpeechRequest, Usage, encode
 from qwen3_tts_client.stream import Responses
 
@@ -17,54 +20,85 @@ _TOO_LONG = re.compile(
     r"|at most (?P<length>\d+) characters)\Z",
     re.DOTALL,
 )
-# Of sentences, clauses and words, in this order, wherever a part can end.
-_ENDS = (
-    re.compile(r"[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[」』”’）]*|\n+"),
-    re.compile(r"[,;:]\s+|[、，；：]|\s[–—-]\s"),
-    re.compile(r"\s+"),
-)
 # Tokens are not spread evenly over a text.
 _MARGIN = 0.9
-StartPart = Callable[[SpeechRequest], Awaitable[Speech]]
 
 
-async def speak_in_parts(
-    backend: Backend, request: SpeechRequest, model: str, request_id: str, metadata: Metadata = ()
-) -> Speech:
-    """As Backend.start for one request, whose text may be too long for the model. Raises SpeechError."""
+class PartedSpeaker:
+    """Speaks the parts of a text one after the other, as one Speech."""
 
-    async def start(part: SpeechRequest) -> Speech:
-        message = encode(part, model, request_id)
-        return await backend.start(lambda: [message], metadata)
+    def __init__(self, backend: Backend, request: SpeechRequest, model: str, request_id: str, trace: Metadata) -> None:
+        self._backend = backend
+        self._request = request
+        self._model = model
+        self._request_id = request_id
+        self._trace = trace
+        self._samples = 0
+        self._responses = Responses()  # its end is that of all parts
 
-    responses = Responses()
-    chunks = _chunks(start, request, responses)
-    try:
-        return Speech(await anext(chunks, None), chunks, responses)
-    except BaseException:
-        await chunks.aclose()
-        raise
+    async def speak(self) -> Speech:
+        """The text of the request. Returns once the first audio is there. Raises SpeechError."""
+        return await self._begin(self._text_chunks())
 
+    async def speak_pieces(self, text: TextFeed) -> Speech:
+        """A text as it arrives, in place of that of the request. Raises SpeechError."""
+        return await self._begin(self._piece_chunks(text))
 
-async def _chunks(start: StartPart, request: SpeechRequest, responses: Responses) -> AsyncGenerator[AudioChunk, None]:
-    texts = deque([request.text])
-    samples, left = 0, request.max_frames
-    while texts and left != 0:
-        part = replace(request, text=texts.popleft(), max_frames=left)
+    async def _begin(self, chunks: AsyncGenerator[AudioChunk, None]) -> Speech:
         try:
-            speech = await start(part)
-        except SpeechError as error:
-            texts.extendleft(reversed(_split(part.text, error)))
-            continue
+            return Speech(await anext(chunks, None), chunks, self._responses)
+        except BaseException:
+            await chunks.aclose()
+            raise
+
+    async def _text_chunks(self) -> AsyncGenerator[AudioChunk, None]:
+        texts = deque([self._request.text])
+        while texts and (part := self._next_part()):
+            text = texts.popleft()
+            try:
+                speech = await self._start(replace(part, text=text))
+            except SpeechError as error:
+                texts.extendleft(reversed(_split(text, error)))
+                continue
+            async with aclosing(self._chunks_of(speech)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _piece_chunks(self, text: TextFeed) -> AsyncGenerator[AudioChunk, None]:
+        divided = DividedText(text)
+        try:
+            async for feed in divided:
+                # No timeout runs until the first words are there.
+                if not (await feed.begins() and (part := self._next_part())):
+                    return
+                async with aclosing(self._chunks_of(await self._start_pieces(part, feed))) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+        finally:
+            divided.close()
+
+    async def _start(self, part: SpeechRequest) -> Speech:
+        message = encode(part, self._model, self._request_id)
+        return await self._backend.start(lambda: [message], self._trace)
+
+    async def _start_pieces(self, part: SpeechRequest, text: TextFeed) -> Speech:
+        return await self._backend.start(lambda: sequence(part, self._model, self._request_id, text), self._trace)
+
+    def _next_part(self) -> SpeechRequest | None:
+        """The request for the next part; None when its frames are used up."""
+        if self._request.max_frames is None:
+            return self._request
+        left = self._request.max_frames - self._samples // SAMPLES_PER_FRAME
+        return replace(self._request, max_frames=left) if left > 0 else None
+
+    async def _chunks_of(self, speech: Speech) -> AsyncGenerator[AudioChunk, None]:
         try:
             async for chunk in speech.chunks():
                 yield chunk
         finally:
             await speech.close()
-        samples += speech.samples
-        if request.max_frames is not None:
-            left = max(0, request.max_frames - samples // SAMPLES_PER_FRAME)
-        responses.end = _join(responses.end, speech.end)
+        self._samples += speech.samples
+        self._responses.end = _join(self._responses.end, speech.end)
 
 
 def _split(text: str, refusal: SpeechError) -> list[str]:
@@ -77,24 +111,6 @@ def _split(text: str, refusal: SpeechError) -> list[str]:
     else:
         size = int(len(text) * int(reason["limit"]) / int(reason["tokens"]) * _MARGIN)
     return split(text, min(max(size, 1), len(text) - 1))
-
-
-def split(text: str, size: int) -> list[str]:
-    """Parts of at most `size` characters that end with a sentence, or else with a clause or a word."""
-    parts: list[str] = []
-    while len(text) > size:
-        end = _end(text, size)
-        parts.append(text[:end])
-        text = text[end:]
-    return [part for part in (*parts, text) if part.strip()]
-
-
-def _end(text: str, size: int) -> int:
-    for ends in _ENDS:
-        found = [match.end() for match in ends.finditer(text, 0, size)]
-        if found and found[-1] > size // 2:
-            return found[-1]
-    return size
 
 
 def _join(before: End | None, end: End) -> End:

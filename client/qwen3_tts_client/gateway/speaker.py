@@ -13,9 +13,9 @@ from qwen3_tts_client.gateway.backend import Speech
 from qwen3_tts_client.gateway.body import audio_seconds, encoded_chunks, usage
 from qwen3_tts_client.gateway.errors import APIError, from_speech
 from qwen3_tts_client.gateway.log import Exchange, exchange_of, record
+from qwen3_tts_client.gateway.parts import PartedSpeaker
 from qwen3_tts_client.gateway.services import Services
 from qwen3_tts_client.gateway.turn import Turn
-from qwen3_tts_client.pieces import sequence
 
 # Turns that wait; the session reads no further message while the queue is full.
 MAX_TURNS = 8
@@ -111,9 +111,8 @@ class Speaker:
         exchange.model = model = await services.models.resolve(options.model)
         request = await services.builder.build(options, "", model)
         pipeline = Pipeline(options.response_format, options.sample_rate, options.speed, services.encoders)
-        speech = await services.backend.start(
-            lambda: sequence(request, model, exchange.request_id, turn.text), exchange.trace
-        )
+        speaker = PartedSpeaker(services.backend, request, model, exchange.request_id, exchange.trace)
+        speech = await speaker.speak_pieces(turn.text)
         try:
             async for encoded in encoded_chunks(speech, pipeline):
                 await output.audio(encoded, pipeline.rate)

@@ -16,7 +16,7 @@ from qwen3_tts_client.gateway.body import AudioWire, EventWire, audio_seconds, s
 from qwen3_tts_client.gateway.config import Settings
 from qwen3_tts_client.gateway.errors import APIError, from_speech
 from qwen3_tts_client.gateway.log import Exchange, exchange_of
-from qwen3_tts_client.gateway.parts import speak_in_parts
+from qwen3_tts_client.gateway.parts import PartedSpeaker
 from qwen3_tts_client.gateway.schema import BatchItem, SpeechBody, parse
 from qwen3_tts_client.gateway.services import Services
 from qwen3_tts_client.gateway.tensors import check_length
@@ -70,7 +70,7 @@ class SpeechEndpoint:
 async def start_speech(services: Services, body: SpeechBody | BatchItem, model: str, exchange: Exchange) -> Speech:
     """Raises SpeechError and APIError."""
     request = await services.builder.build(body, body.input, model)
-    return await speak_in_parts(services.backend, request, model, exchange.request_id, exchange.trace)
+    return await PartedSpeaker(services.backend, request, model, exchange.request_id, exchange.trace).speak()
 
 
 async def read_json(request: Request, settings: Settings) -> Any:

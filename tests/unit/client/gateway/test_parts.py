@@ -1,17 +1,21 @@
 """Texts up to the advertised limit, before a stub server with a smaller one of its own."""
 
+import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from qwen3_tts_client.gateway.config import Settings
-from qwen3_tts_client.gateway.parts import split
+from qwen3_tts_client.gateway.sentences import DividedText, split
+from qwen3_tts_client.pieces import TextFeed
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.stub_server import StubServer, input_text, text_of
 from tests.unit.client.gateway.conftest import script, wait_for
 from tests.unit.client.gateway.test_speech import PATH, error_of, post
+from tests.unit.client.gateway.test_websocket import configure, kinds, open_socket, send, until_done
 
 LIMIT = 1024
 LONGEST = Settings().max_input_characters
@@ -96,6 +100,69 @@ def test_a_disconnect_cancels_the_part(strict: StubServer) -> None:
             assert connection.recv(100)
         wait_for(lambda: strict.servicer.cancelled > 0)
         wait_for(lambda: gateway.services.backend.streams == 0)
+
+
+async def divided(pieces: list[str]) -> list[str]:
+    text = TextFeed()
+    for piece in pieces:
+        text.append(piece)
+    text.end()
+    return ["".join(part.pieces) async for part in DividedText(text)]
+
+
+@pytest.mark.parametrize("language", SENTENCES)
+@pytest.mark.parametrize("size", [1, 7, LONGEST])
+def test_pieces_are_divided_after_sentences_wherever_they_are_cut(language: str, size: int) -> None:
+    text = (SENTENCES[language] * LONGEST)[:LONGEST]
+    parts = asyncio.run(divided([text[start : start + size] for start in range(0, len(text), size)]))
+    assert without_space("".join(parts)) == without_space(text)
+    assert len(parts) > 1
+    assert all(part.rstrip(' ”"').endswith(tuple(".!?。！…")) for part in parts[:-1])
+    # Each letter in ASCII as half a token, any other character as at least one.
+    assert all(sum(0.5 if c.isascii() and (c.isalpha() or c == " ") else 1 for c in part) <= LIMIT for part in parts)
+
+
+@pytest.mark.parametrize("text", ["7" * LONGEST, "好" * LONGEST])
+def test_pieces_without_an_end_are_divided(text: str) -> None:
+    parts = asyncio.run(divided([text]))
+    assert "".join(parts) == text
+    assert max(map(len, parts)) <= 1000
+
+
+@pytest.mark.parametrize(
+    ("pieces", "parts"),
+    [
+        (["Hello ", "there."], ["Hello there."]),
+        (["好" * 400 + "。", "\n", "\n完"], ["好" * 400 + "。", "完"]),
+        (["好" * 400 + "。", " \n"], ["好" * 400 + "。", ""]),
+        ([], [""]),
+    ],
+)
+def test_white_space_is_no_part(pieces: list[str], parts: list[str]) -> None:
+    assert asyncio.run(divided(pieces)) == parts
+
+
+def without_space(text: str) -> str:
+    return "".join(text.split())
+
+
+def test_the_longest_streamed_text_is_spoken_as_one_utterance(strict: StubServer) -> None:
+    text = (SENTENCES["chinese"] * LONGEST)[:LONGEST]
+    with RunningGateway(strict.url) as gateway, open_socket(gateway) as socket:
+        configure(socket)
+        for start in range(0, LONGEST, 500):
+            send(socket, "input.text", text=text[start : start + 500])
+        send(socket, "input.done")
+        messages, audio = until_done(socket)
+    assert kinds(messages) == ["audio.start", "audio.done", "session.done"]
+    texts: dict[int, str] = defaultdict(str)
+    for request in strict.servicer.received:
+        if not input_text(request, "operation"):
+            texts[request.parameters["sequence_id"].int64_param] += text_of(request)
+    assert "".join(texts.values()) == text
+    assert max(map(len, texts.values())) <= LIMIT
+    assert len(audio) == len(texts) * 2 * FRAME_BYTES
+    assert messages[1]["usage"]["output_tokens"] == len(texts) * 2
 
 
 @pytest.mark.parametrize(

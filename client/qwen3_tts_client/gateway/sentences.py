@@ -1,0 +1,109 @@
+"""Where a text is divided that is too long for one request of the model."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterable, AsyncIterator
+
+from qwen3_tts_client.pieces import TextFeed
+
+# Of sentences, clauses and words, in this order, wherever a part can end.
+_ENDS = (
+    re.compile(r"[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[」』”’）]*|\n+"),
+    re.compile(r"[,;:]\s+|[、，；：]|\s[–—-]\s"),
+    re.compile(r"\s+"),
+)
+_SENTENCE_END = re.compile(r"([.!?…][\"'”’»)\]]*\s|[。！？\n])\Z")
+_LONGEST_END = 8  # characters of a sentence end
+# Only the model counts tokens, and text that it was sent cannot be taken back, so these are high: of letters in ASCII,
+# of other ASCII and of other characters.
+_LETTER, _ASCII, _OTHER = 0.5, 1.0, 1.5
+# A part ends with the first sentence after PART_TOKENS, at the latest after MAX_PART_TOKENS.
+PART_TOKENS, MAX_PART_TOKENS = 600, 1000
+
+
+def split(text: str, size: int) -> list[str]:
+    """Parts of at most `size` characters that end with a sentence, or else with a clause or a word."""
+    parts: list[str] = []
+    while len(text) > size:
+        end = _end(text, size)
+        parts.append(text[:end])
+        text = text[end:]
+    return [part for part in (*parts, text) if part.strip()]
+
+
+def _end(text: str, size: int) -> int:
+    for ends in _ENDS:
+        found = [match.end() for match in ends.finditer(text, 0, size)]
+        if found and found[-1] > size // 2:
+            return found[-1]
+    return size
+
+
+class DividedText:
+    """Divides a text while it arrives. Iterates over its parts; each is there before its first piece."""
+
+    def __init__(self, text: AsyncIterable[str]) -> None:
+        self._parts: asyncio.Queue[TextFeed | None] = asyncio.Queue()
+        self._count = 0
+        self._task = asyncio.ensure_future(self._read(text))
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[TextFeed]:
+        while (part := await self._parts.get()) is not None:
+            yield part
+
+    async def _read(self, text: AsyncIterable[str]) -> None:
+        measure, part = _Measure(), self._begin()
+        async for piece in text:
+            *whole, rest = measure.divide(piece)
+            for end in whole:
+                self._append(part, end)
+                part.end()
+                part = self._begin()
+            self._append(part, rest)
+        part.end()
+        self._parts.put_nowait(None)
+
+    def _begin(self) -> TextFeed:
+        part = TextFeed()
+        self._parts.put_nowait(part)
+        self._count += 1
+        return part
+
+    def _append(self, part: TextFeed, text: str) -> None:
+        """Without white space before the first word of a later part, which could be all of that part."""
+        if self._count > 1 and not part.pieces:
+            text = text.lstrip()
+        if text:
+            part.append(text)
+
+
+class _Measure:
+    """Estimates the tokens of the current part."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._tail = ""
+
+    def divide(self, piece: str) -> list[str]:
+        """The next piece, cut where parts end."""
+        ends = [index + 1 for index, character in enumerate(piece) if self._is_end(character)]
+        return [piece[start:end] for start, end in zip([0, *ends], [*ends, len(piece)], strict=True)]
+
+    def _is_end(self, character: str) -> bool:
+        self._tokens += _cost(character)
+        self._tail = (self._tail + character)[-_LONGEST_END:]
+        if self._tokens < PART_TOKENS:
+            return False
+        if self._tokens < MAX_PART_TOKENS and not _SENTENCE_END.search(self._tail):
+            return False
+        self._tokens = 0.0
+        return True
+
+
+def _cost(character: str) -> float:
+    if not character.isascii():
+        return _OTHER
+    return _LETTER if character.isalpha() or character == " " else _ASCII
