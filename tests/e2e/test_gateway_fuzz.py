@@ -24,6 +24,7 @@ WEBSOCKET_SESSIONS = 2000
 CALLERS = 32
 LIMIT_SECONDS = 20.0  # for one request
 SPEECH = "/v1/audio/speech"
+BATCH = f"{SPEECH}/batch"
 STATUSES = {200, 400, 404, 405, 413, 429, 500, 503}
 # Answers of the stub server; the last three are its errors.
 SCRIPTS: tuple[dict[str, Any], ...] = (
@@ -56,6 +57,9 @@ FIELDS = sorted(SpeechBody.model_fields)
 OTHER = (
     ("GET", "/"),
     ("GET", "/v1/models"),
+    ("GET", "/v1/audio/models"),
+    ("GET", "/v1/voices"),
+    ("GET", "/openapi.json"),
     ("GET", "/v1/models/%ff"),
     ("GET", "/v1/audio/voices?model=x"),
     ("DELETE", "/v1/audio/voices/a%2fb"),
@@ -104,18 +108,22 @@ class Connection:
 
 
 async def http_request(rng: random.Random, connection: Connection, number: int) -> str:
-    method, path = ("POST", SPEECH) if rng.random() < 0.8 else rng.choice((*OTHER, ("POST", "/v1/audio/voices")))
-    body = content(rng) if method == "POST" else b""
+    method, path = (
+        ("POST", SPEECH) if rng.random() < 0.8 else rng.choice((*OTHER, ("POST", "/v1/audio/voices"), ("POST", BATCH)))
+    )
+    body = content(rng, path == BATCH) if method == "POST" else b""
     leave = rng.random() < 0.1
     status = await connection.ask(f"{method} {path}", body, f"fuzz-{number}", leave)
     assert status in STATUSES | {0}, (status, method, path, body[:200])
     return "left" if leave else str(status or "aborted")
 
 
-def content(rng: random.Random) -> bytes:
+def content(rng: random.Random, is_batch: bool) -> bytes:
     if rng.random() < 0.1:
         return rng.randbytes(rng.randrange(200))
     fields = speech_fields(rng)
+    if is_batch:
+        fields["items"] = [speech_fields(rng) for _ in range(rng.randrange(4))]
     data = json.dumps(fields).encode()
     return data[: rng.randrange(len(data))] if rng.random() < 0.05 else data
 
