@@ -8,7 +8,7 @@ from qwen3_tts_client.pieces import TextFeed
 
 # Of sentences, clauses and words, in this order, wherever a part can end.
 _ENDS = (
-    re.compile(r"[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[」』”’）]*|\n+"),
+    re.compile(r"[.!?…][\"'”’»)\]]*\s+|[。！？]+[」』”’）]*|\n+"),
     re.compile(r"[,;:]\s+|[、，；：]|\s[–—-]\s"),
     re.compile(r"\s+"),
 )
