@@ -28,7 +28,7 @@ _MESSAGE_OUTCOMES = {
 _CODE = re.compile(rf"\b({'|'.join(_MESSAGE_OUTCOMES)})\b: ")
 
 
-# What a client may read of an error whose message can name hosts, paths, classes and gRPC.
+# Replace messages that may name hosts, paths, classes or gRPC.
 _PUBLIC = {
     "invalid": "the server refused the request",
     "unavailable": "no server can take the request now",
@@ -98,7 +98,7 @@ class SpeechError(Exception):
 
 
 def public_message(error: SpeechError) -> str:
-    """The message for clients of a service, which must not learn what is behind it; all of it belongs in the log."""
+    """The message for clients of a service, without what is behind it; the whole message belongs in the log."""
     reason = _MODEL_PREFIX.sub("", str(error), count=1)
     if error.outcome == "invalid" and not reason.startswith("INVALID_ARGUMENT: "):
         return reason

@@ -253,7 +253,7 @@ def luminance(digits: str) -> float:
 
 
 def test_the_api_is_shown(browser: Browser, gateway: RunningGateway) -> None:
-    browser.messages()  # of earlier tests
+    browser.messages()  # drops those of earlier tests
     browser.driver.get(f"{gateway.url}/docs")
     browser.until(lambda: "POST /v1/audio/speech/batch" in browser.run("return document.body.innerText"))
     text = browser.run("return document.body.innerText")

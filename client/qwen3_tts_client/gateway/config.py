@@ -51,7 +51,7 @@ class Settings(BaseModel):
     auth: bool = True
     keys_file: Path | None = None
     streams_per_key: Count = 256
-    public_lists: bool = False  # of models and voices: no key
+    public_lists: bool = False  # models and voices are listed without a key
     characters_per_minute: Count | None = None  # of each key
     limits_storage: str = "async+memory://"
     cors_origins: tuple[str, ...] = ()

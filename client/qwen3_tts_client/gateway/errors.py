@@ -18,7 +18,7 @@ BODY_FIELDS = {
     "operation": "model",
 }
 FORM_FIELDS = {"voice": "name", "ref_audio": "audio_sample", "ref_sample_rate": "audio_sample", "operation": "model"}
-# Of a CustomVoice and of a Base checkpoint.
+# Refusals by CustomVoice and Base checkpoints.
 _UNKNOWN_VOICE = re.compile(r"voice: (?!None: ).*: (one of |no voice is registered)", re.DOTALL)
 _STATUSES = {"invalid": 400, "unavailable": 503, "disconnected": 503, "timeout": 504, "cancelled": 499}
 _TYPES = {
@@ -73,7 +73,7 @@ def from_speech(error: SpeechError, fields: Mapping[str, str] = BODY_FIELDS) -> 
 
 
 def from_message(message: str, fields: Mapping[str, str] = BODY_FIELDS) -> APIError:
-    """For a message "tensor: …" about a value."""
+    """An error for a message of the form "tensor: reason"."""
     tensor, _, rest = message.partition(": ")
     if not (tensor.isidentifier() and rest):
         return APIError(400, message, code="invalid_value")

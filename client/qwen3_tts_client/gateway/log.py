@@ -44,7 +44,7 @@ class Exchange:
     first_byte_ms: float | None = None
     duration_ms: float = 0.0
     finish_reason: str | None = None
-    error: str | None = None  # of the server; refusals of a text may quote it and are left out
+    error: str | None = None  # the server's message; not of refusals, which may quote the text
     text: str | None = None  # only with log_text
     voice: str | None = None  # only with log_text
     started_s: float = field(default_factory=time.perf_counter, repr=False)

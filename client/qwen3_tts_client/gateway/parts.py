@@ -14,7 +14,7 @@ from qwen3_tts_client.pieces import TextFeed, sequence
 from qwen3_tts_client.protocol import AudioChunk, End, SpeechRequest, Usage, encode
 from qwen3_tts_client.stream import Responses
 
-# The model alone counts tokens; its refusal tells how many of them, or of characters, a request may have.
+# Only the model counts tokens; its refusal states the limit.
 _TOO_LONG = re.compile(
     r"INVALID_ARG: text: .*: ((?P<tokens>\d+) tokens, at most (?P<limit>\d+) are allowed"
     r"|at most (?P<length>\d+) characters)\Z",
@@ -37,11 +37,11 @@ class PartedSpeaker:
         self._responses = Responses()  # its end is that of all parts
 
     async def speak(self) -> Speech:
-        """The text of the request. Returns once the first audio is there. Raises SpeechError."""
+        """Speaks the request's text. Returns once the first audio is there. Raises SpeechError."""
         return await self._begin(self._text_chunks())
 
     async def speak_pieces(self, text: TextFeed) -> Speech:
-        """A text as it arrives, in place of that of the request. Raises SpeechError."""
+        """Speaks text as it arrives instead of the request's. Raises SpeechError."""
         return await self._begin(self._piece_chunks(text))
 
     async def _begin(self, chunks: AsyncGenerator[AudioChunk, None]) -> Speech:

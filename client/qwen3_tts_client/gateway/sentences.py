@@ -1,4 +1,4 @@
-"""Where a text is divided that is too long for one request of the model."""
+"""Divides texts that are too long for one request of the model."""
 
 import asyncio
 import re
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 
 from qwen3_tts_client.pieces import TextFeed
 
-# Of sentences, clauses and words, in this order, wherever a part can end.
+# Ends of sentences, clauses and words, the preferred ones first.
 _ENDS = (
     re.compile(r"[.!?…][\"'”’»)\]]*\s+|[。！？]+[」』”’）]*|\n+"),
     re.compile(r"[,;:]\s+|[、，；：]|\s[–—-]\s"),
@@ -14,8 +14,8 @@ _ENDS = (
 )
 _SENTENCE_END = re.compile(r"([.!?…][\"'”’»)\]]*\s|[。！？\n])\Z")
 _LONGEST_END = 8  # characters of a sentence end
-# Only the model counts tokens, and text that it was sent cannot be taken back, so these are high: of letters in ASCII,
-# of other ASCII and of other characters.
+# High estimates of tokens per ASCII letter, other ASCII and other character: only the model counts tokens, and sent
+# text cannot be taken back.
 _LETTER, _ASCII, _OTHER = 0.5, 1.0, 1.5
 # A part ends with the first sentence after PART_TOKENS, at the latest after MAX_PART_TOKENS.
 PART_TOKENS, MAX_PART_TOKENS = 600, 1000
@@ -40,7 +40,7 @@ def _end(text: str, size: int) -> int:
 
 
 class DividedText:
-    """Divides a text while it arrives. Iterates over its parts; each is there before its first piece."""
+    """Divides a text while it arrives; iterates over its parts, which may still grow."""
 
     def __init__(self, text: AsyncIterable[str]) -> None:
         self._parts: asyncio.Queue[TextFeed | None] = asyncio.Queue()
@@ -73,7 +73,7 @@ class DividedText:
         return part
 
     def _append(self, part: TextFeed, text: str) -> None:
-        """Without white space before the first word of a later part, which could be all of that part."""
+        """Strips white space before a later part: a part of white space alone would be refused."""
         if self._count > 1 and not part.pieces:
             text = text.lstrip()
         if text:

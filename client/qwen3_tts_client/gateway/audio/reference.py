@@ -43,7 +43,7 @@ async def _decoded(decode: Callable[[], Reference], field: str, executor: Execut
 
 
 def _bytes(text: str) -> bytes:
-    """Of base64 in either alphabet, with or without line breaks and padding. Raises ValueError."""
+    """Decodes base64 in either alphabet, with or without line breaks and padding. Raises ValueError."""
     digits = "".join(text.split()).rstrip("=").translate(_STANDARD_ALPHABET)
     return base64.b64decode(digits + "=" * (-len(digits) % 4), validate=True)
 

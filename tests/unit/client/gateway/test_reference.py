@@ -42,7 +42,7 @@ def test_common_formats_are_decoded(name: str) -> None:
     assert np.abs(samples).max() == pytest.approx(8000 / 32768, abs=0.05)
 
 
-# Of a length that requires padding.
+# Its length requires padding.
 CONTENT = recording("wav")
 BASE64 = base64.b64encode(CONTENT).decode()
 assert BASE64.endswith("=")
