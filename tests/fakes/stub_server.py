@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from qwen3_tts_client.checkpoints import SPEAKERS
+
 FRAME_SAMPLES = 1920
-SPEAKERS = ("eric", "ryan", "vivian")
 FRAME_MS = 80
 SAMPLE_RATE = 24_000
 AMPLITUDE = 8000

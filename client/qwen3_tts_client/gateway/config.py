@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, ValidationError
 
-from qwen3_tts_client.checkpoints import LANGUAGES, SPEAKERS
+from qwen3_tts_client.checkpoints import LANGUAGES
 from qwen3_tts_client.errors import ClientError
 from qwen3_tts_client.protocol import MODEL_NAME
 
@@ -42,7 +42,6 @@ class Settings(BaseModel):
     connections: Count = 8  # to each server
     models: tuple[str, ...] = Field((MODEL_NAME,), min_length=1)  # of Triton; the first is the default
     model_aliases: tuple[str, ...] = MODEL_ALIASES  # further names of the first model
-    speakers: tuple[str, ...] = SPEAKERS
     languages: tuple[str, ...] = tuple(LANGUAGES)
     voice_aliases: dict[str, str] = VOICE_ALIASES
     voice_objects_for: tuple[str, ...] = ("aiohttp",)  # in User-Agent; Open WebUI's names its HTTP library alone

@@ -3,7 +3,7 @@
 import re
 from typing import Any, get_args
 
-from qwen3_tts_client.checkpoints import LIST_VOICES, TaskType, task_of_refusal
+from qwen3_tts_client.checkpoints import LIST_SPEAKERS, LIST_VOICES, TaskType, task_of_refusal
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.gateway.backend import Backend
 from qwen3_tts_client.gateway.config import Settings
@@ -22,6 +22,7 @@ class Models:
         self._names |= {alias: self.default for alias in settings.model_aliases if alias not in self._names}
         self._backend = backend
         self._modes: dict[str, TaskType] = {}
+        self._speakers: dict[str, tuple[str, ...]] = {}
 
     async def resolve(self, name: str | None) -> str:
         """The Triton model of a name. Raises APIError 404, and for a checkpoint 503 if no server answers."""
@@ -38,6 +39,13 @@ class Models:
         if model not in self._modes:
             self._modes[model] = await self._ask(model)
         return self._modes[model]
+
+    async def speakers(self, model: str) -> tuple[str, ...]:
+        """Those of the model's CustomVoice checkpoint. Raises SpeechError."""
+        if model not in self._speakers:
+            found = await self._backend.operate(LIST_SPEAKERS, model)
+            self._speakers[model] = tuple(speaker["name"] for speaker in found)
+        return self._speakers[model]
 
     def listing(self) -> list[dict[str, Any]]:
         return [describe(name, model) for name, model in self._names.items()]

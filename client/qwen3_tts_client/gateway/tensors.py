@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
-from qwen3_tts_client.checkpoints import TaskType
+from qwen3_tts_client.checkpoints import SPEAKERS
 from qwen3_tts_client.gateway.audio.reference import decode_reference
 from qwen3_tts_client.gateway.config import Settings
 from qwen3_tts_client.gateway.errors import APIError, from_message
@@ -29,21 +29,27 @@ class RequestBuilder:
         fields: dict[str, Any] = {name: getattr(options, name) for name in _SAME_NAME}
         fields |= {"instruct": options.instructions or None, "max_frames": options.max_new_tokens}
         fields |= {"x_vector_only": options.x_vector_only_mode or None}
-        fields |= await self._reference(options) if options.ref_audio else self._voice(options.voice, mode)
+        fields |= await self._reference(options) if options.ref_audio else await self._voice(options.voice, model)
         request = SpeechRequest(text, **fields)
         _check(lambda: encode(request))
         return request
 
-    def _voice(self, voice: str | None, mode: TaskType) -> dict[str, str | None]:
+    async def _voice(self, voice: str | None, model: str) -> dict[str, str | None]:
         """VoiceDesign has no named voice, but OpenAI's clients always send one."""
-        if mode == "VoiceDesign":
-            return {}
-        settings = self._settings
-        name = voice or (settings.default_voice if mode == "CustomVoice" else None)
-        alias = settings.voice_aliases.get((name or "").lower())
-        if mode == "CustomVoice":
-            return {"speaker": alias or name}
-        return {"voice": name if alias in settings.speakers else alias or name}
+        alias = self._settings.voice_aliases.get((voice or "").lower())
+        match await self._models.mode(model):
+            case "CustomVoice":
+                return {"speaker": await self._speaker(voice, alias, model)}
+            case "Base":
+                return {"voice": voice if alias in SPEAKERS else alias or voice}
+        return {}
+
+    async def _speaker(self, voice: str | None, alias: str | None, model: str) -> str:
+        """A fine-tuned checkpoint may lack the speakers of aliases and the default: its first one replaces them."""
+        if voice and not alias:
+            return voice
+        name, speakers = alias or self._settings.default_voice, await self._models.speakers(model)
+        return name if name.lower() in map(str.lower, speakers) else speakers[0]
 
     async def _reference(self, options: SpeechOptions) -> dict[str, Any]:
         check_cloning(self._settings, options.consent)

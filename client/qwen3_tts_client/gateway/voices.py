@@ -45,7 +45,7 @@ class VoiceEndpoints:
         mode = await self._mode(model)
         cloned = await self._operate(LIST_VOICES, model) if mode == "Base" else []
         settings = self._services.settings
-        named = list(settings.speakers) if mode == "CustomVoice" else []
+        named = await self._speakers(model) if mode == "CustomVoice" else []
         data = [_voice(name, 0) for name in named] + [_openai_voice(voice) for voice in cloned]
         uploaded = [_uploaded(voice) for voice in cloned]
         names = named + [voice["name"] for voice in cloned]
@@ -99,6 +99,12 @@ class VoiceEndpoints:
     async def _mode(self, model: str) -> str:
         try:
             return await self._services.models.mode(model)
+        except SpeechError as error:
+            raise from_speech(error) from None
+
+    async def _speakers(self, model: str) -> list[str]:
+        try:
+            return list(await self._services.models.speakers(model))
         except SpeechError as error:
             raise from_speech(error) from None
 

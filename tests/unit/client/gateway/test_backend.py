@@ -39,7 +39,7 @@ def test_a_busy_server_is_replaced_once(stub: StubServer) -> None:
         before = len(stub.servicer.received) + len(other.servicer.received)
         assert httpx.post(gateway.url + PATH, json={"input": busy}).status_code == 429
         spoken = len(stub.servicer.received) + len(other.servicer.received) - before
-        assert spoken == 3  # one asked what the checkpoint is for
+        assert spoken == 4  # two asked what the checkpoint is for, and which speakers it has
 
 
 def test_a_single_url_is_tried_again_once() -> None:

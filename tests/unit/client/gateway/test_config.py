@@ -9,9 +9,10 @@ import pytest
 from openai.types.audio import speech_create_params
 
 from qwen3_tts_client.__main__ import main
+from qwen3_tts_client.checkpoints import SPEAKERS
 from qwen3_tts_client.errors import ClientError, ExitCode
 from qwen3_tts_client.gateway.command import add_options
-from qwen3_tts_client.gateway.config import SPEAKERS, VOICE_ALIASES, Settings, load
+from qwen3_tts_client.gateway.config import VOICE_ALIASES, Settings, load
 from scripts.synthetic.configs import SPEAKERS as RELEASED_SPEAKERS
 
 OPENAI_VOICES = sorted(get_args(get_args(speech_create_params.Voice)[1]))

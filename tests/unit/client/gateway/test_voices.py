@@ -52,6 +52,20 @@ def test_speakers_of_a_custom_voice_checkpoint_are_listed(client: httpx.Client) 
     assert listed["uploaded_voices"] == []
 
 
+@pytest.mark.parametrize(
+    ("voice", "speaker"),
+    [({}, "MyVoice"), ({"voice": "alloy"}, "MyVoice"), ({"voice": "second"}, "second"), ({"voice": "bob"}, "bob")],
+)
+def test_a_fine_tuned_checkpoint_has_its_own_speakers(voice: dict[str, str], speaker: str) -> None:
+    """Its first one replaces speakers of the released checkpoints that OpenAI's names and the default stand for."""
+    with StubServer(frames=1) as server:
+        server.servicer.speakers = ("MyVoice", "second")
+        with RunningGateway(server.url) as gateway, httpx.Client(base_url=gateway.url) as client:
+            assert client.get(PATH).json()["voices"] == ["MyVoice", "second"]
+            assert client.post("/v1/audio/speech", json={"input": "Hello."} | voice).status_code == 200
+        assert input_text(server.servicer.received[-1], "speaker") == speaker
+
+
 def listed_by_open_webui(gateway: RunningGateway) -> tuple[list[str], dict[str, str]]:
     """Ids of the models and names of the voices by id, read as by routers/audio of Open WebUI 0.12.4, without a key."""
 
