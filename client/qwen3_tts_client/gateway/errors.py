@@ -19,7 +19,7 @@ BODY_FIELDS = {
 }
 FORM_FIELDS = {"voice": "name", "ref_audio": "audio_sample", "ref_sample_rate": "audio_sample", "operation": "model"}
 # Refusals by CustomVoice and Base checkpoints.
-_UNKNOWN_VOICE = re.compile(r"voice: (?!None: ).*: (one of |no voice is registered)", re.DOTALL)
+_UNKNOWN_VOICE = re.compile(r"voice: .*: (unknown|no voice is registered)", re.DOTALL)
 _STATUSES = {"invalid": 400, "unavailable": 503, "disconnected": 503, "timeout": 504, "cancelled": 499}
 _TYPES = {
     401: "authentication_error",

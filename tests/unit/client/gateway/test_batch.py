@@ -51,10 +51,10 @@ def test_fields_of_an_item_override_those_of_the_batch(client: httpx.Client, stu
 
 
 def test_a_failed_item_leaves_the_others(client: httpx.Client) -> None:
-    items = [{"input": script(error="INVALID_ARG: speaker: 'x': one of aiden")}, {"input": texts(1)[0]}]
+    items = [{"input": script(error="INVALID_ARG: speaker: 'x': unknown: choose one of aiden")}, {"input": texts(1)[0]}]
     answer = batch(client, items=items)
     assert (answer["succeeded"], answer["failed"]) == (1, 1)
-    assert answer["results"][0] == {"index": 0, "status": "error", "error": "voice: 'x': one of aiden"}
+    assert answer["results"][0] == {"index": 0, "status": "error", "error": "voice: 'x': unknown: choose one of aiden"}
 
 
 @pytest.mark.parametrize(

@@ -174,8 +174,8 @@ def test_a_wrong_field_is_named(
 @pytest.mark.parametrize(
     ("message", "status", "param", "text"),
     [
-        ("INVALID_ARG: speaker: 'x': one of aiden", 404, "voice", "voice: 'x': one of aiden"),
-        ("INVALID_ARG: speaker: None: required: one of aiden", 400, "voice", "voice: None: required: one of aiden"),
+        ("INVALID_ARG: speaker: 'x': unknown: choose", 404, "voice", "voice: 'x': unknown: choose"),
+        ("INVALID_ARG: speaker: None: required: choose", 400, "voice", "voice: None: required: choose"),
         ("INVALID_ARG: x_vector_only: 3: a truth", 400, "x_vector_only_mode", "x_vector_only_mode: 3: a truth"),
         (
             "[request id: a:b] INVALID_ARG: max_frames: 0: 1 or more",

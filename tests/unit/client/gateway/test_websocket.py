@@ -155,7 +155,8 @@ def test_close_speaks_what_is_there(socket: ClientConnection) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "param"), [("INVALID_ARG: speaker: 'x': one of aiden", "voice"), ("UNAVAILABLE: busy: 64 streams", None)]
+    ("error", "param"),
+    [("INVALID_ARG: speaker: 'x': unknown: choose one of aiden", "voice"), ("UNAVAILABLE: busy: 64 streams", None)],
 )
 def test_an_error_ends_the_utterance_and_not_the_session(
     socket: ClientConnection, error: str, param: str | None
