@@ -16,8 +16,11 @@ from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
 # Bounds the memory that a prefill gathers.
 GATHER_ROWS = 64
-# The CPU's BLAS sums in another order for fewer rows, or a remainder of fewer: of 4 with AVX2, of 16 with AVX-512.
+# The CPU's BLAS sums in another order for fewer rows, or a remainder of fewer: of 4 with AVX2, of 16 with AVX-512. So
+# each row of a small product is multiplied by itself, while those of a large one, which is bound by reading its weight,
+# are padded.
 PRODUCT_ROWS = 16
+SMALL_WEIGHT = 1 << 19
 
 
 class TorchOps:
@@ -131,8 +134,10 @@ class TorchRows:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias in the dtype of `x`; on a CPU as a multiple of PRODUCT_ROWS rows."""
+    """x @ weight.T + bias in the dtype of `x`; on a CPU row by row, or as a multiple of PRODUCT_ROWS rows."""
     weight = weight.to(x.dtype)
+    if x.is_cpu and weight.numel() <= SMALL_WEIGHT:
+        return F.linear(x, weight, bias) if len(x) == 1 else torch.cat([F.linear(r, weight, bias) for r in x.split(1)])
     missing = -len(x) % PRODUCT_ROWS if x.is_cpu else 0
     if not missing:
         return F.linear(x, weight, bias)
