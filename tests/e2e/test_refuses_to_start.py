@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EngineFacts
+from qwen3_tts_engine.checkpoint.manifest import CODEC_CONTRACT, CodecManifest, EngineFacts
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, state_size
 from scripts.embedded.installation import ServerError
 from tests.e2e.serving import copy_repository, serve
@@ -152,7 +152,6 @@ def write_manifest(checkpoint: Path, folder: Path) -> None:
     opened = Checkpoint.open(str(checkpoint))
     CodecManifest(
         form="onnx", state_size=state_size(opened.speech_tokenizer.decoder_config), state_dtype="FP32",
-        codec_digest=opened.codec_digest, chunk_frames=[*CHUNK_FRAMES], sample_rate=24000, contract=2, opset=18,
-        torch="", onnx="",
-        commit=None,
+        codec_digest=opened.codec_digest, chunk_frames=[*CHUNK_FRAMES], sample_rate=24000, contract=CODEC_CONTRACT,
+        opset=18, torch="", onnx="", commit=None,
     ).write(folder)  # fmt: skip

@@ -19,7 +19,6 @@ from export.modules.codec import CodecStep
 from export.tensorrt.launches import Launch, RecordingOps, call_inputs, decode
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig
 from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes
-from qwen3_tts_engine.codec.contract import input_shapes
 from scripts.synthetic.configs import CODEC_DECODER
 from tests.fakes.every_gpu.gpus import Gpu
 from tests.fakes.every_gpu.kernels import CudaKernel, Kernel, triton_kernel
@@ -60,7 +59,7 @@ def _graph(shape: BatchShape) -> list[Launch]:
     rows, frames = shape
     ops.address_states(torch.empty(2, rows, dtype=torch.int64, device=META))
     dtypes = (torch.int32, torch.float16, torch.int32)
-    shapes = input_shapes(rows, frames, weights.config.state_size).values()
+    shapes = ((rows, frames, weights.config.num_quantizers), (rows, weights.config.state_size), (rows, 1))
     inputs = (torch.empty(shape, dtype=dtype, device=META) for shape, dtype in zip(shapes, dtypes, strict=True))
     waveform, _ = Step(weights, ops)(*inputs)
     ops.to_int16(waveform)

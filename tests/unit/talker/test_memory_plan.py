@@ -13,8 +13,8 @@ from code2wav_step.config import Contract
 from code2wav_step.rows import Rows
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import ModelConfig, SpeechTokenizerConfig
-from qwen3_tts_engine.checkpoint.manifest import CodecManifest, EncoderManifest
-from qwen3_tts_engine.codec.contract import state_size, terms
+from qwen3_tts_engine.checkpoint.manifest import CODEC_CONTRACT, CodecManifest, EncoderManifest
+from qwen3_tts_engine.codec.contract import PUBLIC_ROWS, RowCounts, plan_rows, state_size, terms
 from qwen3_tts_engine.config import ConfigError, EngineConfig
 from qwen3_tts_engine.talker.graph_runner import count_graphs
 from qwen3_tts_engine.talker.loader import load_runner
@@ -41,7 +41,7 @@ MANIFEST = {"opset": None, "torch": "2", "onnx": "1", "commit": None}
 CODEC = CodecManifest.model_validate(
     MANIFEST
     | {"form": "python", "state_size": state_size(DECODER), "state_dtype": "FP16", "codec_digest": "any"}
-    | {"chunk_frames": [1, 2, 4, 8, 16], "sample_rate": 24000, "contract": 2}
+    | {"chunk_frames": [1, 2, 4, 8, 16], "sample_rate": 24000, "contract": CODEC_CONTRACT}
 )
 CPU = torch.device("cpu")
 # Cards in GiB: the total, and the rest beside the contexts of a desktop or a server.
@@ -203,6 +203,22 @@ def test_codec_states_are_those_that_code2wav_allocates(streams: int) -> None:
     rows.open(np.stack([claimed, claimed, 0 * claimed, 0 * claimed + 7], axis=1).astype(np.int32))
     plans = [MemoryNeeds(model_of("1.7b"), needs("1.7b").config, size).plan(streams) for size in (0, 1 << 20)]
     assert plans[1].states - plans[0].states == sum(map(len, rows._blocks.values())) << 20
+
+
+@pytest.mark.parametrize(("gib", "most"), [(8, 32), (24, 192), (80, 256)])
+def test_auto_chooses_no_more_streams_than_a_plan_has_rows(gib: int, most: int) -> None:
+    state = 2 * state_size(DECODER)
+    rows = plan_rows(gib * GIB, state)
+    free = MemoryNeeds(model_of("1.7b"), needs("1.7b").config, state, rows).choose(GpuMemory(1000 * GIB, 1000 * GIB))
+    assert free.streams == most <= rows - PUBLIC_ROWS - 1
+
+
+@pytest.mark.parametrize(("rows", "voices"), [(None, 256), (400, 79), (200, 65)])
+def test_voices_take_the_rows_that_slots_leave(rows: int | None, voices: int) -> None:
+    """But as many as a call may read, without which the claim of rows fails."""
+    counts = RowCounts.of(256, 1 << 40, 1 << 20, rows)
+    assert (counts.slots, counts.voices) == (256, voices)
+    assert rows is None or counts.fits(rows) == (voices > 65)
 
 
 def test_a_clone_s_server_takes_its_voices_cache_as_well() -> None:

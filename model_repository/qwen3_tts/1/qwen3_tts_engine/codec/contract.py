@@ -73,10 +73,12 @@ class RowCounts:
         """Of `rows` that code2wav has, public ones included, if they are limited; `voice_bytes`, 0 without voices, are
         what voices may take. There is a row for each voice that a call reads, and one for a voice that is encoded
         meanwhile."""
+        if not voice_bytes:
+            return cls(slots, 0)
         least, most = min(slots, MAX_BATCH) + 1, min(MOST_VOICES, voice_bytes // state_bytes)
         if rows is not None:
             most = min(most, rows - PUBLIC_ROWS - 1 - slots)
-        return cls(slots, max(least, most) if voice_bytes else 0)
+        return cls(slots, max(least, most))
 
     @property
     def total(self) -> int:
