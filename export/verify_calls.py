@@ -11,6 +11,7 @@ from torch import Tensor
 from export.agreement import PARTS, Agreement, compare_utterance
 from export.golden import make_golden
 from export.modules.codec import CodecStep
+from export.tensorrt.process import PlanError
 from export.verify import ALL_BATCHES, IRREGULAR_CHUNKS, LONG_UTTERANCE, Outcome, describe
 from qwen3_tts_engine.codec.calls import Call, Utterances
 from qwen3_tts_engine.codec.client import Call as CallCodec
@@ -25,6 +26,7 @@ from qwen3_tts_engine.codec.contract import (
 )
 from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.codec.proof import CodecProof
+from qwen3_tts_engine.request import RequestError
 
 # Utterances of the batches, and their frames: longer than the window.
 UTTERANCES, FRAMES = 7, 160
@@ -44,8 +46,12 @@ class CallVerification:
         utterance: int = LONG_UTTERANCE,
         seed: int = 0,
     ) -> None:
+        """Raises PlanError where the plan has too few rows."""
         self._codec = Code2Wav(call, KEY, RowCounts(MAX_BATCH, 0), max_history(step.config), CHUNK_FRAMES[-1])
-        self._codec.claim()
+        try:
+            self._codec.claim()
+        except RequestError as error:
+            raise PlanError(f"it cannot be verified, so it is not kept: {error}") from None
         self._step, self._batches, self._utterance = step, batches, utterance
         shapes = [Call(rows, frames) for frames in CHUNK_FRAMES for rows in batches]
         # Of each shape a batch that begins utterances, so that some rows are equal, and one of all ages.

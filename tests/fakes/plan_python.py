@@ -4,7 +4,7 @@ A plan is a ZIP file of its source and its profiles. That of an encoder's ONNX f
 that of the codec's step, in place of whose program there are weights (python_form), by PyTorch.
 QWEN3_TTS_FAKE_PLAN injects a fault: "batch" gives the second row of a batch the first row's samples, "wrong" adds one
 to every output, "shape:8x4" amplifies 8 rows of 4 frames, "rows" makes equal rows differ, "stale" repeats the samples
-of the first call of a shape, "crash" exits at the first request.
+of the first call of a shape, "rows missing" denies all rows, "crash" exits at the first request.
 """
 
 import argparse
@@ -116,6 +116,8 @@ class FakePlan:
             samples[1] = samples[0]
         if self._fault == f"shape:{rows}x{frames}":
             samples[:] = (samples * 0.6).astype(np.int16)
+        if self._fault == "rows missing":
+            samples[:, :2] = -32768
         if self._fault == "stale":
             samples[:] = self._first.setdefault(samples.shape, samples.copy())
         if self._fault == "rows" and rows > 1:

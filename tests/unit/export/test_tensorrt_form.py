@@ -133,6 +133,16 @@ def test_the_codec_needs_the_plugin(fake_tensorrt: TensorRtSettings, checkpoint:
     assert not any((tmp_path / "code2wav" / "1").iterdir())
 
 
+def test_a_plan_with_too_few_rows_is_not_kept(
+    checkpoint: Checkpoint, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a small GPU."""
+    monkeypatch.setenv("QWEN3_TTS_FAKE_PLAN", "rows missing")
+    with pytest.raises(PlanError, match="cannot be verified, so it is not kept: code2wav has 0 of 64 rows left"):
+        export_plan(checkpoint, tmp_path, form)
+    assert not any((tmp_path / "code2wav" / "1").iterdir())
+
+
 def test_a_codec_without_kernels_is_refused(
     settings: TensorRtSettings, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
