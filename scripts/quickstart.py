@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from qwen3_tts_client.proxies import bypass_for_local_addresses
 from scripts.embedded.drain import responds
 from scripts.embedded.installation import ServerError, backend_options
 from scripts.embedded.server import EXPLICIT, Ports, TritonServer
@@ -32,6 +33,7 @@ def main(
     port: Annotated[int, typer.Option(help="of the page")] = 8080,
 ) -> None:
     """Speak one sentence with the demo voice."""
+    bypass_for_local_addresses()
     build_folder.mkdir(parents=True, exist_ok=True)
     run("Exporting the codec", "export", "--checkpoint", CHECKPOINT, "--model-repository", REPOSITORY)
     log = build_folder / "server.log"

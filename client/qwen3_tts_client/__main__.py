@@ -8,11 +8,13 @@ import sys
 
 from qwen3_tts_client.commands import COMMANDS, PROGRAM, make_parser
 from qwen3_tts_client.errors import STANDARD_OUTPUT, ClientError, ExitCode, reported
+from qwen3_tts_client.proxies import bypass_for_local_addresses
 
 
 def main(argv: list[str] | None = None) -> int:
     """Returns an ExitCode."""
     args = make_parser().parse_args(argv)
+    bypass_for_local_addresses()
     try:
         return int(_run(args))
     except ClientError as error:

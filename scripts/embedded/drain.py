@@ -34,6 +34,8 @@ POLL_SECONDS = 0.1
 UNREADY, REFUSING, ENDING = "unready", "refusing", "ending"
 OPEN, DRAINING = "qwen3_tts_requests_open", "qwen3_tts_draining"
 MODEL = "qwen3_tts"
+# Without a proxy.
+LOCAL = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass
@@ -97,7 +99,7 @@ def is_idle(metrics: str) -> bool:
 def responds(url: str) -> bool:
     """Whether a GET succeeds."""
     try:
-        with urllib.request.urlopen(url, timeout=2):
+        with LOCAL.open(url, timeout=2):
             return True
     except (urllib.error.URLError, OSError):
         return False
@@ -110,7 +112,7 @@ def _values(metrics: str, name: str) -> list[float]:
 def _read(url: str) -> str:
     """Empty if there is no answer: a server without metrics has the whole time."""
     try:
-        with urllib.request.urlopen(url, timeout=2) as page:
+        with LOCAL.open(url, timeout=2) as page:
             return bytes(page.read()).decode()
     except (urllib.error.URLError, OSError):
         return ""

@@ -22,6 +22,7 @@ from typing import IO, Annotated
 
 import typer
 
+from qwen3_tts_client.proxies import bypass_for_local_addresses
 from qwen3_tts_client.records.prometheus import parse, scrape
 from scripts.embedded.drain import DEFAULT_SECONDS, FILE_VARIABLE, SECONDS_VARIABLE, Drain, responds
 from scripts.embedded.gpu_lock import locked_gpu, visible_gpus
@@ -212,6 +213,7 @@ def main(
 ) -> None:
     """Serve a model repository and restart a dead server; every other option goes to tritonserver unchanged."""
     key_file = build_folder / "admin_key"
+    bypass_for_local_addresses()
     try:
         admin_key = choose_admin_key(os.environ, key_file)
         options = [*EXPLICIT, *context.args, *backend_options(build_folder, backend or [])]

@@ -23,6 +23,7 @@ MODEL = "qwen3_tts"
 INTERVAL_SECONDS, DEADLINE_SECONDS = 5.0, 15.0
 # Triton spreads streams over two threads; of so many some reach one that hangs.
 STREAMS = 8
+NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
 
 def check(stub: service_pb2_grpc.GRPCInferenceServiceStub, seconds: float) -> bool:
@@ -44,7 +45,7 @@ def check(stub: service_pb2_grpc.GRPCInferenceServiceStub, seconds: float) -> bo
 
 def hangs(port: int, streams: int, seconds: float) -> bool:
     """Whether one of `streams` gets no answer within `seconds`."""
-    with grpc.insecure_channel(f"localhost:{port}") as channel, ThreadPoolExecutor(streams) as pool:
+    with grpc.insecure_channel(f"localhost:{port}", NO_PROXY) as channel, ThreadPoolExecutor(streams) as pool:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         return not all(pool.map(lambda _: check(stub, seconds), range(streams)))
 

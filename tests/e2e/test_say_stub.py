@@ -57,6 +57,14 @@ def test_say_writes_a_wav_and_prints_latency_and_underruns(
     assert "underruns 1 (" in line
 
 
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_local_servers_are_reached_without_the_proxy(stub: StubServer, host: str, tmp_path: Path) -> None:
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTPS_PROXY", "grpc_proxy"), "http://127.0.0.1:9")
+    url = f"{host}:{stub.url.rpartition(':')[2]}"
+    command = [*SAY, "--url", url, "Hello.", "--speaker", "ryan", "--output", str(tmp_path / "hello.wav")]
+    subprocess.run(command, env=os.environ | proxies, check=True, timeout=60)
+
+
 def test_output_dash_writes_raw_pcm_to_standard_output(stub: StubServer) -> None:
     command = [*SAY, "-u", stub.url, script(chunks=[[0, 2]]), "--output", "-"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=60)
