@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -191,6 +192,16 @@ def server_command(repository: Path, options: Sequence[str], admin_key: str) -> 
     return [str(server), f"--model-repository={repository}", *chosen, *options]
 
 
+def make_folder(folder: Path) -> None:
+    """Raises ServerError if the folder cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ServerError(f"{folder}: {error.strerror}: name a folder that can be written (--build-folder)") from None
+
+
 def drain_of(command: Sequence[str], build_folder: Path, seconds: float) -> Drain:
     """The drain of a server; its file is named by the server's port, since servers may share the folder."""
     http, metrics = port_of(command, "http", HTTP_PORT), port_of(command, "metrics", METRICS_PORT)
@@ -215,6 +226,7 @@ def main(
     key_file = build_folder / "admin_key"
     bypass_for_local_addresses()
     try:
+        make_folder(build_folder)
         admin_key = choose_admin_key(os.environ, key_file)
         options = [*EXPLICIT, *context.args, *backend_options(build_folder, backend or [])]
         command = server_command(model_repository, options, admin_key)

@@ -79,6 +79,15 @@ def test_the_launcher_passes_a_compiled_backend_to_the_server(tmp_path: Path, mo
     assert "libtriton_tensorrt.so" in names(tmp_path / "backends" / "tensorrt")
 
 
+def test_the_launcher_names_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    context: Any = SimpleNamespace(args=[])
+    with pytest.raises(
+        SystemExit, match=r"file/build: Not a directory: name a folder that can be written \(--build-fo"
+    ):
+        server.main(context, tmp_path / "models", tmp_path / "file" / "build")
+
+
 @pytest.fixture
 def endpoint() -> Iterator[Callable[[str], int]]:
     """Serves a text and returns its port."""
