@@ -32,7 +32,8 @@ from qwen3_tts_engine.talker.kernels.kernel_path import CHOICE_VARIABLE, kernel_
 from scripts.benchmarks.serving import configuration
 from scripts.embedded.installation import ServerError, backend_options, find_tritonserver
 from scripts.embedded.mps import CONTROL, DRIVER_PROGRAMS
-from scripts.embedded.server import EXPLICIT, Ports, TritonServer
+from scripts.embedded.ports import Ports
+from scripts.embedded.server import EXPLICIT, TritonServer
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "triton", "cuda-bindings", "numpy", "tensorrt", "onnxruntime", "tritonclient", "nvidia-pytriton")

@@ -15,7 +15,8 @@ from rich.console import Console
 from qwen3_tts_client.proxies import bypass_for_local_addresses
 from scripts.embedded.drain import responds
 from scripts.embedded.installation import ServerError, backend_options
-from scripts.embedded.server import EXPLICIT, Ports, TritonServer
+from scripts.embedded.ports import Ports, check_port
+from scripts.embedded.server import EXPLICIT, TritonServer
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = ROOT / "model_repository"
@@ -31,16 +32,26 @@ def main(
     build_folder: Annotated[Path, typer.Option(help="backends and the server's log")] = ROOT / "build",
     serve: Annotated[bool, typer.Option("--serve", help="keep serving, with a page in the browser")] = False,
     port: Annotated[int, typer.Option(help="of the page")] = 8080,
+    grpc_port: Annotated[int, typer.Option(help="of the server")] = Ports.grpc,
+    http_port: Annotated[int, typer.Option(help="of the server")] = Ports.http,
+    metrics_port: Annotated[int, typer.Option(help="of the server")] = Ports.metrics,
 ) -> None:
     """Speak one sentence with the demo voice."""
     bypass_for_local_addresses()
+    ports = Ports(grpc_port, http_port, metrics_port)
+    try:
+        ports.check()
+        if serve:
+            check_port(port, "--port")
+    except ServerError as error:
+        sys.exit(f"error: {error}")
     build_folder.mkdir(parents=True, exist_ok=True)
     run("Exporting the codec", "export", "--checkpoint", CHECKPOINT, "--model-repository", REPOSITORY)
     log = build_folder / "server.log"
     options = [*EXPLICIT, "--model-config-name=onnxruntime", *backend_options(build_folder)]
     environment = {"QWEN3_TTS_CHECKPOINT": str(CHECKPOINT)}
     with log.open("wb") as file, ExitStack() as running:
-        server = TritonServer(REPOSITORY, options=options, ports=Ports(), environment=environment, log=file)
+        server = TritonServer(REPOSITORY, options=options, ports=ports, environment=environment, log=file)
         try:
             with console.status(f"Starting tritonserver (log: {log})"):
                 running.enter_context(server)
@@ -48,18 +59,23 @@ def main(
             sys.exit(f"error: {error}: {log}")
         # The server accepts requests during the codec proof: an unmeasured first request waits for its end.
         with console.status("Proving the codec"):
-            say("Hello.", "--speaker", "ryan", "--max-frames", "1", "--output", "-")
-        request = ["--speaker", "ryan", "--language", "english"]
+            say("Hello.", *server_of(ports), "--speaker", "ryan", "--max-frames", "1", "--output", "-")
+        request = [*server_of(ports), "--speaker", "ryan", "--language", "english"]
         run("Speaking", "qwen3_tts_client", "say", text, *request, "--output", output)
         console.print(f"Listen to {output}")
         if serve:
-            serve_page(port, build_folder / "gateway.log")
+            serve_page(port, ports, build_folder / "gateway.log")
 
 
-def serve_page(port: int, log: Path) -> None:
+def server_of(ports: Ports) -> tuple[str, str]:
+    return "--url", f"localhost:{ports.grpc}"
+
+
+def serve_page(port: int, ports: Ports, log: Path) -> None:
     """Runs the gateway until it is interrupted."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    command = [sys.executable, "-m", "qwen3_tts_client", "gateway", "--port", str(port)]
+    options = ["--port", str(port), "--url", f"localhost:{ports.grpc}"]
+    command = [sys.executable, "-m", "qwen3_tts_client", "gateway", *options]
     with log.open("wb") as file, subprocess.Popen(command, cwd=ROOT, stderr=file) as gateway:
         try:
             while not responds(f"http://localhost:{port}/healthz"):

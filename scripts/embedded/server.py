@@ -9,14 +9,12 @@ It has the Python backend only: choose the codec's form with --model-config-name
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Annotated
@@ -29,6 +27,7 @@ from scripts.embedded.drain import DEFAULT_SECONDS, FILE_VARIABLE, SECONDS_VARIA
 from scripts.embedded.gpu_lock import locked_gpu, visible_gpus
 from scripts.embedded.installation import ServerError, backend_options, find_tritonserver, server_environment
 from scripts.embedded.mps import MpsDaemon
+from scripts.embedded.ports import Ports
 from scripts.embedded.protection import (
     ADMIN_KEY_VARIABLE,
     HTTP_HEADER,
@@ -39,7 +38,7 @@ from scripts.embedded.protection import (
     new_admin_key,
     protections,
 )
-from scripts.embedded.supervisor import HTTP_PORT, METRICS_PORT, port_of, supervise
+from scripts.embedded.supervisor import supervise
 
 # Models can be loaded and unloaded at run time. Their configurations are complete: to complete them, Triton starts each
 # Python model's process once more.
@@ -48,28 +47,11 @@ EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--disable-auto-c
 # talker's process, which waits for the address of the CUDA memory pool.
 EXIT = ("--exit-timeout-secs=5",)
 READY_POLL_SECONDS = 0.1
+DEFAULT_PORTS = Ports()
 READY = "qwen3_tts_ready"
 NO_METRICS = re.compile(r"--allow-metrics[= ](false|0|off|no)\b", re.IGNORECASE)
 # Files that a developer may have built in the model repository.
 BUILT = ("__pycache__", "model.onnx*", "model.safetensors", "golden.safetensors", "model.json", "*_encoder*")
-
-
-@dataclass(frozen=True)
-class Ports:
-    grpc: int = 8001
-    http: int = 8000
-    metrics: int = 8002
-
-    @classmethod
-    def free(cls) -> "Ports":
-        with socket.socket() as a, socket.socket() as b, socket.socket() as c:
-            for s in (a, b, c):
-                s.bind(("localhost", 0))
-            return cls(*(s.getsockname()[1] for s in (a, b, c)))
-
-    @property
-    def options(self) -> list[str]:
-        return [f"--grpc-port={self.grpc}", f"--http-port={self.http}", f"--metrics-port={self.metrics}"]
 
 
 class TritonServer:
@@ -80,7 +62,7 @@ class TritonServer:
         repository: Path,
         *,
         options: Sequence[str] = (),
-        ports: Ports = Ports(),
+        ports: Ports = DEFAULT_PORTS,
         environment: dict[str, str] | None = None,
         log: IO[bytes] | None = None,
         ready_timeout: float = 120.0,
@@ -113,6 +95,8 @@ class TritonServer:
         return self._process.pid
 
     def start(self) -> None:
+        """Raises ServerError for a port that is taken."""
+        self.ports.check()
         output = subprocess.STDOUT if self._log else None
         with ExitStack() as stack:
             environment = stack.enter_context(MpsDaemon(self._environment))
@@ -202,12 +186,11 @@ def make_folder(folder: Path) -> None:
         raise ServerError(f"{folder}: {error.strerror}: name a folder that can be written (--build-folder)") from None
 
 
-def drain_of(command: Sequence[str], build_folder: Path, seconds: float) -> Drain:
+def drain_of(ports: Ports, build_folder: Path, seconds: float) -> Drain:
     """The drain of a server; its file is named by the server's port, since servers may share the folder."""
-    http, metrics = port_of(command, "http", HTTP_PORT), port_of(command, "metrics", METRICS_PORT)
-    file = Path(os.environ.get(FILE_VARIABLE) or build_folder / f"drain-{http}").resolve()
+    file = Path(os.environ.get(FILE_VARIABLE) or build_folder / f"drain-{ports.http}").resolve()
     file.parent.mkdir(parents=True, exist_ok=True)
-    return Drain(file, f"http://localhost:{metrics}/metrics", seconds)
+    return Drain(file, f"http://localhost:{ports.metrics}/metrics", seconds)
 
 
 def main(
@@ -227,13 +210,16 @@ def main(
     bypass_for_local_addresses()
     try:
         make_folder(build_folder)
+        ports = Ports.of(context.args)
+        # Before the key, which another server on these ports may have in the same file.
+        ports.check()
         admin_key = choose_admin_key(os.environ, key_file)
         options = [*EXPLICIT, *context.args, *backend_options(build_folder, backend or [])]
         command = server_command(model_repository, options, admin_key)
         if not os.environ.get(ADMIN_KEY_VARIABLE):
             print(f"The key for the header {HTTP_HEADER} is in {key_file}", file=sys.stderr, flush=True)
         bound_files(os.getpid())
-        drain = drain_of(command, build_folder, drain_seconds)
+        drain = drain_of(ports, build_folder, drain_seconds)
         environment = server_environment() | {FILE_VARIABLE: str(drain.file)}
         with ExitStack() as locks:
             for gpu in visible_gpus(environment):

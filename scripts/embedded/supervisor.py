@@ -24,11 +24,11 @@ from types import FrameType
 import psutil
 
 from scripts.embedded.drain import EXIT_SECONDS, POLL_SECONDS, Drain, responds
+from scripts.embedded.ports import Ports
 
 PROBE_SECONDS = 0.5
 STDERR = 2
 # tritonserver's own defaults.
-GRPC_PORT, HTTP_PORT, METRICS_PORT = 8001, 8000, 8002
 # Exit code of a server that loads but cannot serve (qwen3_tts_engine/lifecycle/guard.py).
 UNUSABLE = -signal.SIGUSR1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -178,8 +178,8 @@ def supervise(
     drain: Drain | None = None,
 ) -> int:
     """Runs tritonserver until a signal stops it; returns the exit code."""
-    http = port_of(command, "http", HTTP_PORT)
-    url = f"http://localhost:{http}/v2/models/qwen3_tts/ready"
+    ports = Ports.of(command)
+    url = f"http://localhost:{ports.http}/v2/models/qwen3_tts/ready"
     adopt_orphans()
     supervisor = Supervisor(
         command,
@@ -187,8 +187,8 @@ def supervise(
         lambda: responds(url),
         end_orphans=end_orphans,
         drain=drain,
-        beside=partial(stream_check, port_of(command, "grpc", GRPC_PORT)),
-        listens=lambda: listens(http),
+        beside=partial(stream_check, ports.grpc),
+        listens=lambda: listens(ports.http),
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, supervisor.stop)
@@ -234,12 +234,6 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
-
-
-def port_of(command: Sequence[str], service: str, default: int) -> int:
-    """The port of "http", "grpc" or "metrics" in a server's command."""
-    ports = [option.partition("=")[2] for option in command if option.startswith(f"--{service}-port=")]
-    return int(ports[-1]) if ports else default
 
 
 def _shell_code(code: int) -> int:

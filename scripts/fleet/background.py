@@ -13,7 +13,8 @@ from typing import Self
 
 import psutil
 
-from scripts.embedded.server import Ports, is_ready
+from scripts.embedded.ports import Ports
+from scripts.embedded.server import is_ready
 from scripts.fleet import admin
 from scripts.fleet.plan import PORTS_PER_SERVER, FleetError
 

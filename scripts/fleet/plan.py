@@ -10,7 +10,7 @@ from pathlib import Path
 
 from scripts.embedded.gpu_lock import locked_gpu, visible_gpus
 from scripts.embedded.mps import DEVICES
-from scripts.embedded.server import Ports
+from scripts.embedded.ports import Ports
 
 LOCAL = "127.0.0.1"
 PORTS_PER_SERVER = 3

@@ -14,7 +14,8 @@ import psutil
 from rich.progress import Progress
 
 from scripts.add_model import add_model
-from scripts.embedded.server import BUILT, Ports, is_ready
+from scripts.embedded.ports import Ports
+from scripts.embedded.server import BUILT, is_ready
 from scripts.soak.utterances import BASE, CUSTOM, DESIGN
 from scripts.synthetic.checkpoint import make_checkpoint
 from scripts.synthetic.configs import ModelType, Size

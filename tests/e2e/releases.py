@@ -4,7 +4,7 @@ import json
 import urllib.request
 from typing import NamedTuple
 
-from scripts.embedded.server import Ports
+from scripts.embedded.ports import Ports
 
 
 class Release(NamedTuple):

@@ -23,7 +23,8 @@ from qwen3_tts_client.stream import Responses, Timeouts
 from qwen3_tts_client.sync_stream import speak
 from qwen3_tts_client.voices import operate
 from scripts.embedded.installation import backend_options
-from scripts.embedded.server import BUILT, EXPLICIT, Ports, TritonServer
+from scripts.embedded.ports import Ports
+from scripts.embedded.server import BUILT, EXPLICIT, TritonServer
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"

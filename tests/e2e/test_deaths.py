@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts.embedded.server import Ports, TritonServer, is_ready
+from scripts.embedded.ports import Ports
+from scripts.embedded.server import TritonServer, is_ready
 from tests.e2e.serving import ROOT, Caller, Received, eventually, serve, stub_pid
 from tests.e2e.test_streams import assert_own_frames
 

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from scripts.embedded.drain import END_SECONDS, EXIT_SECONDS, NOTICE_SECONDS, REFUSING
-from scripts.embedded.server import Ports, is_ready
+from scripts.embedded.ports import Ports
+from scripts.embedded.server import is_ready
 from tests.e2e.serving import Caller, eventually
 from tests.e2e.test_deaths import PATIENCE, launched
 from tests.e2e.test_streamed_text import SequenceStream

@@ -25,8 +25,9 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import shared_memory
 
 from scripts.embedded import protection
+from scripts.embedded.ports import Ports
 from scripts.embedded.protection import ADMIN_KEY_VARIABLE, GRPC_HEADER, HTTP_HEADER
-from scripts.embedded.server import Ports, TritonServer, is_ready
+from scripts.embedded.server import TritonServer, is_ready
 from tests.e2e.releases import release_of
 from tests.e2e.serving import ROOT, Caller, eventually, serve
 

@@ -19,7 +19,8 @@ from tritonclient.grpc import service_pb2_grpc
 from qwen3_tts_client.analysis.playback import play
 from qwen3_tts_client.protocol import SAMPLE_RATE
 from scripts.benchmarks import fleet as benchmark
-from scripts.embedded.server import Ports, is_ready
+from scripts.embedded.ports import Ports
+from scripts.embedded.server import is_ready
 from scripts.fleet import admin
 from scripts.fleet.background import BackgroundFleet, FleetPorts
 from scripts.fleet.plan import PORTS_PER_SERVER

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from scripts.embedded.server import Ports
+from scripts.embedded.ports import Ports
 from tests.e2e.serving import ROOT
 from tests.e2e.test_readme import DEFAULT_PORTS, port_is_free
 

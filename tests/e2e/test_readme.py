@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.embedded.server import Ports, is_ready
+from scripts.embedded.ports import Ports
+from scripts.embedded.server import is_ready
 from tests.e2e.serving import ROOT, eventually
 
 # The info string selects how a block runs: `bash server` runs in the background of the following blocks; `bash gpu`

@@ -19,7 +19,8 @@ from wyoming.tts import (
     SynthesizeVoice,
 )
 
-from scripts.embedded.server import Ports, TritonServer
+from scripts.embedded.ports import Ports
+from scripts.embedded.server import TritonServer
 from tests.e2e.serving import Caller
 from tests.subprocesses import same_imports
 

@@ -31,6 +31,7 @@ from scripts.embedded.drain import (
     SECONDS_VARIABLE,
 )
 from scripts.embedded.mps import MPS_VARIABLE
+from scripts.embedded.ports import Ports
 from scripts.embedded.protection import (
     ADMIN_KEY_VARIABLE,
     LIMITS,
@@ -38,7 +39,7 @@ from scripts.embedded.protection import (
     region_options,
     restrictions,
 )
-from scripts.embedded.server import EXIT, EXPLICIT, Ports
+from scripts.embedded.server import EXIT, EXPLICIT
 
 ROOT = Path(__file__).parents[3]
 DOCKER = ROOT / "docker"

@@ -1,6 +1,7 @@
 """The backend directory of the embedded server, and when that is ready."""
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from scripts.embedded import server
 from scripts.embedded.installation import ServerError, backend_directory
+from scripts.embedded.ports import Ports
 from scripts.embedded.protection import LIMITS
 from tests.fakes.page_server import serving
 
@@ -68,14 +70,18 @@ def test_the_launcher_passes_a_compiled_backend_to_the_server(tmp_path: Path, mo
     for name in TENSORRT:
         (tmp_path / name).touch()
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    context: Any = SimpleNamespace(args=["--model-config-name=onnxruntime"])
+    ports = Ports.free()
+    context: Any = SimpleNamespace(args=[*ports.options, "--model-config-name=onnxruntime"])
     with pytest.raises(SystemExit, match="7"):
         server.main(context, tmp_path / "models", tmp_path, [compiled(tmp_path, "tensorrt")])
     [process, (command, _, drain)] = started
     assert process == os.getpid()
     last = ["--model-config-name=onnxruntime", f"--backend-directory={tmp_path / 'backends'}"]
     assert command[-len(last) :] == last
-    assert (drain.file, drain.metrics_url) == (tmp_path / "drain-8000", "http://localhost:8002/metrics")
+    assert (drain.file, drain.metrics_url) == (
+        tmp_path / f"drain-{ports.http}",
+        f"http://localhost:{ports.metrics}/metrics",
+    )
     assert "libtriton_tensorrt.so" in names(tmp_path / "backends" / "tensorrt")
 
 
@@ -88,6 +94,22 @@ def test_the_launcher_names_a_folder_that_cannot_be_written(tmp_path: Path) -> N
         server.main(context, tmp_path / "models", tmp_path / "file" / "build")
 
 
+@pytest.mark.parametrize("taken", ["grpc", "http", "metrics"])
+def test_the_launcher_names_who_has_a_port(taken: str, tmp_path: Path) -> None:
+    """And leaves that server's key alone."""
+    ports = Ports.free()
+    context: Any = SimpleNamespace(args=ports.options)
+    with socket.create_server(("127.0.0.1", port := getattr(ports, taken))):
+        reason = rf"port {port}: Address already in use, by \S+ \(process {os.getpid()}\): .* another --{taken}-port"
+        with pytest.raises(SystemExit, match=reason):
+            server.main(context, tmp_path / "models", tmp_path)
+    assert not (tmp_path / "admin_key").exists()
+
+
+def test_ports_are_those_of_the_last_option() -> None:
+    assert Ports.of(["--http-port=1", "--load-model=*", "--http-port=2", "--grpc-port=3"]) == Ports(3, 2, 8002)
+
+
 @pytest.fixture
 def endpoint() -> Iterator[Callable[[str], int]]:
     """Serves a text and returns its port."""
@@ -96,10 +118,10 @@ def endpoint() -> Iterator[Callable[[str], int]]:
 
 
 def test_a_server_is_ready_once_its_metrics_say_that_the_talkers_serve(endpoint: Callable[[str], int]) -> None:
-    health, closed = endpoint(""), server.Ports.free().metrics
+    health, closed = endpoint(""), Ports.free().metrics
 
     def is_ready(metrics: int, **has: bool) -> bool:
-        return server.is_ready(server.Ports(http=health, metrics=metrics), **has)
+        return server.is_ready(Ports(http=health, metrics=metrics), **has)
 
     assert is_ready(endpoint('qwen3_tts_ready{model="a"} 1\n'))
     assert not is_ready(endpoint('qwen3_tts_ready{model="a"} 1\nqwen3_tts_ready{model="b"} 0\n'))
@@ -121,7 +143,7 @@ def test_metrics_are_not_awaited_where_they_are_off(
     options: list[str], has_metrics: bool, endpoint: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "server_command", lambda *_: [])
-    ports = server.Ports(http=endpoint(""), metrics=server.Ports.free().metrics)
+    ports = Ports(http=endpoint(""), metrics=Ports.free().metrics)
     assert server.TritonServer(Path(), options=options, ports=ports).is_ready() is not has_metrics
 
 

@@ -40,7 +40,7 @@ class RunningFleet:
             for number in range(len(servers))
         ]
         program = (
-            "import sys\nfrom pathlib import Path\nfrom scripts.embedded.server import Ports\n"
+            "import sys\nfrom pathlib import Path\nfrom scripts.embedded.ports import Ports\n"
             "from scripts.fleet.program import find_envoy\nfrom scripts.fleet.fleet import Fleet\n"
             "from scripts.fleet.plan import FleetError, FleetPlan, ServerPlan, reserved\n"
             f"folder, commands = Path({str(self.folder)!r}), {servers!r}\n"

@@ -11,7 +11,7 @@ from scripts.embedded import gpu_lock
 from scripts.embedded.gpu_lock import locked_gpu
 from scripts.embedded.installation import ServerError
 from scripts.embedded.mps import DEVICES
-from scripts.embedded.server import Ports
+from scripts.embedded.ports import Ports
 from scripts.fleet import plan
 from scripts.fleet.plan import FleetError, FleetPlan, ServerPlan, check_ports, plan_servers, reserved
 from scripts.fleet.table import State, table

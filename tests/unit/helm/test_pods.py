@@ -12,8 +12,8 @@ from qwen3_tts_client.gateway.access import KEYS_VARIABLE
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, EngineConfig
 from scripts.embedded.drain import END_SECONDS, EXIT_SECONDS, NOTICE_SECONDS
 from scripts.embedded.mps import MPS_VARIABLE
+from scripts.embedded.ports import Ports
 from scripts.embedded.protection import ADMIN_KEY_VARIABLE, MAX_REGION_BYTES
-from scripts.embedded.server import Ports
 from tests.unit.helm.chart import (
     CHART,
     FLEET,
