@@ -117,7 +117,8 @@ class Supervisor:
             self._process = subprocess.Popen(
                 self.command,
                 env=environment,
-                preexec_fn=end_with_parent,
+                # Killed, since after SIGTERM it would wait for open streams.
+                preexec_fn=partial(end_with_parent, signal.SIGKILL),
                 restore_signals=False,
                 # Ctrl-C at the terminal would end the server before it is drained.
                 start_new_session=True,
@@ -240,9 +241,9 @@ def _shell_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def end_with_parent() -> None:
-    """In a child: it ends when the thread that started it does."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def end_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
+    """In a child: it gets this signal when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
 
 
 def _log(message: str) -> None:

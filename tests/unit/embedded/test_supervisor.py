@@ -232,6 +232,20 @@ def test_a_server_starts_without_the_drain_of_the_one_before(tmp_path: Path) -> 
     assert Supervisor(command, inherited, lambda: False, HASTY, drain=one).run() == 0
 
 
+def test_a_killed_launcher_takes_its_server_along() -> None:
+    """Also one that waits for open streams, after any signal."""
+    body = "trap '' TERM; echo $$; while :; do sleep 0.01; done"
+    program = (
+        "import os\nfrom contextlib import nullcontext\nfrom scripts.embedded.supervisor import supervise\n"
+        f"supervise(['sh', '-c', {body!r}], lambda: nullcontext(os.environ))"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None
+        server = psutil.Process(int(launcher.stdout.readline()))
+        launcher.kill()
+        server.wait(30)
+
+
 def test_kills_orphans_of_a_dead_server(tmp_path: Path) -> None:
     # Ignores SIGTERM, like a stub that waits for a lock.
     orphan = f"(trap '' TERM; exec sleep 1000) & echo $! >{tmp_path}/orphan; kill -9 $$"
