@@ -74,7 +74,7 @@ def manifest_of_an_older_export(checkpoint: Path, codec: Path) -> str:
 def codec_of_an_older_contract(checkpoint: Path, codec: Path) -> str:
     path = codec / "model.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"contract": 1}))
-    return f"{path}: contract: Input should be greater than or equal to 2; run `python -m export` again"
+    return f"{path}: contract: Input should be greater than or equal to {CODEC_CONTRACT}; run `python -m export` again"
 
 
 def other_chunk_lengths(checkpoint: Path, codec: Path) -> str:
