@@ -35,6 +35,10 @@ def _row(name: str, field: dict[str, object]) -> str:
 def _allowed(field: dict[str, object]) -> str:
     if isinstance(values := field.get("enum"), list):
         return ", ".join(f"`{value}`" for value in values)
+    if isinstance(options := field.get("anyOf"), list):
+        return " or ".join(_allowed(option) for option in options if option.get("type") != "null")
+    if "const" in field:
+        return f"`{field['const']}`"
     bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
     limits = [f"{sign} {field[name]:g}" for name, sign in bounds.items() if name in field]
     return " and ".join(limits) or str(field.get("type", "string"))

@@ -1,5 +1,7 @@
 """Requests that exceed the limits of the server or the checkpoint are refused."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,20 @@ def rows(prompts: PromptBuilder, **fields: Any) -> list[int]:
     """The first codebook of each row of the prompt."""
     stream = prompts.stream(SynthesisRequest.of({"text": "Hello.", "max_frames": 8} | fields), Listener(), "any")
     return [int(code) for code in stream.prompt.code_ids[:, 0]]
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "parts"), [(None, "auto", 1), (4, "auto", 3), (4, 150, 1), (None, 4, 3), (4, 0, 1)]
+)
+def test_a_checkpoint_says_how_long_a_part_is(
+    tiny_checkpoint: Path, tmp_path: Path, own: int | None, given: object, parts: int
+) -> None:
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | ({"part_text_tokens": own} if own else {})))
+    request = SynthesisRequest.of({"text": "One two three. " * 3, "speaker": "ryan", "max_frames": 8})
+    stream = builder(folder, part_text_tokens=given).stream(request, Listener(), "any")
+    assert 1 + len(stream.following) == parts
 
 
 @pytest.mark.parametrize("name", ["MyVoice", "myvoice", "MYVOICE"])

@@ -4,7 +4,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
@@ -19,7 +19,7 @@ MAX_REFERENCE_SECONDS = 120
 PER_MODEL_SETTINGS = ("checkpoint", "revision", "speaker_encoder")
 # Settings that only the environment may have: Triton shows a model's parameters to every caller.
 SECRET_SETTINGS = ("voices_dsn",)
-# The value of max_streams by which the free memory decides; the most streams that it then chooses.
+# The value of settings that follow from the machine or the checkpoint; the most streams that it chooses.
 AUTO, MOST_AUTO_STREAMS = "auto", 256
 # Upper bound of a prompt's rows besides instruction and text, max_text_tokens each (docs/model.md, Prompt rows).
 CONTROL_ROWS = 16
@@ -110,9 +110,10 @@ class EngineConfig(BaseModel):
     """See frames_per_text_token."""
     max_chunk_frames: int = CHUNK_FRAMES[-1]
     """Longest chunk: 1, 2, 4, 8 or 16 frames; each chunk's length depends on the listener's buffered audio."""
-    part_text_tokens: int = Field(default=150, ge=0)
+    part_text_tokens: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     """A part of a long text ends with the first sentence after this many tokens; the next part is generated separately,
-    in the same voice and without a seam. 0 never splits a text."""
+    in the same voice and without a seam. 0 never splits a text. auto: as the checkpoint's generation_config.json says,
+    which one that learned short texts does, else 150."""
     streamed_part_frames: int = Field(default=1024, ge=2)
     """Frame cap of a part of streamed text."""
     trim_silence: bool = True
@@ -188,6 +189,10 @@ class EngineConfig(BaseModel):
             return cls.model_validate(settings)
         except ValidationError as error:
             raise ConfigError("; ".join(map(_describe, error.errors()))) from None
+
+    def part_tokens(self, of_checkpoint: int) -> int:
+        """part_text_tokens, with what auto means for a checkpoint."""
+        return of_checkpoint if self.part_text_tokens == "auto" else self.part_text_tokens
 
     @property
     def has_auto_streams(self) -> bool:

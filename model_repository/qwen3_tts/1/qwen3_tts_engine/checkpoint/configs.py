@@ -150,6 +150,8 @@ class GenerationConfig(ReleasedConfig):
     subtalker_top_k: TopK = 50
     subtalker_top_p: TopP = 1.0
     max_new_tokens: int = 2048
+    # Not in released checkpoints: see EngineConfig.part_text_tokens.
+    part_text_tokens: int = Field(default=150, ge=0)
 
 
 class AdapterConfig(ReleasedConfig):

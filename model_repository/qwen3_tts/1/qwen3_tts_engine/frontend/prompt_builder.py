@@ -28,6 +28,7 @@ class PromptBuilder:
     def __init__(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
         self._config = config
         self._defaults = checkpoint.generation
+        self._part_tokens = config.part_tokens(checkpoint.generation.part_text_tokens)
         self._model = checkpoint.config
         self._talker = checkpoint.config.talker_config
         # Fine-tuned checkpoints name speakers with capitals.
@@ -59,7 +60,7 @@ class PromptBuilder:
 
         Raises InvalidRequest naming the field that this checkpoint cannot serve.
         """
-        parts = self._tokenizer.parts(request.text, self._config.part_text_tokens)
+        parts = self._tokenizer.parts(request.text, self._part_tokens)
         prompt, *following = (self.build(request, spoken) for spoken in parts)
         sampling = Sampling.from_defaults(self._defaults, request)
         if following and request.max_frames is None:
@@ -92,7 +93,7 @@ class PromptBuilder:
             is_withheld=request.trims(self._config.trim_silence),
         )
         self._check_positions(len(any_part) + stream.reserved_frames)
-        return StreamedText(builder, request, stream, PiecewiseText(self._tokenizer, config.part_text_tokens))
+        return StreamedText(builder, request, stream, PiecewiseText(self._tokenizer, self._part_tokens))
 
     def ids_to_begin(self, request: SpeechOptions) -> int:
         """Number of ids that fill a part's prompt rows, so that it can start before its text is complete."""
