@@ -385,7 +385,7 @@ def test_bench_measures_an_openai_endpoint(stub: StubServer, bench: Callable[...
         {"chunks": [[30, 1]], "close": True},
     ]
     flags = ["--service-kind", "openai", "--prompt-file", prompt_file(tmp_path / "o.jsonl", *scripts)]
-    run = bench(*flags, "--request-count", "9", url=stub.openai_url)
+    run = bench(*flags, "--request-count", "9", url=stub.openai_url, code=ExitCode.PARTIAL)
     outcomes = defaultdict(set)
     for record in run.requests:
         outcomes[record.prompt].add(record.timeline.outcome)

@@ -112,7 +112,7 @@ class TalkerRunner:
         positions = torch.arange(start, start + len(rows), device=self._device)
         slots = torch.full_like(positions, slot)
         attention = self._ops.paged_attention(self.cache, slots, positions, prompts=prompts)
-        return self._talker.forward(rows, attention).rows[-1]
+        return self._talker.forward(rows, attention, together=bool(prompts)).rows[-1]
 
     def _take_fresh(self, slots: np.ndarray) -> np.ndarray:
         """Whether each of `slots` generates its first frame now, bool [rows]."""

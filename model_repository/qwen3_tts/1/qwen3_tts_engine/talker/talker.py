@@ -29,9 +29,9 @@ class Talker:
         rows = torch.where(code_ids < 0, -1, code_ids + self.code_offsets)
         return self._ops.embed(self.code_table, rows) + self.text_table[text_ids]
 
-    def forward(self, rows: Tensor, attention: Attention) -> Hidden:
-        """[rows, H] → the last hidden state [rows, H], before the final norm."""
-        return self.transformer.forward(rows, attention)
+    def forward(self, rows: Tensor, attention: Attention, *, together: bool = False) -> Hidden:
+        """[rows, H] → the last hidden state [rows, H], before the final norm; `together` as in Hidden."""
+        return self.transformer.forward(rows, attention, together=together)
 
     def logits(self, hidden: Hidden) -> Tensor:
         """Last hidden state [rows, H] → float32 logits of codebook 0 and the control ids [rows, vocabulary]."""

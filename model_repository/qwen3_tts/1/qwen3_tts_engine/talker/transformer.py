@@ -19,9 +19,12 @@ class Transformer:
         self.final_norm = tensors[f"{prefix}.norm.weight"]
         self._ops = ops
 
-    def forward(self, rows: Tensor, attention: Attention) -> Hidden:
-        """[rows, H] → [rows, H], before the final norm; `rows` are used as the residual stream and overwritten."""
-        hidden, ops, eps = Hidden(rows), self._ops, self.config.rms_norm_eps
+    def forward(self, rows: Tensor, attention: Attention, *, together: bool = False) -> Hidden:
+        """[rows, H] → [rows, H], before the final norm; `rows` are used as the residual stream and overwritten.
+
+        `together` as in Hidden.
+        """
+        hidden, ops, eps = Hidden(rows, together=together), self._ops, self.config.rms_norm_eps
         for index, weights in enumerate(self.layers):
             ops.add_linear(hidden, attention(index, hidden, weights), weights.output)
             gated = ops.norm_gated(hidden, weights.gate_up, eps)

@@ -15,11 +15,12 @@ class Hidden:
     """The residual stream, [rows, H].
 
     `squares`, where a product left them, are float32 [parts, rows], at most one part for 64 values, and add up to each
-    row's sum of squares.
+    row's sum of squares. `together` are rows of one prompt, which are always computed together.
     """
 
     rows: Tensor
     squares: Tensor | None = None
+    together: bool = False
 
     def every(self, count: int) -> "Hidden":
         """The last of every `count` rows."""

@@ -17,8 +17,8 @@ from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 # Bounds the memory that a prefill gathers.
 GATHER_ROWS = 64
 # The CPU's BLAS sums in another order for fewer rows, or a remainder of fewer: of 4 with AVX2, of 16 with AVX-512. So
-# each row of a small product is multiplied by itself, while those of a large one, which is bound by reading its weight,
-# are padded.
+# rows of a tick are multiplied by a small weight one by one, which is faster for a few of them, and padded for a large
+# one, which takes long to read; those of a prompt are padded for both.
 PRODUCT_ROWS = 16
 SMALL_WEIGHT = 1 << 19
 
@@ -36,17 +36,17 @@ class TorchOps:
     def norm_linear(
         self, x: Hidden, product: NormLinear, eps: float, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        return _copy_to(norm_product(x.rows, product, eps, bias), out)
+        return _copy_to(norm_product(x, product, eps, bias), out)
 
     def norm_logits(self, x: Hidden, product: NormLinear, eps: float) -> Tensor:
-        return norm_product(x.rows, product, eps).float()
+        return norm_product(x, product, eps).float()
 
     def norm_gated(self, x: Hidden, gate_up: NormLinear, eps: float) -> Tensor:
-        gate, up = norm_product(x.rows, gate_up, eps).chunk(2, dim=-1)
+        gate, up = norm_product(x, gate_up, eps).chunk(2, dim=-1)
         return F.silu(gate) * up
 
     def add_linear(self, residual: Hidden, x: Tensor, weight: Tensor) -> None:
-        residual.rows += linear(x, weight)
+        residual.rows += linear(x, weight, together=residual.together)
 
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:
         return table[indices].sum(1)
@@ -60,7 +60,7 @@ class TorchOps:
         visible = [_visible_keys(cache, *block) for block in blocks]
 
         def attend(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
-            qkv = norm_product(hidden.rows, weights.qkv, cache.config.rms_norm_eps)
+            qkv = norm_product(hidden, weights.qkv, cache.config.rms_norm_eps)
             query, key, value = split_heads(qkv, weights, cache.config, cos, sin)
             keys, values = cache.data[layer]
             keys[written], values[written] = key, value
@@ -78,7 +78,7 @@ class TorchOps:
         row_by_row = cache.data.is_cpu and torch.get_num_threads() > 1
 
         def attend(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
-            qkv = norm_product(hidden.rows, weights.qkv, cache.config.rms_norm_eps)
+            qkv = norm_product(hidden, weights.qkv, cache.config.rms_norm_eps)
             query, key, value = split_heads(qkv.unflatten(0, (-1, count)), weights, cache.config, cos, sin)
             keys, values = cache.data[layer, :, : len(query), :end]
             keys[:, start:], values[:, start:] = key, value
@@ -133,10 +133,10 @@ class TorchRows:
         out.copy_(inputs[codes])
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, together: bool = False) -> Tensor:
     """x @ weight.T + bias in the dtype of `x`; on a CPU row by row, or as a multiple of PRODUCT_ROWS rows."""
     weight = weight.to(x.dtype)
-    if x.is_cpu and weight.numel() <= SMALL_WEIGHT:
+    if x.is_cpu and weight.numel() <= SMALL_WEIGHT and not together:
         return F.linear(x, weight, bias) if len(x) == 1 else torch.cat([F.linear(r, weight, bias) for r in x.split(1)])
     missing = -len(x) % PRODUCT_ROWS if x.is_cpu else 0
     if not missing:
@@ -144,9 +144,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(torch.cat((x, x[:1].expand(missing, -1))), weight, bias)[: len(x)]
 
 
-def norm_product(x: Tensor, product: NormLinear, eps: float, bias: Tensor | None = None) -> Tensor:
+def norm_product(x: Hidden, product: NormLinear, eps: float, bias: Tensor | None = None) -> Tensor:
     assert product.norm is not None
-    return linear(rms_norm(x, product.norm, eps), product.weight, bias)
+    return linear(rms_norm(x.rows, product.norm, eps), product.weight, bias, together=x.together)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
