@@ -7,7 +7,7 @@ from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.protocol import SpeechRequest
 
 TaskType = Literal["CustomVoice", "VoiceDesign", "Base"]
-# Of the released checkpoints; a fine-tuned one has others (LIST_SPEAKERS).
+# Speakers of the released checkpoints; a fine-tuned one has others (LIST_SPEAKERS).
 SPEAKERS = ("aiden", "dylan", "eric", "ono_anna", "ryan", "serena", "sohee", "uncle_fu", "vivian")
 # Values of `language`, with their ISO 639-1 codes.
 LANGUAGES = {

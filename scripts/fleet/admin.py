@@ -1,11 +1,9 @@
 """What Envoy's admin interface says of the servers."""
 
 import json
-import urllib.request
 from typing import Any
 
-# Without a proxy.
-LOCAL = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+from scripts.embedded.drain import LOCAL
 
 
 def hosts(admin_port: int) -> list[dict[str, Any]]:

@@ -29,15 +29,15 @@ class RequestBuilder:
         fields: dict[str, Any] = {name: getattr(options, name) for name in _SAME_NAME}
         fields |= {"instruct": options.instructions or None, "max_frames": options.max_new_tokens}
         fields |= {"x_vector_only": options.x_vector_only_mode or None}
-        fields |= await self._reference(options) if options.ref_audio else await self._voice(options.voice, model)
+        fields |= await self._reference(options) if options.ref_audio else await self._voice(options.voice, model, mode)
         request = SpeechRequest(text, **fields)
         _check(lambda: encode(request))
         return request
 
-    async def _voice(self, voice: str | None, model: str) -> dict[str, str | None]:
+    async def _voice(self, voice: str | None, model: str, mode: str) -> dict[str, str | None]:
         """VoiceDesign has no named voice, but OpenAI's clients always send one."""
         alias = self._settings.voice_aliases.get((voice or "").lower())
-        match await self._models.mode(model):
+        match mode:
             case "CustomVoice":
                 return {"speaker": await self._speaker(voice, alias, model)}
             case "Base":

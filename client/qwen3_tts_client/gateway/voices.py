@@ -1,6 +1,7 @@
 """GET, POST and DELETE /v1/audio/voices, in OpenAI's form and in vllm-omni's at once."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -42,10 +43,11 @@ class VoiceEndpoints:
         exchange = exchange_of(request.scope)
         exchange.key = self._services.access.authenticate_list(request.headers).name
         exchange.model = model = await self._services.models.resolve(request.query_params.get("model"))
-        mode = await self._mode(model)
-        cloned = await self._operate(LIST_VOICES, model) if mode == "Base" else []
-        settings = self._services.settings
-        named = await self._speakers(model) if mode == "CustomVoice" else []
+        models, settings = self._services.models, self._services.settings
+        with _api_errors():
+            mode = await models.mode(model)
+            cloned = await self._services.backend.operate(LIST_VOICES, model) if mode == "Base" else []
+            named = list(await models.speakers(model)) if mode == "CustomVoice" else []
         data = [_voice(name, 0) for name in named] + [_openai_voice(voice) for voice in cloned]
         uploaded = [_uploaded(voice) for voice in cloned]
         names = named + [voice["name"] for voice in cloned]
@@ -59,13 +61,15 @@ class VoiceEndpoints:
         ) as form:
             model = await self._enter(request, _text(form, "model"))
             voice = await self._registration(form)
-        [created] = await self._operate(voice, model, FORM_FIELDS)
+        with _api_errors(FORM_FIELDS):
+            [created] = await self._services.backend.operate(voice, model)
         return JSONResponse(_openai_voice(created) | {"success": True, "voice": _uploaded(created)})
 
     async def delete(self, request: Request) -> JSONResponse:
         model = await self._enter(request, request.query_params.get("model"))
         name = request.path_params["voice"]
-        await self._operate(SpeechRequest("", voice=name, operation="delete_voice"), model)
+        with _api_errors():
+            await self._services.backend.operate(SpeechRequest("", voice=name, operation="delete_voice"), model)
         deleted = {"id": name, "object": "audio.voice.deleted", "deleted": True}
         return JSONResponse(deleted | {"success": True, "message": f"voice {name!r} is deleted"})
 
@@ -96,25 +100,14 @@ class VoiceEndpoints:
             x_vector_only=None if ref_text else True,
         )
 
-    async def _mode(self, model: str) -> str:
-        try:
-            return await self._services.models.mode(model)
-        except SpeechError as error:
-            raise from_speech(error) from None
 
-    async def _speakers(self, model: str) -> list[str]:
-        try:
-            return list(await self._services.models.speakers(model))
-        except SpeechError as error:
-            raise from_speech(error) from None
-
-    async def _operate(
-        self, operation: SpeechRequest, model: str, fields: Mapping[str, str] = BODY_FIELDS
-    ) -> list[dict[str, Any]]:
-        try:
-            return await self._services.backend.operate(operation, model)
-        except SpeechError as error:
-            raise from_speech(error, fields) from None
+@contextmanager
+def _api_errors(fields: Mapping[str, str] = BODY_FIELDS) -> Iterator[None]:
+    """Raises APIError for a SpeechError."""
+    try:
+        yield
+    except SpeechError as error:
+        raise from_speech(error, fields) from None
 
 
 def _text(form: FormData, name: str) -> str | None:
