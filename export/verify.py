@@ -125,14 +125,11 @@ class Verification:
     def _decode(self, step: StepFunction, codes: Tensor, chunks: Sequence[int]) -> Tensor:
         """The waveform [1, samples] of codes [1, frames, 16] from a cold start, cycling through these chunk lengths."""
         waveforms, start, state = [], 0, self.reference.cold(1)
-        for longest in cycle(chunks):
-            _, frames = next(split_frames(codes.shape[1] - start, longest))
+        for frames in cycled_chunks(codes.shape[1], chunks):
             inputs = codes[:, start : start + frames], state, self.reference.history(1, start)
             waveform, state = step(*inputs)
             waveforms.append(waveform.to(codes.device))
             start += frames
-            if start == codes.shape[1]:
-                break
         return torch.cat(waveforms, dim=1)
 
     def _affordable_batches(self) -> tuple[int, ...]:
@@ -157,6 +154,17 @@ def cases(batches: Sequence[int]) -> list[Case]:
     """Every chunk length at each batch size, with repeated rows from four rows on, and batches of one repeated row."""
     distinct = [(rows, rows - rows // 4) for rows in batches] + [(rows, 1) for rows in UNIFORM if rows in batches]
     return [Case(rows, frames, count) for frames in CHUNK_FRAMES for rows, count in distinct]
+
+
+def cycled_chunks(frames: int, longest: Sequence[int]) -> Iterator[int]:
+    """Chunk lengths that add up to `frames`: these in turn, each shortened to what is left."""
+    done = 0
+    for limit in cycle(longest):
+        if done == frames:
+            return
+        _, length = next(split_frames(frames - done, limit))
+        yield length
+        done += length
 
 
 def equal_rows(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

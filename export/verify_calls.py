@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import cycle
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from export.agreement import PARTS, Agreement, compare_utterance
 from export.golden import make_golden
 from export.modules.codec import CodecStep
 from export.tensorrt.process import PlanError
-from export.verify import ALL_BATCHES, IRREGULAR_CHUNKS, LONG_UTTERANCE, Outcome, describe
+from export.verify import ALL_BATCHES, IRREGULAR_CHUNKS, LONG_UTTERANCE, Outcome, cycled_chunks, describe
 from qwen3_tts_engine.codec.calls import Call, Utterances
 from qwen3_tts_engine.codec.client import Call as CallCodec
 from qwen3_tts_engine.codec.client import Code2Wav
@@ -22,7 +21,6 @@ from qwen3_tts_engine.codec.contract import (
     PCM_SCALE,
     RowCounts,
     max_history,
-    split_frames,
 )
 from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.codec.proof import CodecProof
@@ -54,7 +52,7 @@ class CallVerification:
             raise PlanError(f"it cannot be verified, so it is not kept: {error}") from None
         self._step, self._batches, self._utterance = step, batches, utterance
         shapes = [Call(rows, frames) for frames in CHUNK_FRAMES for rows in batches]
-        # Of each shape a batch that begins utterances, so that some rows are equal, and one of all ages.
+        # Each shape has a batch that begins utterances, so that some rows are equal, and one of all ages.
         self._calls = [*shapes, *(replace(call, cold=True) for call in shapes if call.rows > 1)]
         np.random.default_rng(seed).shuffle(self._calls)  # type: ignore[arg-type]
 
@@ -83,14 +81,9 @@ class CallVerification:
     def _decode(self, golden: Golden) -> np.ndarray:
         """Samples of the first utterance, by irregular chunks."""
         utterances, slots, parts = Utterances(golden, 1), np.zeros(1, np.int64), []
-        start, total = 0, golden.codes.shape[1]
-        for longest in cycle(IRREGULAR_CHUNKS):
-            _, frames = next(split_frames(total - start, longest))
+        for frames in cycled_chunks(golden.codes.shape[1], IRREGULAR_CHUNKS):
             parts.append(self._codec.decode(utterances.chunks(slots, frames))[0])
             utterances.advance(slots, frames)
-            start += frames
-            if start == total:
-                break
         return np.concatenate(parts, axis=1)
 
 

@@ -109,10 +109,8 @@ def fit_memory(config: EngineConfig, checkpoint: Checkpoint, repository: Path, d
     decoder = checkpoint.speech_tokenizer.decoder_config
     manifest = CodecManifest.read(repository / contract.MODEL_NAME / "1")
     state = contract.state_size(decoder) * STATE_DTYPES[manifest.state_dtype].itemsize
-    allowed = _codec_memory(device)
-    plan_rows = contract.plan_rows(allowed, state) if manifest.form == "tensorrt" else None
-    needs = MemoryNeeds(checkpoint.config, config, state, plan_rows)
-    codec = codec_model(contract.MODEL_NAME, manifest, decoder, allowed)
+    needs = MemoryNeeds(checkpoint.config, config, state, _plan_rows(manifest, state, device))
+    codec = codec_model(contract.MODEL_NAME, manifest, decoder, _codec_memory(device))
     others = [codec, *_encoder_models(checkpoint, config, repository)]
 
     def suffices(memory: GpuMemory) -> bool:
@@ -129,6 +127,11 @@ def _codec_memory(device: torch.device) -> int:
     """Bytes of the GPU that the codec reckons with; all talkers share it, so it has the environment's settings."""
     _, total = torch.cuda.mem_get_info(device)
     return int(float(os.environ.get(f"{ENVIRONMENT_PREFIX}GPU_MEMORY_SHARE", 1)) * total)
+
+
+def _plan_rows(manifest: CodecManifest, state_bytes: int, device: torch.device) -> int | None:
+    """Rows of a TensorRT plan; the other forms reserve theirs as talkers claim them."""
+    return contract.plan_rows(_codec_memory(device), state_bytes) if manifest.form == "tensorrt" else None
 
 
 def _encoder_models(checkpoint: Checkpoint, config: EngineConfig, repository: Path) -> list[OtherModel]:
@@ -259,14 +262,13 @@ def open_codec(
     """The client of code2wav of the model instance `owner`; its rows are not claimed yet."""
     state_bytes = manifest.state_size * STATE_DTYPES[manifest.state_dtype].itemsize
     is_base = checkpoint.config.tts_model_type == "base"
-    # A plan runs in tritonserver's process, which has no other end of a line.
-    is_plan = manifest.form == "tensorrt"
-    plan_rows = contract.plan_rows(_codec_memory(device), state_bytes) if is_plan else None
     voice_bytes = (config.voice_cache_mib << 20) * is_base
+    plan_rows = _plan_rows(manifest, state_bytes, device)
     counts = contract.RowCounts.of(config.max_streams, voice_bytes, state_bytes, plan_rows)
     decoder = checkpoint.speech_tokenizer.decoder_config
     facts = (owner_key(owner), counts, contract.max_history(decoder), config.max_chunk_frames)
-    line = None if is_plan else Line()
+    # A plan runs in tritonserver's process, which has no other end of a line.
+    line = None if manifest.form == "tensorrt" else Line()
     calls = RowCalls(call_model, watch, line)
     return Code2Wav(calls.call, *facts, calls.announce)
 
