@@ -17,7 +17,7 @@ using namespace nvinfer1;
 
 constexpr char kName[] = "Code2Wav", kVersion[] = "2";
 constexpr int32_t kOutputs = 1;
-// Of all inputs and outputs. TensorRT has no INT16, so each element of the output holds two samples.
+// Type of all inputs and outputs. TensorRT has no INT16, so each element of the output holds two samples.
 constexpr DataType kType = DataType::kINT32;
 constexpr uint32_t kSamplesPerElement = 2;
 // A plugin is created from one field: the path of a program, or the program itself, as serialized in a plan.

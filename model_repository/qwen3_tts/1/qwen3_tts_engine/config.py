@@ -112,8 +112,8 @@ class EngineConfig(BaseModel):
     """Longest chunk: 1, 2, 4, 8 or 16 frames; each chunk's length depends on the listener's buffered audio."""
     part_text_tokens: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     """A part of a long text ends with the first sentence after this many tokens; the next part is generated separately,
-    in the same voice and without a seam. 0 never splits a text. auto: as the checkpoint's generation_config.json says,
-    which one that learned short texts does, else 150."""
+    in the same voice and without a seam. 0 never splits a text. auto: what the checkpoint's generation_config.json
+    says, else 150."""
     streamed_part_frames: int = Field(default=1024, ge=2)
     """Frame cap of a part of streamed text."""
     trim_silence: bool = True
