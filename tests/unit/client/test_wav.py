@@ -45,23 +45,24 @@ def read(folder: Path, content: bytes) -> tuple[np.ndarray, int]:
     return read_recording(path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *[encoded("WAV", subtype) for subtype in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE")],
-        *[encoded(name) for name in ("WAVEX", "RF64", "W64", "FLAC", "AIFF")],
-        *[encoded("WAV", channels=channels) for channels in (2, 6)],
-        riff(chunk(b"fmt ", EXTENSIBLE), chunk(b"data", PCM)),
-        riff(chunk(b"fmt ", MONO), chunk(b"data", PCM), size=0),
-        riff(chunk(b"fmt ", MONO), chunk(b"data", PCM, size=UNKNOWN), size=UNKNOWN),
-        riff(chunk(b"fmt ", MONO), chunk(b"data", PCM + b"\1")),
-        riff(chunk(b"fmt ", MONO), chunk(b"data", PCM + b"\1", is_padded=False)),
-        riff(chunk(b"fmt ", MONO), chunk(b"LIST", LIST), chunk(b"data", PCM)),
-        riff(chunk(b"fmt ", MONO), chunk(b"data", PCM), chunk(b"LIST", LIST, is_padded=False)),
-        riff(chunk(b"JUNK", bytes(28)), chunk(b"fmt ", MONO), chunk(b"data", PCM)),
-        riff(chunk(b"fmt ", MONO), chunk(b"data", PCM, size=2 * len(PCM))),
-    ],
-)
+WRITTEN = {
+    **{subtype: encoded("WAV", subtype) for subtype in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE")},
+    **{name: encoded(name) for name in ("WAVEX", "RF64", "W64", "FLAC", "AIFF")},
+    **{f"{channels} channels": encoded("WAV", channels=channels) for channels in (2, 6)},
+    "extensible": riff(chunk(b"fmt ", EXTENSIBLE), chunk(b"data", PCM)),
+    "no size": riff(chunk(b"fmt ", MONO), chunk(b"data", PCM), size=0),
+    "unknown sizes": riff(chunk(b"fmt ", MONO), chunk(b"data", PCM, size=UNKNOWN), size=UNKNOWN),
+    "half a frame": riff(chunk(b"fmt ", MONO), chunk(b"data", PCM + b"\1")),
+    "half a frame, not padded": riff(chunk(b"fmt ", MONO), chunk(b"data", PCM + b"\1", is_padded=False)),
+    "list": riff(chunk(b"fmt ", MONO), chunk(b"LIST", LIST), chunk(b"data", PCM)),
+    "list, not padded": riff(chunk(b"fmt ", MONO), chunk(b"data", PCM), chunk(b"LIST", LIST, is_padded=False)),
+    "junk": riff(chunk(b"JUNK", bytes(28)), chunk(b"fmt ", MONO), chunk(b"data", PCM)),
+    "cut short": riff(chunk(b"fmt ", MONO), chunk(b"data", PCM, size=2 * len(PCM))),
+}
+
+
+# The names are the tests' ids: a file of floats holds the second in which it was written.
+@pytest.mark.parametrize("content", WRITTEN.values(), ids=WRITTEN.keys())
 def test_reads_what_programs_write(tmp_path: Path, content: bytes) -> None:
     samples, rate = read(tmp_path, content)
     assert samples == pytest.approx([-1.0, 0.0, 0.5], abs=1e-4)
