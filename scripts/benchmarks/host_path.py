@@ -60,6 +60,7 @@ class Runner:
     """interfaces.Runner whose frames take FRAME_SECONDS and are equal."""
 
     lookahead = 1
+    has_graphs = False
     limits = RunnerLimits(SLOTS, PAGES, PAGE_SIZE, max_positions=1 << 16, max_trailing=0)
 
     def __init__(self, times: dict[str, float]) -> None:

@@ -28,6 +28,7 @@ class ScriptedRunner:
             num_slots, num_pages=1 << 16, page_size=page_size, max_positions=1 << 16, max_trailing=0
         )
         self.lookahead = lookahead
+        self.has_graphs = False
         self.checks_pages = False
         self.tick_seconds = tick_seconds
         self.row_seconds = 0.0

@@ -44,6 +44,7 @@ class RecordingRunner:
     """Records what the runner writes to the cache for each frame of each stream."""
 
     lookahead = 0
+    has_graphs = False
 
     def __init__(self, runner: TalkerRunner) -> None:
         self.limits = runner.limits

@@ -36,7 +36,8 @@ def golden(checkpoint: Checkpoint) -> TalkerGolden:
 
 @pytest.fixture
 def runner(checkpoint: Checkpoint) -> TalkerRunner:
-    settings = {"max_streams": LARGEST, "max_text_tokens": 64, "max_frames_limit": 64, "part_text_tokens": 0}
+    sizes = {"max_streams": LARGEST, "max_text_tokens": 64, "max_frames_limit": 64, "part_text_tokens": 0}
+    settings = {**sizes, "kernels": "off"}
     config = EngineConfig.model_validate({"checkpoint": str(checkpoint.folder), **settings})
     return load_runner(checkpoint, config, CPU)
 
@@ -176,6 +177,7 @@ def test_cases_are_computed_once_and_again_for_other_weights(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(golden_cases, "KEPT_SECONDS", 0.0)
     first = TalkerGolden.of(checkpoint)
     monkeypatch.setattr(golden_cases, "_reference", lambda *_: pytest.fail("computed again"))
     again = TalkerGolden.of(checkpoint)
@@ -191,6 +193,7 @@ def test_a_damaged_or_missing_cache_does_not_matter(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(golden_cases, "KEPT_SECONDS", 0.0)
     TalkerGolden.of(checkpoint)
     [path] = tmp_path.rglob("*.safetensors")
     path.write_bytes(b"damaged")
@@ -210,3 +213,15 @@ def test_other_weights_have_another_digest(checkpoint: Checkpoint, tmp_path: Pat
     tensors["talker.codec_head.weight"][0] = 0
     save_file(tensors, path)
     assert golden_cases._digest(copy) != digest
+
+
+def test_streams_that_are_shorter_than_an_utterance_are_proven_with_the_others(
+    checkpoint: Checkpoint, golden: TalkerGolden, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = {"max_streams": LARGEST, "max_text_tokens": 8, "max_frames_limit": 8, "kernels": "off"}
+    config = EngineConfig.model_validate({"checkpoint": str(checkpoint.folder), **sizes})
+    runner = load_runner(checkpoint, config, CPU)
+    assert runner.limits.max_positions < max(golden_cases.PROMPT_ROWS)
+    with caplog.at_level(logging.INFO):
+        prove(runner, golden, checkpoint)
+    assert f"batches 1, 2, {LARGEST}, worst distance 0.000" in caplog.text

@@ -1,5 +1,6 @@
 """Runs the step by ONNX Runtime, on a CPU."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ from code2wav_step.pcm import to_int16
 from code2wav_step.rows import Places, Rows
 
 MODEL_FILE = "model.onnx"
-# The talker needs the other cores.
-THREADS = 2
+# More would gain little, and the talker needs the other half of the cores.
+MAX_THREADS = 2
 # Names of the file's tensors, in the order of the step's arguments and results (export/forms/onnx_form.py).
 INPUTS, OUTPUTS = ("codes", "state", "history"), ("waveform", "state_out")
 
@@ -24,7 +25,9 @@ class OnnxStepRunner:
         if not path.is_file():
             raise ValueError(f"{path}: missing; `python -m export --form onnx` writes it from a checkpoint")
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = THREADS
+        options.intra_op_num_threads = max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // 2))
+        # Threads that spin would take the cores of the talker.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
             self.config = StepConfig.from_metadata(self._session.get_modelmeta().custom_metadata_map)

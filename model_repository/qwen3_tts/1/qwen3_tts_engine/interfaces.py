@@ -58,6 +58,8 @@ class Runner(Protocol):
     limits: RunnerLimits
     lookahead: int
     """Ticks launched before the first is read: 1 overlaps host and GPU work, 0 on the CPU."""
+    has_graphs: bool
+    """Whether a tick is a graph of compiled kernels instead of PyTorch operations."""
 
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
         """Load prompts into their slots, by the end of the next launch; returns those that failed, with the reason."""

@@ -46,7 +46,7 @@ PREDICTED_LOAD = Metric(
 )
 READY = Metric("qwen3_tts_ready", "gauge", "1 while requests are served: the codec is proven and the engine runs")
 KERNELS = Metric(
-    "qwen3_tts_kernels", "gauge", "1 if the talker runs its kernels in CUDA graphs, 0 if PyTorch operations"
+    "qwen3_tts_kernels", "gauge", "1 if the talker runs graphs of compiled kernels, 0 if PyTorch operations"
 )
 CODEC_PLAN = Metric(
     "qwen3_tts_codec_plan", "gauge", "1 if the codec is a TensorRT plan, 0 if it runs in Triton's Python backend"

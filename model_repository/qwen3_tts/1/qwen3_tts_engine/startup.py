@@ -85,7 +85,7 @@ def choose_device(config: EngineConfig, assigned: str) -> torch.device:
             )
         torch.cuda.set_device(device)
     # More threads would compete with the codec's for cores; on a GPU the host only launches kernels.
-    cores = 1 if device.type == "cuda" else max(1, (os.cpu_count() or 1) // 2)
+    cores = 1 if device.type == "cuda" else max(1, len(os.sched_getaffinity(0)) // 2)
     torch.set_num_threads(config.cpu_threads or cores)
     return device
 

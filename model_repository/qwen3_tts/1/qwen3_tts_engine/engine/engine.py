@@ -36,7 +36,7 @@ class Engine:
         """With `take_turns` codec calls and ticks never overlap: on a GPU that processes time-slice, a call of 0.6 ms
         took 12 ms beside a talker (one H200). `on_thread_start` runs first on each thread; `sending` is Delivery's."""
         has_lookahead = runner.lookahead > 0
-        fixed = {metrics.KERNELS.name: float(has_lookahead)}
+        fixed = {metrics.KERNELS.name: float(runner.has_graphs)}
         self.recorder = recorder = metrics.Recorder(lambda: read_gauges(scheduler) | fixed)
         self.precedence = precedence = Precedence(applies=has_lookahead)
         self.on_death: Callable[[BaseException], None] = lambda error: None

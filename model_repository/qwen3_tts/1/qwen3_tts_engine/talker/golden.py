@@ -42,6 +42,8 @@ MOST_ROWS = max(PROMPT_ROWS) + FRAMES
 ROWS_WITH_CODES = 0.3
 # Part of the cache's key: changes with the cases.
 VERSION = 1
+# Cases that take less time are computed at each start.
+KEPT_SECONDS = 3.0
 HEADER_BYTES = 1 << 16
 GREEDY = Sampling(
     temperature=0, top_k=0, top_p=1, repetition_penalty=1, predictor_temperature=0, predictor_top_k=0,
@@ -107,7 +109,7 @@ def stored(runner: TalkerRunner, slot: int, rows: int) -> Tensor:
 
 
 def pages_of_slot(runner: TalkerRunner) -> int:
-    return -(-MOST_ROWS // runner.limits.page_size)
+    return min(-(-MOST_ROWS // runner.limits.page_size), runner.limits.max_pages)
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class TalkerGolden:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Self:
-        """From the cache on disk, or computed and kept there."""
+        """From the cache on disk, or computed and, where that takes long, kept there."""
         path = _cache_folder() / f"{_digest(checkpoint)}.safetensors"
         if path.is_file():
             try:
@@ -134,7 +136,10 @@ class TalkerGolden:
                 log.warning("%s: unreadable, so computed again: %s", path, error)
         started = time.perf_counter()
         golden = cls.compute(checkpoint, Cases.of(checkpoint.config))
-        log.info("computed the talker's golden cases in %.1f s", time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        log.info("computed the talker's golden cases in %.1f s", seconds)
+        if seconds < KEPT_SECONDS:
+            return golden
         try:
             golden._write(path)
         except OSError as error:

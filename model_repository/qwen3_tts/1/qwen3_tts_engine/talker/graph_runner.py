@@ -46,6 +46,7 @@ class GraphTalkerRunner(TalkerRunner):
     """interfaces.Runner whose codes are read while the next tick runs."""
 
     lookahead = 1
+    has_graphs = True
 
     def capture(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Build all kernels and capture all graphs; none is captured later, under traffic.

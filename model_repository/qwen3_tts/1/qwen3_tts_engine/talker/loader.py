@@ -29,37 +29,50 @@ CPU_CACHE_BYTES = 2 << 30
 
 
 def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
-    """Load the weights, and on CUDA capture the graphs and prove them.
+    """Load the weights, build the tick's graphs and prove them.
 
     Raises CheckpointError for a missing tensor or a wrong shape, ConfigError for incompatible settings, and what a
-    kernel's build or the proof raises where PyTorch operations may not take the kernels' place.
+    graph's build or the proof raises where PyTorch operations may not take its place.
     """
-    if device.type == "cpu":
-        return _make_runner(TalkerRunner, TorchOps(), checkpoint, config, device)
-    if config.batch_invariant and config.kernels == "off":
+    is_gpu = device.type == "cuda"
+    if is_gpu and config.batch_invariant and config.kernels == "off":
         raise ConfigError("batch_invariant: requires the kernels, so kernels must not be off")
     golden = TalkerGolden.of(checkpoint) if config.talker_proof_seconds else None
     if config.kernels != "off":
         try:
-            return _proven(_kernel_runner(checkpoint, config, device), golden, checkpoint, config)
+            make = _kernel_runner if is_gpu else _onnx_runner
+            return _proven(make(checkpoint, config, device), golden, checkpoint, config)
         except (CheckpointError, ConfigError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if config.kernels != "auto" or config.batch_invariant:
+            if config.kernels != "auto" or (is_gpu and config.batch_invariant):
                 raise
-            name = torch.cuda.get_device_name(device)
-            path = kernel_path(torch.cuda.get_device_capability(device), config.kernel_path).name
-            log.warning("%s: PyTorch operations, which are slower, replace the %s kernels: %s", name, path, error)
-    if not cublas.is_whole(device):
+            replaced = _kernels_of(device, config) if is_gpu else "ONNX Runtime's graphs on the CPU"
+            log.warning("PyTorch operations, which are slower, replace %s: %s", replaced, error)
+    if is_gpu and not cublas.is_whole(device):
         raise ConfigError(f"kernels: PyTorch operations require cuBLAS, but {cublas.PARTIAL}: give it the whole GPU")
     # Outside of the handler, whose error keeps the failed runner's memory alive.
     return _proven(_make_runner(TalkerRunner, TorchOps(), checkpoint, config, device), golden, checkpoint, config)
+
+
+def _kernels_of(device: torch.device, config: EngineConfig) -> str:
+    path = kernel_path(torch.cuda.get_device_capability(device), config.kernel_path).name
+    return f"the {path} kernels on {torch.cuda.get_device_name(device)}"
 
 
 def _proven(runner: RunnerT, golden: TalkerGolden | None, checkpoint: Checkpoint, config: EngineConfig) -> RunnerT:
     """The runner, which agrees with the golden cases. Raises TalkerProofError."""
     if golden is not None:
         TalkerProof(runner, golden, Cases.of(checkpoint.config)).run(config.talker_proof_seconds)
+    return runner
+
+
+def _onnx_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
+    # A server on a GPU needs neither ONNX nor ONNX Runtime.
+    from qwen3_tts_engine.talker.onnx_runner import OnnxTalkerRunner
+
+    runner = _make_runner(OnnxTalkerRunner, TorchOps(), checkpoint, config, device)
+    runner.build()
     return runner
 
 

@@ -17,6 +17,9 @@ class TalkerRunner:
     """The runner (interfaces.Runner) without graphs: `launch` is synchronous."""
 
     lookahead = 0
+    has_graphs = False
+    # Whether the proof holds the runner to it.
+    rows_are_independent = False
 
     def __init__(
         self, talker: Talker, predictor: CodePredictor, limits: RunnerLimits, pad_text_id: int, ops: Ops

@@ -21,7 +21,7 @@ class Talker:
         self.code_table = with_zero_row(merged_code_table(config, tensors))
         self.code_offsets = code_offsets(config).to(self.code_table.device)
         self.transformer = Transformer(config, tensors, "talker.model", ops)
-        self._head = ops.fold(self.transformer.final_norm, tensors["talker.codec_head.weight"])
+        self.head = ops.fold(self.transformer.final_norm, tensors["talker.codec_head.weight"])
         self._ops = ops
 
     def embed(self, text_ids: Tensor, code_ids: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class Talker:
 
     def logits(self, hidden: Hidden) -> Tensor:
         """Last hidden state [rows, H] → float32 logits of codebook 0 and the control ids [rows, vocabulary]."""
-        return self._ops.norm_logits(hidden, self._head, self.config.rms_norm_eps)
+        return self._ops.norm_logits(hidden, self.head, self.config.rms_norm_eps)
 
 
 def project_text(tensors: Mapping[str, Tensor], ops: Ops) -> Tensor:

@@ -102,31 +102,41 @@ class TorchRows:
         self.positions = state.position[slots]
         self.codes = slots.new_empty(len(slots), state.num_codebooks)
         self._state = state
-        self._frame = state.frame[slots]
-        self._uniform = sampling.uniforms(state.seed[slots], self._frame, state.num_codebooks)
+        self.frame = state.frame[slots]
+        self.uniform = sampling.uniforms(state.seed[slots], self.frame, state.num_codebooks)
         options = state.options[slots].float().unbind(1)
-        self._penalty = options[3]
-        self._first = sampling.DrawParameters(options[0], options[1].long(), options[2])
-        self._others = sampling.DrawParameters(options[4], options[5].long(), options[6])
+        self.penalty = options[3]
+        self.first = sampling.DrawParameters(options[0], options[1].long(), options[2])
+        self.others = sampling.DrawParameters(options[4], options[5].long(), options[6])
 
     def draw_first(self, logits: Tensor, inputs: Tensor, out: Tensor) -> None:
         state = self._state
-        masked = sampling.mask_first(logits, state.seen[self.slots], self._penalty, self._frame, state.eos)
-        first = sampling.draw(masked, self._first, self._uniform[:, 0])
-        state.seen[self.slots, first.clamp(max=state.seen.shape[1] - 1)] = True
+        masked = sampling.mask_first(logits, state.seen[self.slots], self.penalty, self.frame, state.eos)
+        first = sampling.draw(masked, self.first, self.uniform[:, 0])
+        self._mark(first)
         self._store(0, first, inputs, out)
 
     def draw(self, codebook: int, logits: Tensor, inputs: Tensor, out: Tensor) -> None:
-        self._store(codebook, sampling.draw(logits, self._others, self._uniform[:, codebook]), inputs, out)
+        self._store(codebook, sampling.draw(logits, self.others, self.uniform[:, codebook]), inputs, out)
+
+    def keep(self, codes: Tensor) -> None:
+        """Store codes drawn elsewhere, int64 [rows, codebooks]; the first id beyond the codes is the end."""
+        self._mark(codes[:, 0])
+        self.codes = codes
+        codes[:, 0].masked_fill_(codes[:, 0] == self._state.seen.shape[1], self._state.eos)
 
     def advance(self, text_table: Tensor, code_table: Tensor, pad_text_id: int) -> None:
         state, slots = self._state, self.slots
-        fed = state.trailing[slots, self._frame.clamp(max=state.trailing.shape[1] - 1)]
-        text = torch.where(self._frame < state.num_trailing[slots], fed, pad_text_id)
+        fed = state.trailing[slots, self.frame.clamp(max=state.trailing.shape[1] - 1)]
+        text = torch.where(self.frame < state.num_trailing[slots], fed, pad_text_id)
         codes = code_table[self.codes + state.code_offsets].sum(1)
         state.input[slots] = codes + text_table[text]
         state.frame[slots] += slots != state.padding_slot
         state.position[slots] += slots != state.padding_slot
+
+    def _mark(self, first: Tensor) -> None:
+        seen = self._state.seen
+        seen[self.slots, first.clamp(max=seen.shape[1] - 1)] = True
 
     def _store(self, codebook: int, codes: Tensor, inputs: Tensor, out: Tensor) -> None:
         self.codes[:, codebook] = codes

@@ -1,0 +1,106 @@
+"""Builds an ONNX graph node by node. Its weights stay in the memory of their tensors, also beyond 2 GiB."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime  # type: ignore[import-untyped]
+import torch
+from onnx import helper, numpy_helper
+from torch import Tensor
+
+# The first one with Swish and TensorScatter.
+OPSET = 24
+IR_VERSION = 11
+ELEMENTS = {
+    torch.float32: onnx.TensorProto.FLOAT,
+    torch.int64: onnx.TensorProto.INT64,
+    torch.bool: onnx.TensorProto.BOOL,
+}
+# ONNX Runtime's levels: errors. TensorScatter warns of every copy.
+ERRORS = 3
+
+Value = str
+"""The name of a value in the graph."""
+
+
+class OnnxGraph:
+    def __init__(self, name: str) -> None:
+        self._name, self._nodes, self._count = name, list[onnx.NodeProto](), 0
+        self._inputs, self._outputs = list[onnx.ValueInfoProto](), list[onnx.ValueInfoProto]()
+        self._initializers = dict[str, onnx.TensorProto]()
+        self._weights = dict[str, Tensor]()
+
+    @staticmethod
+    def element(dtype: torch.dtype) -> int:
+        """ONNX's number of a type."""
+        return ELEMENTS[dtype]
+
+    def input(self, name: str, shape: Sequence[int | str], dtype: torch.dtype = torch.float32) -> Value:
+        """An input; a dimension with a name may have any size."""
+        self._inputs.append(helper.make_tensor_value_info(name, ELEMENTS[dtype], shape))
+        return name
+
+    def output(self, name: str, value: Value, dtype: torch.dtype = torch.float32) -> None:
+        self._nodes.append(helper.make_node("Identity", [value], [name]))
+        self._outputs.append(helper.make_tensor_value_info(name, ELEMENTS[dtype], None))
+
+    def weight(self, tensor: Tensor) -> Value:
+        """A constant in the memory of a tensor, which must be contiguous."""
+        assert tensor.is_contiguous()
+        name = f"weight_{tensor.data_ptr():x}_{tensor.numel()}"
+        if name not in self._weights:
+            self._weights[name] = tensor
+            proto = onnx.TensorProto(name=name, data_type=ELEMENTS[tensor.dtype], dims=tensor.shape)
+            proto.data_location = onnx.TensorProto.EXTERNAL
+            proto.external_data.add(key="location", value="memory")
+            self._initializers[name] = proto
+        return name
+
+    def integers(self, *values: int) -> Value:
+        """A constant int64 [values]."""
+        return self._constant("integers", np.array(values, np.int64))
+
+    def integer(self, value: int) -> Value:
+        """A constant int64 scalar."""
+        return self._constant("integer", np.array(value, np.int64))
+
+    def floats(self, values: Any) -> Value:
+        """A constant float32 scalar or array."""
+        return self._constant("floats", np.array(values, np.float32))
+
+    def split(self, value: Value, sizes: Sequence[int]) -> list[Value]:
+        """Parts of a value [rows, columns], each of so many columns."""
+        return self.ops("Split", len(sizes), value, self.integers(*sizes), axis=1)
+
+    def op(self, kind: str, *inputs: Value, **attributes: Any) -> Value:
+        """The output of a new node; an empty name stands for an optional input."""
+        return self.ops(kind, 1, *inputs, **attributes)[0]
+
+    def ops(self, kind: str, count: int, *inputs: Value, **attributes: Any) -> list[Value]:
+        """The first `count` outputs of a new node."""
+        outputs = [f"value_{self._count + i}" for i in range(count)]
+        self._count += count
+        self._nodes.append(helper.make_node(kind, list(inputs), outputs, **attributes))
+        return outputs
+
+    def load(self, threads: int) -> onnxruntime.InferenceSession:
+        """Loads the graph; a product's weight is copied in the layout of its kernel."""
+        graph = helper.make_graph(
+            self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())
+        )
+        opsets = [helper.make_opsetid("", OPSET)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = threads, ERRORS
+        # Threads that spin would take the cores of the codec.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        values = [onnxruntime.OrtValue.from_dlpack(tensor) for tensor in self._weights.values()]
+        options.add_external_initializers(list(self._weights), values)
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+    def _constant(self, kind: str, array: np.ndarray) -> Value:
+        name = f"{kind}_{array.tolist()}".replace(" ", "")
+        self._initializers.setdefault(name, numpy_helper.from_array(array, name))
+        return name

@@ -1,0 +1,224 @@
+"""A tick as two ONNX graphs: the talker over rows of each stream, and the frame that follows from its last state.
+
+They compute what talker.py, code_predictor.py and sampling.py do, in float32.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from qwen3_tts_engine.checkpoint.configs import TransformerConfig
+from qwen3_tts_engine.talker.code_predictor import CodePredictor
+from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
+from qwen3_tts_engine.talker.onnx_graph import OnnxGraph, Value
+from qwen3_tts_engine.talker.talker import Talker
+from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
+
+MASKED = float("-inf")
+NO_PAST = ("", "")
+Attend = Callable[[Value, Value, Value], Value]
+"""Attention of one layer over query, key and value, each [B, N, heads·D] → [B, N, q heads·D]."""
+
+
+def talker_graph(talker: Talker, cache: PagedCache) -> OnnxGraph:
+    """The talker's stack over N consecutive rows of each of B streams.
+
+    Inputs: `rows` float32 [B·N, H], `positions` int64 [B, N] and `index` int64 [B, T], the place in the cache of each
+    position, at least up to the last row's; `keys_<layer>` and `values_<layer>`, the cache [places, kv heads·D].
+    Outputs: `hidden` [B·N, H] before the final norm, and `stored` [2·layers, B, N, kv heads·D], keys and values of the
+    rows, layer by layer.
+    """
+    graph, config = OnnxGraph("talker"), cache.config
+    stack = Stack(graph, config, cache)
+    x = graph.input("rows", ["B·N", config.hidden_size])
+    positions = graph.input("positions", ["B", "N"], torch.int64)
+    index = graph.input("index", ["B", "T"], torch.int64)
+    start = graph.op("Squeeze", graph.op("Gather", positions, graph.integers(0), axis=1), graph.integers(1))
+    length = graph.op("Squeeze", graph.op("Shape", index, start=1))
+    past = graph.op("Range", graph.integer(0), length, graph.integer(1))
+    visible = graph.op("LessOrEqual", past, graph.op("Unsqueeze", positions, graph.integers(1, 3)))
+    mask = graph.op("Where", visible, graph.floats(0.0), graph.floats(MASKED))
+    batch, width = graph.op("Shape", positions), config.num_key_value_heads * config.head_dim
+    stored: list[Value] = []
+
+    def attend_in(layer: int) -> Attend:
+        pools = [graph.input(f"{name}_{layer}", ["places", width]) for name in ("keys", "values")]
+        pasts = [graph.op("Gather", pool, index, axis=0) for pool in pools]
+
+        def attend(query: Value, key: Value, value: Value) -> Value:
+            stored.extend((key, value))
+            # Ordered by position, so that a row's arithmetic does not depend on the longest stream's length.
+            keys, values = (
+                graph.op("TensorScatter", past, rows, start, axis=1)
+                for past, rows in zip(pasts, (key, value), strict=True)
+            )
+            return stack.attention(query, keys, values, mask)
+
+        return attend
+
+    for layer, weights in enumerate(talker.transformer.layers):
+        x = stack.layer(x, weights, positions, batch, attend_in(layer))
+    graph.output("hidden", x)
+    layers = (graph.op("Unsqueeze", rows, graph.integers(0)) for rows in stored)
+    graph.output("stored", graph.op("Concat", *layers, axis=0))
+    return graph
+
+
+def frame_graph(talker: Talker, predictor: CodePredictor, cache: FrameCache) -> OnnxGraph:
+    """The codes of a frame of each of B streams, from the talker's last state.
+
+    Inputs: `hidden` [B, H] before the final norm; `uniform` [B, codebooks], 0 in a greedy row; `places` int64
+    [B, codebooks], 0, 1, ...; those of `_first_logits`, and those of Draw for `first` and `others`. Output: `codes`
+    int64 [B, codebooks], of which the first is the number of codes at the end of an utterance.
+    """
+    graph, config, codebooks = OnnxGraph("frame"), predictor.config, predictor.num_codebooks
+    stack, width = Stack(graph, config, cache), config.hidden_size
+    hidden = graph.input("hidden", ["B", talker.config.hidden_size])
+    uniform = graph.split(graph.input("uniform", ["B", codebooks]), [1] * codebooks)
+    places = graph.split(graph.input("places", ["B", codebooks], torch.int64), [2, *[1] * (codebooks - 2)])
+    draw_first, draw = Draw(graph, "first"), Draw(graph, "others")
+    pasts: list[Sequence[Value]] = [NO_PAST for _ in predictor.transformer.layers]
+
+    def attend_in(layer: int, mask: Value) -> Attend:
+        def attend(query: Value, key: Value, value: Value) -> Value:
+            out, *pasts[layer] = stack.attention_over(pasts[layer], query, key, value, mask)
+            return out
+
+        return attend
+
+    codes = [draw_first(_first_logits(graph, talker, hidden, config.vocab_size), uniform[0])]
+    drawable = _drawable(predictor.inputs, talker, config.vocab_size)
+    first = [graph.op("Unsqueeze", _project(graph, predictor, hidden), graph.integers(1))]
+    first.append(graph.op("Gather", graph.weight(drawable), codes[0]))
+    x, count, mask = graph.op("Concat", *first, axis=1), 2, graph.floats([[0.0, MASKED], [0.0, 0.0]])
+    for codebook in range(1, codebooks):
+        x, batch = graph.op("Reshape", x, graph.integers(-1, width)), graph.integers(-1, count)
+        for layer, weights in enumerate(predictor.transformer.layers):
+            x = stack.layer(x, weights, places[codebook - 1], batch, attend_in(layer, mask))
+        if count > 1:
+            x = graph.op("Gather", graph.op("Reshape", x, graph.integers(-1, count, width)), graph.integer(-1), axis=1)
+        logits = norm_linear(graph, x, predictor.heads[codebook - 1], config.rms_norm_eps)
+        codes.append(draw(logits, uniform[codebook]))
+        offset = predictor.offsets[codebook]
+        table = predictor.inputs[offset : offset + config.vocab_size]
+        x, count, mask = graph.op("Gather", graph.weight(table), codes[-1]), 1, ""
+    graph.output("codes", graph.op("Concat", *codes, axis=1), torch.int64)
+    return graph
+
+
+class Stack:
+    """Layers of a Qwen3 stack (transformer.py)."""
+
+    def __init__(self, graph: OnnxGraph, config: TransformerConfig, cache: PagedCache | FrameCache) -> None:
+        self._graph, self._config = graph, config
+        self._angles = [graph.weight(table.squeeze(1)) for table in (cache.cos, cache.sin)]
+        heads = {"q_num_heads": config.num_attention_heads, "kv_num_heads": config.num_key_value_heads}
+        self._attention = {**heads, "scale": config.head_dim**-0.5}
+
+    def layer(self, x: Value, weights: LayerWeights, positions: Value, batch: Value, attend: Attend) -> Value:
+        """[B·N, H] → [B·N, H]; `positions` int64 [B, N], `batch` int64 [2] = B, N."""
+        graph, config, eps = self._graph, self._config, self._config.rms_norm_eps
+        sizes = [config.query_size, config.key_value_size, config.key_value_size]
+        query, key, value = graph.split(norm_linear(graph, x, weights.qkv, eps), sizes)
+        query = self._rotate(query, weights.q_norm, config.num_attention_heads, positions, batch)
+        key = self._rotate(key, weights.k_norm, config.num_key_value_heads, positions, batch)
+        attended = attend(query, key, self._in_batch(value, batch, config.key_value_size))
+        attended = graph.op("Reshape", attended, graph.integers(-1, config.query_size))
+        x = linear(graph, attended, weights.output, x)
+        gate, up = graph.ops("Split", 2, norm_linear(graph, x, weights.gate_up, eps), axis=1, num_outputs=2)
+        return linear(graph, graph.op("Mul", graph.op("Swish", gate), up), weights.down, x)
+
+    def attention(self, query: Value, keys: Value, values: Value, mask: Value) -> Value:
+        """`mask` float32 [B, 1, N, T] is added to the scores."""
+        return self._graph.op("Attention", query, keys, values, mask, **self._attention)
+
+    def attention_over(self, past: Sequence[Value], query: Value, key: Value, value: Value, mask: Value) -> list[Value]:
+        """Attention over the past and the new rows; returns its result, and the past with these rows."""
+        return self._graph.ops("Attention", 3, query, key, value, mask, *past, **self._attention)
+
+    def _rotate(self, x: Value, norm: Tensor, heads: int, positions: Value, batch: Value) -> Value:
+        """[B·N, heads·D], normed and rotated → [B, N, heads·D]."""
+        graph, config = self._graph, self._config
+        each = graph.op("Reshape", x, graph.integers(-1, heads, config.head_dim))
+        normed = rms_norm(graph, each, norm, config.rms_norm_eps)
+        rows = self._in_batch(normed, batch, heads * config.head_dim)
+        return graph.op("RotaryEmbedding", rows, *self._angles, positions, num_heads=heads)
+
+    def _in_batch(self, x: Value, batch: Value, width: int) -> Value:
+        shape = self._graph.op("Concat", batch, self._graph.integers(width), axis=0)
+        return self._graph.op("Reshape", x, shape)
+
+
+class Draw:
+    """Draws of one kind, as sampling.draw.
+
+    Inputs, with the kind before their names: `candidates` int64 [1], the largest top_k of the batch; of each row, [B,
+    1], `last` int64, top_k - 1, `temperature`, and `top_p`, more than 1 for none.
+    """
+
+    def __init__(self, graph: OnnxGraph, kind: str) -> None:
+        self._graph = graph
+        self._candidates = graph.input(f"{kind}_candidates", [1], torch.int64)
+        self._last = graph.input(f"{kind}_last", ["B", 1], torch.int64)
+        self._temperature, self._top_p = (graph.input(f"{kind}_{name}", ["B", 1]) for name in ("temperature", "top_p"))
+
+    def __call__(self, logits: Value, uniform: Value) -> Value:
+        """One code for each row, int64 [B, 1], from logits [B, codes] and uniform [B, 1]."""
+        op, axis = self._graph.op, self._graph.integers(1)
+        values, ids = self._graph.ops("TopK", 2, logits, self._candidates, axis=1)
+        below = op("Sub", values, op("Gather", values, self._graph.integers(0), axis=1))
+        weight = op("Exp", op("Div", below, self._temperature))
+        # Candidates are in descending order, so top_k and top_p each keep the first ones, and a sum over these is the
+        # cumulative one at the last of them.
+        cumulative = op("CumSum", weight, self._graph.integer(1))
+        total = op("GatherElements", cumulative, self._last, axis=1)
+        is_inside = op("Less", op("Sub", cumulative, weight), op("Mul", total, self._top_p))
+        inside = op("ReduceMax", op("Where", is_inside, cumulative, self._graph.floats(0.0)), axis)
+        target = op("Mul", op("Min", inside, total), uniform)
+        is_before = op("Cast", op("LessOrEqual", cumulative, target), to=self._graph.element(torch.int64))
+        rank = op("Min", op("ReduceSum", is_before, axis), self._last)
+        return op("GatherElements", ids, rank, axis=1)
+
+
+def _first_logits(graph: OnnxGraph, talker: Talker, hidden: Value, codes: int) -> Value:
+    """Logits of codebook 0 and the end, [B, codes + 1], as sampling.mask_first.
+
+    Inputs: `seen` bool [B, codes], `penalty` [B, 1], and `end_bias` [B, 1], -inf in the first frames.
+    """
+    seen, penalty = graph.input("seen", ["B", codes], torch.bool), graph.input("penalty", ["B", 1])
+    head = NormLinear(talker.head.norm, _drawable(talker.head.weight, talker, codes))
+    logits = norm_linear(graph, hidden, head, talker.config.rms_norm_eps)
+    logits, end = graph.split(logits, [codes, 1])
+    is_positive = graph.op("Greater", logits, graph.floats(0.0))
+    penalised = graph.op("Where", is_positive, graph.op("Div", logits, penalty), graph.op("Mul", logits, penalty))
+    end = graph.op("Add", end, graph.input("end_bias", ["B", 1]))
+    return graph.op("Concat", graph.op("Where", seen, penalised, logits), end, axis=1)
+
+
+def _drawable(table: Tensor, talker: Talker, codes: int) -> Tensor:
+    """The rows of codebook 0 that can be drawn: the codes, then the end."""
+    end = talker.config.codec_eos_token_id
+    return torch.cat([table[:codes], table[end : end + 1]])
+
+
+def _project(graph: OnnxGraph, predictor: CodePredictor, hidden: Value) -> Value:
+    """As CodePredictor's: norm, then talker width → predictor width."""
+    if predictor.projection is None:
+        return rms_norm(graph, hidden, predictor.hidden_norm, predictor.hidden_eps)
+    return norm_linear(graph, hidden, predictor.projection, predictor.hidden_eps, predictor.bias)
+
+
+def rms_norm(graph: OnnxGraph, x: Value, weight: Tensor, eps: float) -> Value:
+    return graph.op("RMSNormalization", x, graph.weight(weight), axis=-1, epsilon=eps)
+
+
+def norm_linear(graph: OnnxGraph, x: Value, product: NormLinear, eps: float, bias: Tensor | None = None) -> Value:
+    assert product.norm is not None
+    added = () if bias is None else (graph.weight(bias),)
+    return linear(graph, rms_norm(graph, x, product.norm, eps), product.weight, *added)
+
+
+def linear(graph: OnnxGraph, x: Value, weight: Tensor, *added: Value) -> Value:
+    """x @ weight.T, plus a bias or a residual."""
+    return graph.op("Gemm", x, graph.weight(weight), *added, transB=1)
