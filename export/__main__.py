@@ -1,8 +1,10 @@
 """python -m export: export a checkpoint's codec as the model file that Triton serves."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 import typer
 from rich.progress import Progress
 
@@ -45,6 +47,8 @@ def main(
     """Export the codec into MODEL_REPOSITORY/code2wav/1, a Base checkpoint's encoders beside it, and verify them."""
     settings = TensorRtSettings(tensorrt_python, tensorrt_level, tensorrt_cache, tensorrt_plugin)
     chosen = FORMS.get(form) or tensorrt_form(settings)
+    # PyTorch's threads wait for each other after every operation, so that one busy core stops them all.
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
     try:
         opened = Checkpoint.open(checkpoint)
         if build_only:

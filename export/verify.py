@@ -16,7 +16,7 @@ from export.agreement import PARTS, Agreement, compare_step, compare_utterance
 from export.modules.codec import CodecStep
 from export.reference import Reference, RowPool
 from qwen3_tts_engine.audio import FRAME_SECONDS
-from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, split_frames
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, MAX_FRAMES, split_frames
 
 # (codes int32 [B, T, 16], state fp32 [B, S], history int32 [B, 1]) -> (waveform fp32 [B, 1920 T], next state [B, S]) on
 # any devices; the caller owns the results.
@@ -73,7 +73,8 @@ class Outcome:
 class Verification:
     """Compares a candidate with the reference: `batches` of every chunk length, and an utterance of that many frames.
 
-    `batches` defaults to all on a GPU, and on a CPU to some if all take too long.
+    `batches` defaults to all on a GPU, and on a CPU to some if all take too long. `most_frames` bounds a batch's rows
+    times frames.
     """
 
     def __init__(
@@ -83,10 +84,11 @@ class Verification:
         batches: Sequence[int] | None = None,
         utterance: int = SHORT_UTTERANCE,
         seed: int = 0,
+        most_frames: int = MAX_BATCH * MAX_FRAMES,
     ) -> None:
         self.reference, self.candidate, self.utterance = Reference(step), candidate, utterance
         self.batches = tuple(batches or self._affordable_batches())
-        self.cases = cases(self.batches)
+        self.cases = [case for case in cases(self.batches) if case.rows * case.frames <= most_frames]
         self._random = np.random.default_rng(seed)
 
     def run(self) -> Iterator[Outcome]:
@@ -108,7 +110,7 @@ class Verification:
         return len(self.cases) + 1
 
     def __str__(self) -> str:
-        return describe(self.batches, len(self.batches) * len(CHUNK_FRAMES), self.utterance)
+        return describe(self.batches, len({(case.rows, case.frames) for case in self.cases}), self.utterance)
 
     def _compare(self, case: Case, pool: RowPool) -> Agreement:
         """Compares each row with the reference's, and equal rows with each other."""

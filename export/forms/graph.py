@@ -74,7 +74,10 @@ class Runtime:
 
 def _load(path: Path) -> Run:
     """Loads the file on the CPU."""
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    # Threads that spin would take the cores of PyTorch, which runs in turn with the graph.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
 
     def run(inputs: Arrays) -> Arrays:

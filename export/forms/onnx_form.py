@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
+from code2wav_step import onnx_runner
 from code2wav_step.onnx_runner import INPUTS, OUTPUTS
 from export.agreement import Agreement
 from export.forms.form import Form
@@ -15,6 +16,7 @@ from export.forms.graph import ONNX_RUNTIME, OnnxGraph, Run
 from export.forms.program_form import ONNX_PROGRAM
 from export.forms.python_form import step_config
 from export.modules.codec import CodecStep
+from export.verify import Verification
 from qwen3_tts_engine.audio import NUM_CODEBOOKS
 from qwen3_tts_engine.codec.contract import MAX_BATCH, MAX_FRAMES
 
@@ -31,6 +33,12 @@ class OnnxStep:
         outputs = self.run({name: tensor.cpu().numpy() for name, tensor in zip(INPUTS, inputs, strict=True)})
         waveform, state = (torch.from_numpy(outputs[name]) for name in OUTPUTS)
         return waveform, state
+
+
+def verification(step: CodecStep, candidate: OnnxStep) -> Verification:
+    """Of every shape that the runner runs."""
+    most = onnx_runner.MAX_FRAMES
+    return Verification(step, candidate, range(1, most + 1), most_frames=most)
 
 
 def graph(step: CodecStep) -> OnnxGraph:
@@ -67,4 +75,5 @@ ONNX = Form(
     build=build,
     load=load,
     encoders=ONNX_PROGRAM,
+    verification=verification,
 )

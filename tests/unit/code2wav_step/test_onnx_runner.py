@@ -1,6 +1,7 @@
 """The codec step by ONNX Runtime: agreement with the exporter's step, and files that cannot be loaded."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,11 +11,12 @@ import torch
 from code2wav_step import startup
 from code2wav_step.onnx_runner import MODEL_FILE, OnnxStepRunner
 from code2wav_step.rows import Rows
-from export.agreement import Agreement, compare_step
+from export.agreement import Agreement, compare, compare_step
+from export.forms.onnx_form import verification
 from export.modules.codec import CodecStep
 from export.reference import Reference
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from qwen3_tts_engine.codec.contract import NO_SAMPLE, NUM_ROWS, PCM_SCALE
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, NO_SAMPLE, NUM_ROWS, PCM_SCALE
 
 CPU = torch.device("cpu")
 KEY, OTHER_KEY = 5, 6
@@ -59,6 +61,31 @@ def test_samples_and_states_match_the_exporters_step(runner: OnnxStepRunner, row
         stored = rows.gather(rows.open(np.stack([row, row, row, row * 0 + KEY], axis=1).astype(np.int32)))
         assert compare_step((waveform.clamp(-1, 1), state), (pcm / PCM_SCALE, stored)).within(LIMIT), decoded
         assert pcm.dtype == torch.int16
+
+
+@pytest.mark.parametrize("frames", CHUNK_FRAMES)
+def test_a_large_batch_runs_in_verified_shapes(
+    runner: OnnxStepRunner, rows: Rows, reference: Reference, frames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries read what was stored before the call, also where another one writes it."""
+    ran, session, count = set(), runner._session, 20
+    verified = {(case.rows, case.frames) for case in verification(reference._step, reference).cases}
+
+    class Recorded:
+        def run(self, names: tuple[str, ...], inputs: dict[str, np.ndarray]) -> Any:
+            ran.add(inputs["codes"].shape[:2])
+            return session.run(names, inputs)
+
+    monkeypatch.setattr(runner, "_session", Recorded())
+    codes = np.random.default_rng(0).integers(0, 2048, (2, count, frames, 16), np.int32)
+    row = np.arange(count) + 1
+    states = reference.cold(count)
+    for part, (before, after) in enumerate([(0 * row, row), (row, row[::-1])]):
+        waveform, states = reference(torch.from_numpy(codes[part]), states, reference.history(count, part * frames))
+        places = np.stack([before, after, np.full(count, part * frames), np.full(count, KEY)], axis=1)
+        pcm = runner.advance(codes[part], rows, rows.open(places.astype(np.int32)))
+        assert compare(waveform.clamp(-1, 1), pcm / PCM_SCALE).within(LIMIT)
+    assert ran <= verified
 
 
 def test_denied_entries_write_nowhere(runner: OnnxStepRunner, rows: Rows) -> None:

@@ -15,6 +15,9 @@ from code2wav_step.rows import Places, Rows
 MODEL_FILE = "model.onnx"
 # More would gain little, and the talker needs the other half of the cores.
 MAX_THREADS = 2
+# Rows times frames of one run of the graph. More take more memory and no less time for each, and every shape that runs
+# must be verified.
+MAX_FRAMES = 16
 # Names of the file's tensors, in the order of the step's arguments and results (export/forms/onnx_form.py).
 INPUTS, OUTPUTS = ("codes", "state", "history"), ("waveform", "state_out")
 
@@ -36,10 +39,16 @@ class OnnxStepRunner:
 
     def advance(self, codes: np.ndarray, rows: Rows, places: Places) -> Tensor:
         """As GraphStepRunner.advance."""
-        values = (codes, rows.gather(places).numpy(), places.history[:, None])
-        waveform, state_out = self._session.run(OUTPUTS, dict(zip(INPUTS, values, strict=True)))
-        rows.scatter(places, torch.from_numpy(state_out))
-        return to_int16(torch.from_numpy(waveform), self.config.contract)
+        inputs = (codes, rows.gather(places).numpy(), places.history[:, None])
+        size = max(1, MAX_FRAMES // codes.shape[1])
+        parts = (slice(start, start + size) for start in range(0, len(codes), size))
+        outputs = [
+            self._session.run(OUTPUTS, {name: value[part] for name, value in zip(INPUTS, inputs, strict=True)})
+            for part in parts
+        ]
+        waveform, state_out = (torch.from_numpy(np.concatenate(values)) for values in zip(*outputs, strict=True))
+        rows.scatter(places, state_out)
+        return to_int16(waveform, self.config.contract)
 
     def prepare(self, codes: np.ndarray, rows: Rows, places: Places) -> None:
         """There is nothing to prepare."""
