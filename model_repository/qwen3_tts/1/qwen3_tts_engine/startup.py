@@ -31,7 +31,7 @@ from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.newcomers import MAX_PREFILL_SECONDS
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
-from qwen3_tts_engine.talker import gpu_memory, mps
+from qwen3_tts_engine.talker import cpu, gpu_memory, mps
 from qwen3_tts_engine.talker.memory_plan import (
     CODEC_ENCODER_BYTES,
     SPEAKER_ENCODER_BYTES,
@@ -85,7 +85,7 @@ def choose_device(config: EngineConfig, assigned: str) -> torch.device:
             )
         torch.cuda.set_device(device)
     # More threads would compete with the codec's for cores; on a GPU the host only launches kernels.
-    cores = 1 if device.type == "cuda" else max(1, len(os.sched_getaffinity(0)) // 2)
+    cores = 1 if device.type == "cuda" else max(1, cpu.cores() // 2)
     torch.set_num_threads(config.cpu_threads or cores)
     return device
 
@@ -102,9 +102,10 @@ def _no_cuda() -> str | None:
 def fit_memory(config: EngineConfig, checkpoint: Checkpoint, repository: Path, device: torch.device) -> EngineConfig:
     """The settings with a number of streams, which fit into the free memory of a GPU beside this server's other models.
 
-    Raises ConfigError, with the number that would fit, and CheckpointError for another model that is not exported.
+    Raises ConfigError, with what would fit, and CheckpointError for another model that is not exported.
     """
     if device.type == "cpu":
+        cpu.check(checkpoint)
         return config
     decoder = checkpoint.speech_tokenizer.decoder_config
     manifest = CodecManifest.read(repository / contract.MODEL_NAME / "1")

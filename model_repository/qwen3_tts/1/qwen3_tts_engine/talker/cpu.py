@@ -1,0 +1,65 @@
+"""What a CPU server may take: cores and memory of the machine, or of its cgroup (version 2)."""
+
+import logging
+import math
+import os
+from math import prod
+from pathlib import Path
+
+import torch
+
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
+from qwen3_tts_engine.config import ConfigError
+
+log = logging.getLogger(__name__)
+
+CGROUP, MEMORY = Path("/sys/fs/cgroup"), Path("/proc/meminfo")
+FLOAT_BYTES, GIB = 4, 1 << 30
+# PyTorch, ONNX Runtime and the interpreter of one process, measured with the demo voice.
+PROCESS_BYTES = 600 << 20
+VECTORS = ("AVX2", "AVX512")
+
+
+def cores() -> int:
+    """Cores that this process may use, at least 1."""
+    allowed = len(os.sched_getaffinity(0))
+    quota, period = [*_words("cpu.max"), "max", "1"][:2]
+    return allowed if quota == "max" else max(1, min(allowed, math.ceil(int(quota) / int(period))))
+
+
+def free_bytes() -> int:
+    """Memory that this process may still take."""
+    [available] = [line.split()[1] for line in MEMORY.read_text().splitlines() if line.startswith("MemAvailable:")]
+    free = int(available) << 10
+    limit, used = [*_words("memory.max"), "max"][0], [*_words("memory.current"), "0"][0]
+    return free if limit == "max" else min(free, int(limit) - int(used))
+
+
+def needed_bytes(checkpoint: Checkpoint) -> int:
+    """Memory of a talker: its weights in FP32, those of layers and heads also in the layout of their products."""
+    sizes = {name: FLOAT_BYTES * prod(shape) for name, shape in talker_shapes(checkpoint.config).items()}
+    packed = sum(size for name, size in sizes.items() if ".layers." in name or "head" in name)
+    return PROCESS_BYTES + sum(sizes.values()) + packed
+
+
+def check(checkpoint: Checkpoint) -> None:
+    """Says what makes this CPU slow. Raises ConfigError where the talker would not fit."""
+    needed, free = needed_bytes(checkpoint), free_bytes()
+    if needed > free:
+        raise ConfigError(
+            f"device: the talker takes {needed / GIB:.1f} GiB of memory on a CPU, {free / GIB:.1f} GiB are free: give "
+            "the server more, or serve a smaller checkpoint"
+        )
+    if cores() < 2:
+        log.warning("one CPU core: the talker waits for the codec, and the codec for the talker")
+    if (found := torch.backends.cpu.get_cpu_capability()) not in VECTORS:
+        log.warning("the CPU has no AVX2 (%s), for which its products are slow", found)
+
+
+def _words(name: str) -> list[str]:
+    """Of a file of the cgroup; empty without one."""
+    try:
+        return (CGROUP / name).read_text().split()
+    except OSError:
+        return []

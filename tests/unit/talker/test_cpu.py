@@ -1,0 +1,64 @@
+"""What a CPU server says and refuses, by its cgroup and its memory."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.config import ConfigError, EngineConfig
+from qwen3_tts_engine.startup import fit_memory
+from qwen3_tts_engine.talker import cpu
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cpu, "CGROUP", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [
+        (None, 8),
+        ("max 100000", 8),
+        ("100000 100000", 1),
+        ("150000 100000", 2),
+        ("50000 100000", 1),
+        ("9900000 100000", 8),
+    ],
+)
+def test_cores_are_those_of_the_cgroup(cgroup: Path, quota: str | None, cores: int) -> None:
+    if quota:
+        (cgroup / "cpu.max").write_text(quota + "\n")
+    assert cpu.cores() == cores
+
+
+def test_one_core_is_said(tiny_checkpoint: Path, cgroup: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (cgroup / "cpu.max").write_text("100000 100000\n")
+    with caplog.at_level(logging.WARNING):
+        cpu.check(Checkpoint.open(str(tiny_checkpoint)))
+    assert "one CPU core" in caplog.text
+
+
+def test_an_old_cpu_is_said(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    with caplog.at_level(logging.WARNING):
+        cpu.check(Checkpoint.open(str(tiny_checkpoint)))
+    assert "the CPU has no AVX2 (DEFAULT)" in caplog.text
+
+
+def test_a_talker_that_does_not_fit_is_refused(tiny_checkpoint: Path, cgroup: Path) -> None:
+    checkpoint, config = Checkpoint.open(str(tiny_checkpoint)), EngineConfig(checkpoint="any")
+    (cgroup / "memory.max").write_text(str(2 << 30) + "\n")
+    (cgroup / "memory.current").write_text(str(1 << 28) + "\n")
+    assert fit_memory(config, checkpoint, Path(), CPU) is config
+    (cgroup / "memory.current").write_text(str(7 << 28) + "\n")
+    with pytest.raises(ConfigError, match=r"device: the talker takes 0\.6 GiB of memory on a CPU, 0\.2 GiB are free"):
+        fit_memory(config, checkpoint, Path(), CPU)
