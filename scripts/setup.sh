@@ -8,12 +8,13 @@ if [ -z "${VIRTUAL_ENV:-}" ]; then
 fi
 
 setup_stamp="$VIRTUAL_ENV/qwen3-tts-$1.sha256"
-setup_sum=$(cat pyproject.toml scripts/constraints.txt | sha256sum; pwd)
+setup_sum=$(cat pyproject.toml scripts/constraints.txt scripts/install_torch.py | sha256sum; pwd)
 if [ "$(cat "$setup_stamp" 2>/dev/null)" != "$setup_sum" ]; then
     echo "Installing into $VIRTUAL_ENV (about 1.5 GB with a CPU build of PyTorch)"
     # PyTorch first and alone: resolved with others, it may be replaced by a newer build.
-    python -m pip install --constraint scripts/constraints.txt torch
-    python -m pip install --constraint scripts/constraints.txt --editable ".[$1]"
+    setup_constraints=$VIRTUAL_ENV/qwen3-tts-constraints.txt
+    python scripts/install_torch.py >"$setup_constraints"
+    python -m pip install --constraint "$setup_constraints" --editable ".[$1]"
     if [ "$1" = test ]; then
         # The oracle, whose own requirements are for its web demo and its audio front end; a client of the gateway.
         python -m pip install --no-deps qwen-tts==0.1.1 pipecat-ai==1.14.0
@@ -25,4 +26,4 @@ if [ "$(cat "$setup_stamp" 2>/dev/null)" != "$setup_sum" ]; then
     fi
     echo "$setup_sum" >"$setup_stamp"
 fi
-unset setup_stamp setup_sum
+unset setup_stamp setup_sum setup_constraints

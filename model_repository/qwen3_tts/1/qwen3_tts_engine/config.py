@@ -41,9 +41,9 @@ class EngineConfig(BaseModel):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Where the talker runs: auto, cpu, cuda or cuda:N; auto is the device that Triton assigned."""
     kernels: Literal["auto", "required", "eager", "off"] = "auto"
-    """Fused CUDA kernels under CUDA graphs. auto falls back to PyTorch operations, which are slower, where they cannot
-    be built or proven; the others fail instead: required, and for debugging eager, which launches the talker's kernels
-    one by one. off uses PyTorch operations."""
+    """Fused CUDA kernels under CUDA graphs, on a CPU graphs of ONNX Runtime. auto falls back to PyTorch operations,
+    which are slower, where they cannot be built or proven; the others fail instead: required, and for debugging eager,
+    which launches the talker's CUDA kernels one by one. off uses PyTorch operations."""
     kernel_path: Literal["auto", "general"] = "auto"
     """Which kernels: auto takes those for the GPU's compute capability, general those of all GPUs since Ampere, for
     comparison or where the others fail. code2wav reads it from the environment only."""
@@ -54,16 +54,16 @@ class EngineConfig(BaseModel):
     """Whether talker and codec alternate instead of running at the same time; auto alternates on a GPU without MPS,
     which would time-slice the two processes."""
     talker_proof_seconds: float = Field(default=2.0, ge=0)
-    """On a GPU, time for comparing the talker with PyTorch in FP32 at start, with 1 to 64 streams; where it differs,
-    PyTorch operations replace the kernels, or the load fails (see kernels). What PyTorch computes is kept in
-    ~/.cache/qwen3_tts. 0 skips the comparison."""
+    """Time for comparing the talker with PyTorch in FP32 at start, with 1 to 64 streams; where it differs, PyTorch
+    operations replace the kernels, or the load fails (see kernels). What PyTorch computes is kept in ~/.cache/qwen3_tts
+    if it takes more than 3 s. 0 skips the comparison."""
     codec_proof_seconds: float = Field(default=3.0, ge=0)
     """Time for comparing code2wav with its golden cases before the first request, in all shapes that the talker uses; a
     difference ends the engine. 0 skips the comparison and the warm-up speech."""
     codec_wait_seconds: float = Field(default=120.0, gt=0)
     """How long the proof waits for code2wav once Triton has started; requests wait as well."""
     cpu_threads: int = Field(default=0, ge=0)
-    """Threads of one talker operation on the CPU; 0 uses half of the cores and leaves the rest to the codec."""
+    """Threads of one talker operation on the CPU; 0 uses half of the cores, at least one, and leaves the rest to the codec."""
     when_dead: Literal["exit", "unload", "stay"] = "exit"
     """Action after the engine died and every stream received its error. exit ends tritonserver (guard.py), so that its
     supervisor restarts it. unload unloads the model; it requires --model-control-mode=explicit, since an unload that
