@@ -84,6 +84,19 @@ def test_codec_calls_have_verified_lengths_only(
         chunker.done(chunks, audible(chunks), 0.0)
 
 
+@pytest.mark.parametrize(("most", "sizes"), [(1024, [5]), (16, [2, 2, 1]), (4, [1, 1, 1, 1, 1])])
+def test_a_call_of_a_cpu_holds_the_most_urgent_chunks(most: int, sizes: list[int]) -> None:
+    """An urgent chunk that comes next waits for one short call. A chunk that is longer than the bound goes alone."""
+    table = table_with([8] * 5, sent=[10] * 5)
+    table.deadline[:] = 5.0, 2.0, 4.0, 1.0, 3.0
+    chunker = Chunker(table, 8, lambda streams: 0.002, most)
+    calls = []
+    while chunks := chunker.next_chunks(0.0):
+        calls.append(chunks.slots.tolist())
+    assert [len(call) for call in calls] == sizes
+    assert sum(calls, []) == [3, 1, 4, 2, 0]
+
+
 @given(st.integers(1, 60), st.floats(FRAME_SECONDS, 0.2))
 def test_a_talker_slower_than_real_time_sends_single_frames(frames: int, frame_seconds: float) -> None:
     assert set(speak(frames, frame_seconds)[0]) == {1}

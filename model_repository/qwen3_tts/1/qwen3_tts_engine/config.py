@@ -63,7 +63,7 @@ class EngineConfig(BaseModel):
     codec_wait_seconds: float = Field(default=120.0, gt=0)
     """How long the proof waits for code2wav once Triton has started; requests wait as well."""
     cpu_threads: int = Field(default=0, ge=0)
-    """Threads of one talker operation on the CPU; 0 uses half of the cores, at least one, and leaves the rest to the codec."""
+    """Threads of one talker operation on the CPU; 0 uses half of the cores, at least one: the rest is for the codec."""
     when_dead: Literal["exit", "unload", "stay"] = "exit"
     """Action after the engine died and every stream received its error. exit ends tritonserver (guard.py), so that its
     supervisor restarts it. unload unloads the model; it requires --model-control-mode=explicit, since an unload that

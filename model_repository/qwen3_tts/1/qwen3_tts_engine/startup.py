@@ -51,6 +51,8 @@ from qwen3_tts_engine.voices.store import VoiceStore
 log = logging.getLogger(__name__)
 
 MIN_CAPABILITY = (8, 0)
+# Rows times frames of a codec call on a CPU, which takes as long for each as alone: an urgent chunk waits for one call.
+CPU_CALL_FRAMES = 16
 STATE_DTYPES = {"FP32": torch.float32, "FP16": torch.float16}
 
 
@@ -163,9 +165,11 @@ def build_engine(
     endings = (_frames(config.max_silence_seconds), _frames(config.max_repeated_seconds))
     limits = SchedulerLimits(*pages, config.max_streams, config.max_waiting, MAX_PREFILL_SECONDS, refuse, *endings)
     # A graph's tick costs nearly the same for one stream and for many; on a CPU the cost is per stream.
-    capacity = Capacity(config.load_limit, config.max_chunk_frames, batching_is_free=runner.lookahead > 0)
+    is_gpu = runner.lookahead > 0
+    capacity = Capacity(config.load_limit, config.max_chunk_frames, batching_is_free=is_gpu)
     scheduler = Scheduler(table, limits, capacity)
-    chunker = Chunker(table, config.max_chunk_frames, capacity.frame_seconds)
+    call_frames = contract.MAX_CALL_FRAMES if is_gpu else CPU_CALL_FRAMES
+    chunker = Chunker(table, config.max_chunk_frames, capacity.frame_seconds, call_frames)
     take_turns = config.take_turns == "on" or (config.take_turns == "auto" and _time_slices(runner))
     return Engine(
         scheduler, chunker, runner, codec, take_turns=take_turns, on_thread_start=on_thread_start, sending=sending

@@ -47,10 +47,17 @@ class Chunker:
     they are decoded.
     """
 
-    def __init__(self, table: SlotTable, max_chunk_frames: int, frame_seconds: Callable[[int], float]) -> None:
-        """`frame_seconds` predicts the work of one frame of each of a number of streams."""
+    def __init__(
+        self,
+        table: SlotTable,
+        max_chunk_frames: int,
+        frame_seconds: Callable[[int], float],
+        max_call_frames: int = MAX_CALL_FRAMES,
+    ) -> None:
+        """`frame_seconds` predicts the work of one frame of each of a number of streams; `max_call_frames` bounds rows
+        times frames of a call."""
         self._table = table
-        self._max_chunk_frames = max_chunk_frames
+        self._max_chunk_frames, self._max_call_frames = max_chunk_frames, max_call_frames
         self._frame_seconds = frame_seconds
         self._takes_most = False
 
@@ -86,7 +93,7 @@ class Chunker:
             length = int(lengths[urgent].min())
         else:
             length = max(set(lengths.tolist()), key=lambda length: (fits(length).sum(), length))
-        return self._take(ready[fits(length)][: min(MAX_BATCH, MAX_CALL_FRAMES // length)], length)
+        return self._take(ready[fits(length)][: min(MAX_BATCH, max(1, self._max_call_frames // length))], length)
 
     def will_be_due(self, now: float) -> bool:
         """Whether a call is worthwhile once the launched frames are generated."""
