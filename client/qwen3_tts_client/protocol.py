@@ -109,7 +109,7 @@ class Usage:
 @dataclass(frozen=True)
 class End:
     request_id: str = ""
-    finish_reason: str | None = None  # stop, length, silence or repetition; None from servers that do not say
+    finish_reason: str | None = None  # docs/api.md, How an utterance ends; None from servers that do not say
     usage: Usage | None = None
 
 

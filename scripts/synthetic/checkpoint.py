@@ -36,7 +36,8 @@ def make_checkpoint(
     tokenizer = text_tokenizer(size)
     _write_tokenizer(folder, tokenizer)
     _write_json(folder / CONFIG, configs.model_config(size, model_type, tokenizer.ids_for_config()))
-    _write_json(folder / GENERATION_CONFIG, configs.GENERATION)
+    # With random weights an utterance ends at a random frame.
+    _write_json(folder / GENERATION_CONFIG, configs.GENERATION | {"min_frames_per_text_token": 0.0})
     _write_json(folder / "preprocessor_config.json", configs.TEXT_PREPROCESSOR)
     _write_json(codec / CONFIG, configs.speech_tokenizer_config(size))
     _write_json(codec / "configuration.json", configs.AUDIO_CONFIGURATION)

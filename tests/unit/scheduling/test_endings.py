@@ -24,9 +24,16 @@ MAX_FRAMES = 400
 class Talk:
     """One stream whose frames are made and decoded one by one."""
 
-    def __init__(self, stream: Stream, max_silent: int = MAX_SILENT, max_repeated: int = WINDOW) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        max_silent: int = MAX_SILENT,
+        max_repeated: int = WINDOW,
+        min_token_frames: float = 0.0,
+    ) -> None:
         table = SlotTable(1, MAX_FRAMES, NUM_CODEBOOKS)
-        limits = SchedulerLimits(32, 100, 1, 8, 1.0, max_silent_frames=max_silent, max_repeated_frames=max_repeated)
+        endings = (max_silent, max_repeated, min_token_frames)
+        limits = SchedulerLimits(32, 100, 1, 8, 1.0, False, *endings)
         self.scheduler = Scheduler(table, limits, Capacity(0, 1, batching_is_free=True))
         self.chunker = Chunker(table, 1, lambda streams: 0.0)
         self.stream = stream
@@ -174,3 +181,31 @@ def test_the_clock_of_a_listener_starts_with_the_first_sample() -> None:
     talk.chunker.done(chunks, Audio([np.empty(2400, np.int16)], np.zeros(1, np.int32)), now=2.0)
     assert table.started[0]
     assert table.deadline[0] == pytest.approx(2.1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "frames", "reason"),
+    [
+        (20, 40, FinishReason.STOP),
+        (20, 39, FinishReason.INCOMPLETE),
+        (20, 0, FinishReason.INCOMPLETE),
+        (7, 3, FinishReason.STOP),
+    ],
+)
+def test_an_end_that_comes_too_soon_for_the_text_is_no_stop(tokens: int, frames: int, reason: FinishReason) -> None:
+    """With two frames for each text token; a text of few tokens may have less to speak."""
+    talk = Talk(talker(prompt=part(spoken=tokens)), min_token_frames=2.0)
+    talk.speak("S" * frames)
+    talk.make(0, ended=True)
+    assert talk.stream.summary.reason is reason
+
+
+def test_a_part_that_ends_too_soon_counts_although_the_others_do_not() -> None:
+    talk = Talk(talker(prompt=part(spoken=10), following=deque([part(spoken=10)])), min_token_frames=2.0)
+    talk.speak("S" * 5)
+    talk.make(0, ended=True)
+    assert talk.stream.part == 1
+    talk.speak("S" * 20)
+    talk.make(0, ended=True)
+    assert talk.stream.status is Status.ENDED
+    assert talk.stream.summary.reason is FinishReason.INCOMPLETE

@@ -46,6 +46,8 @@ class SchedulerLimits:
     """A part ends after this many silent frames that follow speech; 0 disables that."""
     max_repeated_frames: int = 0
     """A part ends when this many frames repeat; 0 disables that."""
+    min_token_frames: float = 0.0
+    """Fewest frames of each text token of a part that was spoken to its end."""
 
 
 Tick = Any

@@ -74,7 +74,9 @@ class Service:
         runner = self.make_runner(checkpoint, device)
         on_thread = startup.on_thread(device)
         counted = CountedCodec(codec, config.max_codec_failures, lambda error: self.engine.die(error))
-        self.engine = startup.build_engine(config, prompts.num_codebooks, runner, counted, on_thread, sending)
+        token_frames = checkpoint.generation.min_frames_per_text_token
+        parts = (config, prompts.num_codebooks, runner, counted)
+        self.engine = startup.build_engine(*parts, on_thread, sending, token_frames)
         self.engine.on_death = on_death
         self._calls.begin(config.call_timeout_seconds, self.engine.die)
         sequences = Sequences(self.engine, prompts, config.sequence_idle_seconds, config.max_text_characters)

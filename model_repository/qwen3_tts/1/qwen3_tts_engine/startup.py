@@ -156,14 +156,16 @@ def build_engine(
     codec: CodecClient,
     on_thread_start: Callable[[], None] = lambda: None,
     sending: Sending = nullcontext,
+    min_token_frames: float = 0.0,
 ) -> Engine:
-    """The engine, not started."""
+    """The engine, not started; `min_token_frames` is SchedulerLimits'."""
     table = SlotTable(config.max_streams, config.max_frames_limit, num_codebooks)
     pages = (runner.limits.page_size, runner.limits.num_pages)
     assert pages[0] == config.page_size, "the hashes of prompts are of other pages than the runner's"
-    refuse = config.overload == "refuse"
-    endings = (_frames(config.max_silence_seconds), _frames(config.max_repeated_seconds))
-    limits = SchedulerLimits(*pages, config.max_streams, config.max_waiting, MAX_PREFILL_SECONDS, refuse, *endings)
+    limits = SchedulerLimits(
+        *pages, config.max_streams, config.max_waiting, MAX_PREFILL_SECONDS, config.overload == "refuse",
+        _frames(config.max_silence_seconds), _frames(config.max_repeated_seconds), min_token_frames,
+    )  # fmt: skip
     # A graph's tick costs nearly the same for one stream and for many; on a CPU the cost is per stream.
     is_gpu = runner.lookahead > 0
     capacity = Capacity(config.load_limit, config.max_chunk_frames, batching_is_free=is_gpu)

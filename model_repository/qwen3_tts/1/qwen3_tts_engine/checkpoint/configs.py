@@ -150,8 +150,10 @@ class GenerationConfig(ReleasedConfig):
     subtalker_top_k: TopK = 50
     subtalker_top_p: TopP = 1.0
     max_new_tokens: int = 2048
-    # Not in released checkpoints: see EngineConfig.part_text_tokens.
+    # Not in released checkpoints: see EngineConfig.part_text_tokens, and how an utterance ends in docs/api.md. In no
+    # language are more than ten tokens spoken in a second, 12.5 frames.
     part_text_tokens: int = Field(default=150, ge=0)
+    min_frames_per_text_token: float = Field(default=1.0, ge=0)
 
 
 class AdapterConfig(ReleasedConfig):

@@ -68,6 +68,8 @@ class FinishReason(Enum):
     """A frame cap."""
     SILENCE = "silence"
     REPETITION = "repetition"
+    INCOMPLETE = "incomplete"
+    """The talker drew the end of speech after fewer frames than any speech of that text takes."""
 
 
 @dataclass(frozen=True)

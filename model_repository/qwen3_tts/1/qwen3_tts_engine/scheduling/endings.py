@@ -15,11 +15,23 @@ MIN_EQUAL = 0.9
 INTERVAL = 16
 
 
+# Text tokens from which on a part is long enough to judge its end.
+MIN_TOKENS = 8
+
+
 class EndDetector:
     def __init__(self, table: SlotTable, limits: SchedulerLimits) -> None:
         self._table = table
         self._max_silent = limits.max_silent_frames
         self._max_repeated = limits.max_repeated_frames
+        self._min_token_frames = limits.min_token_frames
+
+    def is_complete(self, slot: int) -> bool:
+        """Whether a part, which has ended by itself, can have been spoken to its end."""
+        stream, table = self._table.streams[slot], self._table
+        assert stream is not None
+        tokens, frames = stream.prompt.num_spoken, table.written[slot] - table.part_start[slot]
+        return tokens < MIN_TOKENS or bool(frames >= tokens * self._min_token_frames)
 
     def looping(self, slots: np.ndarray) -> np.ndarray:
         """Those of `slots`, which have just got a frame, whose part repeats itself."""

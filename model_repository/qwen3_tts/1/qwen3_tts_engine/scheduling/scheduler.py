@@ -99,7 +99,7 @@ class Scheduler:
         table.written_at[kept, table.written[kept]] = now
         table.written[kept] += 1
         capped = stored & (table.written[slots] >= table.frame_limit[slots])
-        done = dict.fromkeys(slots[live & frames.ended].tolist(), FinishReason.STOP)
+        done = {slot: self._end_reason(slot) for slot in slots[live & frames.ended].tolist()}
         done |= dict.fromkeys(slots[capped].tolist(), FinishReason.LENGTH)
         done |= dict.fromkeys(self._detector.looping(slots[stored & ~capped]).tolist(), FinishReason.REPETITION)
         return [stream for slot, reason in done.items() if (stream := self._end_part(slot, reason))]
@@ -214,6 +214,9 @@ class Scheduler:
             return None
         self.table.written[stream.slot] = self.table.decoded[stream.slot]
         return self._end_part(stream.slot, FinishReason.SILENCE)
+
+    def _end_reason(self, slot: int) -> FinishReason:
+        return FinishReason.STOP if self._detector.is_complete(slot) else FinishReason.INCOMPLETE
 
     def _end_part(self, slot: int, reason: FinishReason) -> Stream | None:
         """Called after a part's last frame; returns the stream if that ends it and all is decoded."""
