@@ -9,6 +9,6 @@ mypy
 if [ $# -gt 0 ]; then
     exec python -m pytest "$@"
 fi
-# In parallel where nothing is timed; a server's tests run alone.
-python -m pytest --numprocesses 2 --dist loadfile tests/unit tests/oracle
-exec python -m pytest tests/e2e tests/gpu
+# In parallel, a file at a time, since its tests share a server; then what measures time, alone.
+python -m pytest --numprocesses 2 --dist loadfile -m "not timing" tests
+exec python -m pytest -m timing tests

@@ -1,4 +1,7 @@
-"""The shell commands of README.md run in order."""
+"""The shell commands of README.md run in order, and quickstart serves a page.
+
+One file, since both use the default ports and the checkout's model repository.
+"""
 
 import os
 import re
@@ -10,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from scripts.embedded.ports import Ports
@@ -23,6 +27,8 @@ THIS_RUN = "scripts/test.sh\n"
 DEFAULT_PORTS = (Ports.grpc, Ports.http, Ports.metrics)
 RUN_SECONDS = 280
 START_SECONDS = 120
+OPEN = re.compile(r"Open (http://localhost:\d+) ")
+STOP_SECONDS = 60
 
 
 def blocks() -> list[tuple[str, str]]:
@@ -46,6 +52,26 @@ def test_readme_commands_succeed_in_order(tmp_path: Path) -> None:
             run(command)
     assert (ROOT / "hello.wav").stat().st_size > 1920 * 2, "one frame of sound at most"
     (ROOT / "hello.wav").unlink()
+
+
+def test_quickstart_serves_a_page_until_it_is_interrupted(tmp_path: Path) -> None:
+    assert all(port_is_free(port) for port in DEFAULT_PORTS), "a default port is already in use"
+    port, output = Ports.free().http, tmp_path / "hello.wav"
+    command = ["scripts/quickstart.sh", "--serve", "--port", str(port), "--output", str(output)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        try:
+            url = next(found[1] for line in process.stdout if (found := OPEN.search(line)))
+            assert url == f"http://localhost:{port}"
+            assert "<title>Qwen3-TTS</title>" in httpx.get(url).text
+            spoken = httpx.post(f"{url}/v1/audio/speech", json={"input": "Hello.", "max_new_tokens": 5}, timeout=30)
+            assert spoken.status_code == 200
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(STOP_SECONDS)
+    assert process.returncode == 0
+    assert output.stat().st_size > 1920 * 2
+    assert all(port_is_free(used) for used in (*DEFAULT_PORTS, port))
 
 
 def test_quickstart_and_test_commands_are_in_the_first_30_lines() -> None:
