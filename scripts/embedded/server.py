@@ -186,6 +186,11 @@ def make_folder(folder: Path) -> None:
         raise ServerError(f"{folder}: {error.strerror}: name a folder that can be written (--build-folder)") from None
 
 
+def key_file_of(ports: Ports, build_folder: Path) -> Path:
+    """Where a server's generated admin key is."""
+    return build_folder / f"admin_key-{ports.http}"
+
+
 def drain_of(ports: Ports, build_folder: Path, seconds: float) -> Drain:
     """The drain of a server; its file is named by the server's port, since servers may share the folder."""
     file = Path(os.environ.get(FILE_VARIABLE) or build_folder / f"drain-{ports.http}").resolve()
@@ -206,13 +211,13 @@ def main(
     exclusive_gpu: Annotated[bool, typer.Option(help="refuse to share the GPU with another server")] = False,
 ) -> None:
     """Serve a model repository and restart a dead server; every other option goes to tritonserver unchanged."""
-    key_file = build_folder / "admin_key"
     bypass_for_local_addresses()
     try:
         make_folder(build_folder)
         ports = Ports.of(context.args)
-        # Before the key, which another server on these ports may have in the same file.
+        # Before the key, since another server on these ports has it in the same file.
         ports.check()
+        key_file = key_file_of(ports, build_folder)
         admin_key = choose_admin_key(os.environ, key_file)
         options = [*EXPLICIT, *context.args, *backend_options(build_folder, backend or [])]
         command = server_command(model_repository, options, admin_key)

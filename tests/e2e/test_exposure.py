@@ -66,7 +66,7 @@ def launched(repository: Path, folder: Path, environment: Mapping[str, str]) -> 
         eventually(lambda: process.poll() is not None or is_ready(ports), 120)
         assert process.poll() is None, log.read_text()[-2000:]
         [server] = [p.pid for p in psutil.Process(process.pid).children() if p.name() == "tritonserver"]
-        yield Launched(ports, server, log, folder / "admin_key")
+        yield Launched(ports, server, log, folder / f"admin_key-{ports.http}")
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)

@@ -13,7 +13,7 @@ import pytest
 from scripts.embedded import server
 from scripts.embedded.installation import ServerError, backend_directory
 from scripts.embedded.ports import Ports
-from scripts.embedded.protection import LIMITS
+from scripts.embedded.protection import LIMITS, choose_admin_key
 from tests.fakes.page_server import serving
 
 TENSORRT = ("libnvinfer.so.8", "libnvinfer_plugin.so.8")
@@ -103,7 +103,16 @@ def test_the_launcher_names_who_has_a_port(taken: str, tmp_path: Path) -> None:
         reason = rf"port {port}: Address already in use, by \S+ \(process {os.getpid()}\): .* another --{taken}-port"
         with pytest.raises(SystemExit, match=reason):
             server.main(context, tmp_path / "models", tmp_path)
-    assert not (tmp_path / "admin_key").exists()
+    assert not list(tmp_path.glob("admin_key*"))
+
+
+def test_servers_of_one_folder_have_files_of_their_own(tmp_path: Path) -> None:
+    first, second = Ports(8001, 8000, 8002), Ports(9001, 9000, 9002)
+    for ports in (first, second):
+        choose_admin_key({}, server.key_file_of(ports, tmp_path))
+    keys = {server.key_file_of(ports, tmp_path).read_text() for ports in (first, second)}
+    drains = {server.drain_of(ports, tmp_path, 1).file for ports in (first, second)}
+    assert len(keys) == len(drains) == 2
 
 
 def test_ports_are_those_of_the_last_option() -> None:
