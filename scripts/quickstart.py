@@ -46,14 +46,15 @@ def main(
     except ServerError as error:
         sys.exit(f"error: {error}")
     build_folder.mkdir(parents=True, exist_ok=True)
-    run("Exporting the codec", "export", "--checkpoint", CHECKPOINT, "--model-repository", REPOSITORY)
+    run("Exporting the codec (half a minute the first time)", "export", "--checkpoint", CHECKPOINT, "--model-repository", REPOSITORY)
     log = build_folder / "server.log"
     options = [*EXPLICIT, "--model-config-name=onnxruntime", *backend_options(build_folder)]
     environment = {"QWEN3_TTS_CHECKPOINT": str(CHECKPOINT)}
     with log.open("wb") as file, ExitStack() as running:
         server = TritonServer(REPOSITORY, options=options, ports=ports, environment=environment, log=file)
         try:
-            with console.status(f"Starting tritonserver (log: {log})"):
+            console.print(f"Starting tritonserver (some 15 s; log: {log})")
+            with console.status("Loading the models"):
                 running.enter_context(server)
         except ServerError as error:
             sys.exit(f"error: {error}: {log}")
