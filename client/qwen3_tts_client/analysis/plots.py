@@ -17,7 +17,13 @@ Row = dict[str, Any]
 Points = Sequence[float | None]
 
 MODES = {"closed": "concurrent streams", "open": "requests per second (Poisson)", "burst": "requests at once"}
+# Stands for the text colour of the page, light or dark.
+INK = "#010203"
 STYLE: dict[Any, Any] = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "legend.frameon": False,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "svg.hashsalt": "client",  # deterministic output
     "svg.fonttype": "none",
     "font.size": 9,
@@ -87,7 +93,7 @@ def over_time(series: dict[str, list[tuple[float, float]]]) -> str:
         for label, points in series.items():
             axes.plot([at for at, _ in points], [value for _, value in points], label=label, drawstyle="steps-post")
         axes.set(xlabel="seconds since the start of the run", ylim=(0, None))
-        axes.legend()
+        _legend(figure, axes, len(series))
         return _svg(figure)
 
 
@@ -113,7 +119,7 @@ def _draw_stream(axes: Axes, y: int, timeline: Timeline, playback: Playback) -> 
     waited = [(seconds(start - stall), stall / NS) for start, stall in waits if stall]
     axes.broken_barh(played, (y - 0.25, 0.3), facecolors="tab:blue", edgecolors="white", linewidth=0.3)
     axes.broken_barh(waited, (y - 0.25, 0.3), facecolors="tab:red")
-    axes.plot([seconds(time_ns) for time_ns in timeline.arrivals_ns], [y + 0.2] * len(lengths), "|", color="black")
+    axes.plot([seconds(time_ns) for time_ns in timeline.arrivals_ns], [y + 0.2] * len(lengths), "|", color=INK)
 
 
 def _against_load(rows: Sequence[Row], draw: Callable[[Axes, Sequence[Row]], None]) -> str:
@@ -128,8 +134,13 @@ def _against_load(rows: Sequence[Row], draw: Callable[[Axes, Sequence[Row]], Non
             axes.set(xlabel=MODES[mode], xscale="log")
             axes.set_xticks([row["value"] for row in loads], [f"{row['value']:g}" for row in loads])
             axes.xaxis.minorticks_off()
-            axes.legend()
+        _legend(figure, panels[0], 2 * len(panels))
         return _svg(figure)
+
+
+def _legend(figure: Figure, axes: Axes, columns: int) -> None:
+    """Of the lines that all panels have, below them."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns)
 
 
 def _log_ms(axes: Axes) -> None:
@@ -152,5 +163,5 @@ def _at(row: Row, key: str, name: str) -> float | None:
 def _svg(figure: Figure) -> str:
     buffer = io.StringIO()
     FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
-    text = buffer.getvalue()
+    text = buffer.getvalue().replace(INK, "currentColor")
     return text[text.index("<svg") :]

@@ -31,10 +31,17 @@ SERVER_TIMES = {
 SERVER_GAUGES = {"running": "qwen3_tts_requests_running", "waiting": "qwen3_tts_requests_waiting"}
 WAVE_COLUMNS = ("TTFA p50/p95 ms", "audible p50/p95 ms", "stall p95 ms", "C50 %")
 _STYLE = """
-body { font: 14px system-ui, sans-serif; max-width: 1200px; margin: 2em auto; padding: 0 1em; color: #222 }
-table { border-collapse: collapse; font-size: 12px } th, td { padding: 3px 8px; text-align: right }
-th { border-bottom: 1px solid #888 } tr:nth-child(even) { background: #f5f5f5 } svg { max-width: 100%; height: auto }
-pre { background: #f5f5f5; padding: 1em; overflow: auto; font-size: 12px }
+:root { color-scheme: light dark; --ink: #222; --paper: #fff; --band: #f5f5f5; --bad: #b3261e }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --paper: #16161a; --band: #24242a; --bad: #ffb4ab } }
+body { font: 14px system-ui, sans-serif; max-width: 1200px; margin: 2em auto; padding: 0 1em;
+  color: var(--ink); background: var(--paper) }
+h1 { overflow-wrap: anywhere }
+.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: 12px; white-space: nowrap }
+th, td { padding: 3px 8px; text-align: right } th { border-bottom: 1px solid #888 }
+tr:nth-child(even) { background: var(--band) }
+.bad { color: var(--bad); font-weight: 600 }
+svg { max-width: max(100%, 30em); height: auto }
+pre { background: var(--band); padding: 1em; overflow: auto; font-size: 12px }
 """
 _NOTES = """RTF is wall / audio: below 1 is faster than real time. A stall is the lateness of a chunk for a player that
 starts at the first chunk and rebuffers when empty; C50 is the share of multi-chunk streams whose largest stall is at
@@ -67,15 +74,31 @@ def page(run: Run, rows: Sequence[dict[str, Any]], prebuffer_ns: int) -> str:
     target = run.header.get("target", {})
     title = f"{target.get('server', target.get('url', 'server'))}, {run.header.get('time', '')}"
     sections = chain(
+        [_failures(rows)],
         [_section("Figures", f"<p>{_NOTES}</p>{_table(list(COLUMNS), map(cells, rows))}")],
         _plots(run, rows, prebuffer_ns),
         [_section("First and later waves", _waves(rows))],
         [_section("Environment", f"<pre>{escape(json.dumps(run.header, indent=1, ensure_ascii=False))}</pre>")],
     )
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+        f'<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
         f"<h1>{escape(title)}</h1>{''.join(sections)}</html>\n"
     )
+
+
+def _failures(rows: Sequence[dict[str, Any]]) -> str:
+    """Requests that failed, by load and outcome."""
+    failed = [
+        [load_name(row["mode"], row["value"]), outcome, f"{count} of {row['requests']}"]
+        for row in rows
+        for outcome, count in row["outcomes"].items()
+        if outcome != "ok"
+    ]
+    if not failed:
+        return f"<p>None of {sum(row['requests'] for row in rows)} requests failed.</p>"
+    return f'<p class="bad">Requests failed:</p>{_table(["load", "outcome", "requests"], failed)}'
 
 
 def _plots(run: Run, rows: Sequence[dict[str, Any]], prebuffer_ns: int) -> Iterator[str]:
@@ -83,15 +106,15 @@ def _plots(run: Run, rows: Sequence[dict[str, Any]], prebuffer_ns: int) -> Itera
         from qwen3_tts_client.analysis import plots  # matplotlib, an extra
     except ImportError:
         raise ClientError("the page requires matplotlib: pip install 'qwen3-tts-triton[report]'") from None
-    yield _section("Time to first audio", plots.first_audio(rows))
-    yield _section("Underrun and continuity", plots.continuity(rows))
-    yield _section("Throughput", plots.throughput(rows))
+    yield _plot("Time to first audio", plots.first_audio(rows))
+    yield _plot("Underrun and continuity", plots.continuity(rows))
+    yield _plot("Throughput", plots.throughput(rows))
     if worst := worst_streams(run, prebuffer_ns):
-        yield _section("Playback of the worst streams", plots.playback_timeline(worst))
+        yield _plot("Playback of the worst streams", plots.playback_timeline(worst))
     if times := server_times(run):
-        yield _section("Inside the server", plots.server_times(rows, times))
+        yield _plot("Inside the server", plots.server_times(rows, times))
     if gauges := server_gauges(run):
-        yield _section("Streams in the server", plots.over_time(gauges))
+        yield _plot("Streams in the server", plots.over_time(gauges))
 
 
 def worst_streams(run: Run, prebuffer_ns: int) -> list[tuple[str, Timeline, Playback]]:
@@ -146,6 +169,10 @@ def _waves(rows: Sequence[dict[str, Any]]) -> str:
     return _table(names, lines)
 
 
+def _plot(title: str, svg: str) -> str:
+    return _section(title, f'<div class="scroll">{svg}</div>')
+
+
 def _section(title: str, body: str) -> str:
     return f"<h2>{escape(title)}</h2>{body}"
 
@@ -153,4 +180,4 @@ def _section(title: str, body: str) -> str:
 def _table(names: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
