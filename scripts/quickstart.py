@@ -46,7 +46,8 @@ def main(
     except ServerError as error:
         sys.exit(f"error: {error}")
     build_folder.mkdir(parents=True, exist_ok=True)
-    run("Exporting the codec (half a minute the first time)", "export", "--checkpoint", CHECKPOINT, "--model-repository", REPOSITORY)
+    export = ("export", "--checkpoint", CHECKPOINT, "--model-repository", REPOSITORY)
+    run("Exporting the codec (half a minute the first time)", *export)
     log = build_folder / "server.log"
     options = [*EXPLICIT, "--model-config-name=onnxruntime", *backend_options(build_folder)]
     environment = {"QWEN3_TTS_CHECKPOINT": str(CHECKPOINT)}
