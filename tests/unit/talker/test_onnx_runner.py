@@ -216,3 +216,17 @@ def test_graphs_whose_rows_depend_on_the_batch_give_way_to_pytorch(
     with caplog.at_level(logging.WARNING):
         assert not load(checkpoint).has_graphs
     assert "rows depend on the batch" in caplog.text
+
+
+def test_a_prompt_that_a_graph_refuses_fails_alone(
+    checkpoint: Checkpoint, graphs: TalkerRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases, places = prompts(checkpoint, [9, 20]), onnx_runner.OnnxTalkerRunner._places
+    monkeypatch.setattr(
+        onnx_runner.OnnxTalkerRunner, "_places", lambda *given: places(*given) + (given[2] == 20) * 10**6
+    )
+    first, second = (newcomer(graphs, cases, slot, GREEDY) for slot in range(2))
+    [(failed, error)] = graphs.prefill([first, second])
+    assert failed is second
+    assert "ONNX Runtime: " in str(error)
+    assert speak(graphs, [0], 1).shape == (1, 1, 16)

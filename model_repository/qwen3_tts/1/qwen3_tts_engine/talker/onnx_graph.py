@@ -1,6 +1,6 @@
 """Builds an ONNX graph node by node. Its weights stay in the memory of their tensors, also beyond 2 GiB."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,7 @@ class OnnxGraph:
         self._nodes.append(helper.make_node(kind, list(inputs), outputs, **attributes))
         return outputs
 
-    def load(self, threads: int) -> onnxruntime.InferenceSession:
+    def load(self, threads: int) -> "Program":
         """Loads the graph; a product's weight is copied in the layout of its kernel."""
         graph = helper.make_graph(
             self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())
@@ -98,9 +98,24 @@ class OnnxGraph:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         values = [onnxruntime.OrtValue.from_dlpack(tensor) for tensor in self._weights.values()]
         options.add_external_initializers(list(self._weights), values)
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        providers = ["CPUExecutionProvider"]
+        return Program(onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers))
 
     def _constant(self, kind: str, array: np.ndarray) -> Value:
         name = f"{kind}_{array.tolist()}".replace(" ", "")
         self._initializers.setdefault(name, numpy_helper.from_array(array, name))
         return name
+
+
+class Program:
+    """A loaded graph."""
+
+    def __init__(self, session: onnxruntime.InferenceSession) -> None:
+        self._session = session
+
+    def run(self, outputs: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[Tensor]:
+        """Raises RuntimeError, as PyTorch does, for instance without memory."""
+        try:
+            return [torch.from_numpy(output) for output in self._session.run(outputs, inputs)]
+        except Exception as error:  # ONNX Runtime's have no other base
+            raise RuntimeError(f"ONNX Runtime: {error}") from error

@@ -27,8 +27,8 @@ class OnnxTalkerRunner(TalkerRunner):
     def build(self) -> None:
         """Raises an exception of ONNX Runtime when it lacks an operator."""
         threads = torch.get_num_threads()
-        self._talker_session = talker_graph(self._talker, self.cache).load(threads)
-        self._frame_session = frame_graph(self._talker, self._predictor, self._frame_cache).load(threads)
+        self._talker_program = talker_graph(self._talker, self.cache).load(threads)
+        self._frame_program = frame_graph(self._talker, self._predictor, self._frame_cache).load(threads)
         data = self.cache.data
         self._stored = data.flatten(0, 1)
         layers = range(len(data))
@@ -57,10 +57,9 @@ class OnnxTalkerRunner(TalkerRunner):
         """The talker's last state [B·N, H] of rows [B·N, H] at consecutive positions int64 [B, N] of slots [B]."""
         index = self._places(slots, int(positions.max()) + 1)
         inputs = {"rows": rows.numpy(), "positions": positions.numpy(), "index": index.numpy(), **self._pools}
-        hidden, stored = self._talker_session.run(("hidden", "stored"), inputs)
-        places = index.gather(1, positions)
-        self._stored[:, places] = torch.from_numpy(stored).unflatten(3, self._stored.shape[2:])
-        return torch.from_numpy(hidden)
+        hidden, stored = self._talker_program.run(("hidden", "stored"), inputs)
+        self._stored[:, index.gather(1, positions)] = stored.unflatten(3, self._stored.shape[2:])
+        return hidden
 
     def _places(self, slots: Tensor, longest: int) -> Tensor:
         """The place in the cache of each position of slots, at least the first `longest`, int64 [slots, positions]."""
@@ -71,8 +70,8 @@ class OnnxTalkerRunner(TalkerRunner):
 
     def _complete(self, rows: Rows, hidden: Hidden) -> Tensor:
         assert isinstance(rows, TorchRows)
-        (codes,) = self._frame_session.run(("codes",), {"hidden": hidden.rows.numpy(), **self._drawing(rows)})
-        rows.keep(torch.from_numpy(codes))
+        [codes] = self._frame_program.run(("codes",), {"hidden": hidden.rows.numpy(), **self._drawing(rows)})
+        rows.keep(codes)
         rows.advance(self._talker.text_table, self._talker.code_table, self._pad_text_id)
         return rows.codes
 
