@@ -63,15 +63,8 @@ class WavWriter:
 
     def _header(self, data_bytes: int) -> bytes:
         riff_bytes = min(data_bytes + HEADER.size - 8, UNKNOWN_LENGTH)
-        layout = (
-            16,
-            1,
-            1,
-            self._rate,
-            2 * self._rate,
-            2,
-            16,
-        )  # bytes, PCM, channels, Hz, bytes a second, a frame, bits
+        # Size, PCM, channels, Hz, bytes a second, bytes a frame, bits.
+        layout = (16, 1, 1, self._rate, 2 * self._rate, 2, 16)
         return HEADER.pack(b"RIFF", riff_bytes, b"WAVE", b"fmt ", *layout, b"data", data_bytes)
 
 
