@@ -123,6 +123,32 @@ def test_chinese_needs_no_spaces(page: Browser, stub: StubServer) -> None:
     assert "".join(input_text(request, "text") for request in spoken(stub)) == "你好"
 
 
+def test_a_new_choice_holds_from_the_next_utterance(page: Browser, stub: StubServer) -> None:
+    page.click("live")
+    for voice, style in (("ono_anna", "whispering"), ("ryan", "shouting")):
+        page.choose("voice", voice)
+        page.fill("style", style)
+        page.type("words", "Hello.\n")
+        page.until(lambda: page.text("status") == "Speaking")
+        page.until(lambda: page.text("status").startswith("Heard"))
+    begun = [request for request in spoken(stub) if input_text(request, "speaker")]
+    assert [(input_text(r, "speaker"), input_text(r, "instruct")) for r in begun] == [
+        ("ono_anna", "whispering"),
+        ("ryan", "shouting"),
+    ]
+
+
+def test_a_gateway_that_is_gone_cannot_be_reached(browser: Browser, stub: StubServer) -> None:
+    with RunningGateway(stub.url) as gateway:
+        browser.open(gateway.url)
+    browser.click("speak")
+    browser.until(lambda: browser.text("alert") == "The gateway cannot be reached.")
+    browser.click("live")
+    browser.type("words", "Hello ")
+    browser.until(lambda: "cannot be reached" in browser.text("alert"))
+    browser.until(lambda: browser.text("status") == "")
+
+
 def test_an_error_appears_at_its_field(page: Browser) -> None:
     page.fill("text", '{"error": "INVALID_ARG: instruct: \'x\': not for this voice"}')
     page.click("speak")

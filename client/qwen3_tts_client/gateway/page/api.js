@@ -2,6 +2,8 @@
 
 const KEY = "qwen3-tts-key";
 const KEY_PROTOCOL = "openai-insecure-api-key.";
+const BROKEN_OFF = "The connection broke off before the end of the speech.";
+const POLICY_VIOLATION = 1008; // the gateway has sent an error
 
 export class ApiError extends Error {
   constructor({ message, param }, status) {
@@ -15,7 +17,9 @@ export const saveKey = (key) => sessionStorage.setItem(KEY, key);
 export async function call(path, { headers, ...options } = {}) {
   const key = sessionStorage.getItem(KEY);
   const access = key ? { authorization: `Bearer ${key}` } : {};
-  const response = await fetch(path, { ...options, headers: { ...headers, ...access } });
+  const response = await fetch(path, { ...options, headers: { ...headers, ...access } }).catch(() => {
+    throw new Error("The gateway cannot be reached.");
+  });
   if (response.ok) return response;
   const { error } = await response.json().catch(() => ({}));
   throw new ApiError(error ?? { message: `${response.status} ${response.statusText}` }, response.status);
@@ -33,7 +37,9 @@ export async function* speech(fields, signal) {
   });
   let rest = new Uint8Array();
   for (const reader = response.body.getReader(); ; ) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch(() => {
+      throw new Error(BROKEN_OFF);
+    });
     if (done) return;
     const bytes = new Uint8Array(rest.length + value.length);
     bytes.set(rest);
@@ -44,20 +50,29 @@ export async function* speech(fields, signal) {
   }
 }
 
-// Speaks text as it is sent. Handlers: audio(samples), done() after each utterance, error(error), closed().
+// Speaks utterances as their text is sent. Handlers: audio(samples), done() after each utterance, error(error), and
+// closed(isCutOff) when the gateway ends the connection, perhaps before the end of an utterance.
 export class Session {
   #waiting = [];
+  #undone = 0; // utterances
+  #isOpened = false;
 
-  constructor(fields, handlers) {
+  constructor(handlers) {
     const url = new URL("v1/audio/speech/stream", document.baseURI);
     url.protocol = url.protocol.replace("http", "ws");
     const key = sessionStorage.getItem(KEY);
     this.socket = new WebSocket(url, key ? ["speech", KEY_PROTOCOL + key] : []);
     this.socket.binaryType = "arraybuffer";
-    this.socket.onopen = () => this.#waiting.splice(0).forEach((message) => this.socket.send(message));
+    this.socket.onopen = () => {
+      this.#isOpened = true;
+      this.#waiting.splice(0).forEach((message) => this.socket.send(message));
+    };
     this.socket.onmessage = ({ data }) => this.#receive(data, handlers);
-    this.socket.onerror = () => handlers.error(new Error("The gateway refused or lost the connection."));
-    this.socket.onclose = () => handlers.closed();
+    this.socket.onclose = ({ code }) => this.#report(code, handlers);
+  }
+
+  begin(fields) {
+    this.#undone++;
     this.#send({ type: "session.config", stream_audio: true, ...fields, response_format: "pcm" });
   }
 
@@ -70,7 +85,7 @@ export class Session {
   }
 
   close() {
-    this.socket.onmessage = this.socket.onerror = this.socket.onclose = null;
+    this.socket.onmessage = this.socket.onclose = null;
     this.socket.close();
   }
 
@@ -83,7 +98,18 @@ export class Session {
   #receive(data, handlers) {
     if (data instanceof ArrayBuffer) return handlers.audio(new Int16Array(data));
     const message = JSON.parse(data);
-    if (message.type === "error") handlers.error(new ApiError(message));
-    if (message.type === "session.done") handlers.done();
+    // A connection that nobody uses is closed, and the next utterance opens another.
+    if (message.type === "error" && message.code !== "idle") handlers.error(new ApiError(message));
+    if (message.type === "session.done") {
+      this.#undone--;
+      handlers.done();
+    }
+  }
+
+  #report(code, handlers) {
+    const isCutOff = this.#undone > 0;
+    const reason = this.#isOpened ? BROKEN_OFF : "The gateway cannot be reached, or refused the connection.";
+    if (isCutOff && code !== POLICY_VIOLATION) handlers.error(new Error(reason));
+    handlers.closed(isCutOff);
   }
 }

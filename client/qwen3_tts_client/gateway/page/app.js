@@ -1,4 +1,4 @@
-import { ApiError, call, getJson, saveKey, Session, speech } from "./api.js";
+import { call, getJson, saveKey, Session, speech } from "./api.js";
 import { Player, RATE } from "./player.js";
 import { Recorder, wav } from "./recording.js";
 import { Waveform } from "./waveform.js";
@@ -117,8 +117,7 @@ async function speak() {
       if (!signal.aborted) hear(samples);
     }
   } catch (error) {
-    if (signal.aborted) return;
-    throw error instanceof ApiError ? error : new Error("The connection broke off before the end of the speech.");
+    if (!signal.aborted) throw error;
   } finally {
     if (!signal.aborted) player.send("end");
   }
@@ -126,15 +125,23 @@ async function speak() {
 
 function openSession() {
   const done = () => player.send("end");
-  const opened = new Session(fields(), { audio: hear, done, error: show, closed: () => session === opened && stop() });
-  return opened;
+  const closed = (isCutOff) => {
+    session = undefined;
+    isOpen = false;
+    if (isCutOff) done();
+    $("stop").disabled = !isHeard;
+  };
+  return new Session({ audio: hear, done, error: show, closed });
 }
 
 function send(text) {
   $("said").textContent += text;
   $("said").scrollTop = $("said").scrollHeight;
   session ??= openSession();
-  if (!isOpen) begin();
+  if (!isOpen) {
+    begin();
+    session.begin(fields());
+  }
   isOpen = true;
   session.add(text);
 }
