@@ -1,11 +1,12 @@
 """A headless Chromium, driven through selenium, whose sound can be heard."""
 
 import base64
+import contextlib
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# Is this machine, but no secure context, as a page over HTTP from another machine.
+INSECURE_HOST = "lan.test"
 DRIVERS = ("chromedriver", "chromium.chromedriver")
 ARGUMENTS = (
     "--headless=new",
@@ -21,6 +24,7 @@ ARGUMENTS = (
     "--no-zygote",  # which the build of scripts/chromium.sh lacks
     "--disable-dev-shm-usage",
     "--window-size=900,1200",
+    f"--host-resolver-rules=MAP {INSECURE_HOST} 127.0.0.1",
     # A microphone that beeps.
     "--use-fake-device-for-media-stream",
     "--use-fake-ui-for-media-stream",
@@ -89,6 +93,19 @@ class Browser:
         self.until(lambda: self.run("return window.isTapped"))
         self.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", tap)
         self.driver.execute_cdp_cmd("Page.setBypassCSP", {"enabled": False})
+
+    @contextlib.contextmanager
+    def screen(self, width: int, scheme: str = "light") -> Iterator[None]:
+        """Of a phone, if it is narrow."""
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        try:
+            yield
+        finally:
+            self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+            self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
     def heard(self) -> NDArray[np.int16]:
         """Waits for silence; what the AudioContext has played since the page was opened, without silence around it."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qwen3_tts_client.gateway.access import KEYS_VARIABLE, new_key
-from tests.e2e.browser import Browser, trimmed
+from tests.e2e.browser import INSECURE_HOST, Browser, trimmed
 from tests.e2e.serving import eventually
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.stub_server import AMPLITUDE, StubServer, input_text
@@ -136,6 +136,22 @@ def test_a_new_choice_holds_from_the_next_utterance(page: Browser, stub: StubSer
         ("ono_anna", "whispering"),
         ("ryan", "shouting"),
     ]
+
+
+def test_without_https_the_whole_speech_is_played(browser: Browser, gateway: RunningGateway) -> None:
+    browser.open(gateway.url.replace("127.0.0.1", INSECURE_HOST))
+    assert browser.text("limits").startswith("Without HTTPS")
+    assert not browser.element("live").is_enabled()
+    browser.click("speak")
+    browser.until(lambda: browser.text("status") == "Speaking")
+    assert browser.run("return document.querySelector('#whole-speech').duration") == pytest.approx(FRAMES * 0.08)
+    browser.until(lambda: browser.text("status") == "Heard 3.2 s")
+    browser.click("speak")
+    browser.until(lambda: browser.text("status") == "Speaking")
+    browser.click("stop")
+    assert browser.run("return document.querySelector('#whole-speech').paused")
+    assert browser.text("status") == "Stopped"
+    assert browser.messages() == []
 
 
 def test_a_gateway_that_is_gone_cannot_be_reached(browser: Browser, stub: StubServer) -> None:

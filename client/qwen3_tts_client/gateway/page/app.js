@@ -1,5 +1,5 @@
 import { call, getJson, saveKey, Session, speech } from "./api.js";
-import { Player, RATE } from "./player.js";
+import { canStream, Player, RATE, WholePlayer } from "./player.js";
 import { Recorder, wav } from "./recording.js";
 import { Waveform } from "./waveform.js";
 
@@ -57,7 +57,7 @@ function begin() {
   isHeard = true;
   waveform.clear();
   FIGURES.forEach((id) => ($(id).textContent = "–"));
-  $("status").textContent = "Waiting for the first audio";
+  $("status").textContent = canStream ? "Waiting for the first audio" : "Waiting for all of the speech";
   $("stop").disabled = false;
   $("download").disabled = true;
   player.begin();
@@ -73,6 +73,7 @@ function hear(samples) {
 }
 
 function report({ type, played, underruns, stalled }) {
+  if (type === "ready") $("status").textContent = "Press play to hear it";
   if (type === "started") {
     $("first-sound").textContent = sinceStart(player.latencyMs);
     $("status").textContent = "Speaking";
@@ -257,7 +258,14 @@ document.onkeydown = (event) => {
   if (event.key === "Escape") stop();
   if (event.key === "Enter" && event.ctrlKey && event.target === $("text")) $("speech").requestSubmit();
 };
+if (!canStream) {
+  const reason = isSecureContext ? "This browser cannot" : "Without HTTPS, browsers do not";
+  $("limits").textContent = `${reason} play speech as it arrives: you hear a text once all of its speech is here.`;
+  $("limits").hidden = $("whole-speech").hidden = false;
+  $("live").disabled = true;
+  $("live").setAttribute("aria-describedby", "limits");
+}
 guarded(() => {
-  player = new Player(report);
+  player = canStream ? new Player(report) : new WholePlayer($("whole-speech"), report);
   return loadModels();
 })();
