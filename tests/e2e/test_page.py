@@ -171,11 +171,25 @@ def test_an_error_appears_at_its_field(page: Browser) -> None:
     page.until(lambda: page.element("style").get_attribute("aria-invalid"))
     assert page.text("style-error") == "instructions: 'x': not for this voice"
     assert page.driver.switch_to.active_element.get_attribute("id") == "style"
+    page.type("style", "y")
+    assert not page.element("style").get_attribute("aria-invalid")
+    assert page.run("return document.querySelector('#style-error')") is None
     page.fill("text", '{"chunks": [[0, 2]], "error": "INTERNAL: the codec failed"}')
     page.click("speak")
     page.until(lambda: "broke off" in page.text("alert"))
-    assert not page.element("style").get_attribute("aria-invalid")
-    assert page.run("return document.querySelectorAll('.error:not(#alert)').length") == 0
+
+
+@pytest.mark.parametrize(("field", "tensor"), [("voice", "speaker"), ("seed", "seed"), ("style", "instruct")])
+def test_an_error_moves_no_other_field(page: Browser, field: str, tensor: str) -> None:
+    others = """
+        return [...document.querySelectorAll("#speech .fields .field > *:not(.error, #style, [for=style])")]
+            .map((part) => [part.id, JSON.stringify(part.getBoundingClientRect())]);
+    """
+    before = page.run(others)
+    page.fill("text", json.dumps({"error": f"INVALID_ARG: {tensor}: {'too long ' * 9}"}))
+    page.click("speak")
+    page.until(lambda: page.element(field).get_attribute("aria-invalid"))
+    assert page.run(others) == before
 
 
 def test_a_key_is_asked_for_and_kept_in_the_tab(
@@ -187,7 +201,8 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(
         browser.driver.get(gateway.url)
         browser.until(lambda: browser.element("key").is_displayed())
         browser.type("key", "wrong\n")
-        browser.until(lambda: "API key" in browser.text("alert"))
+        browser.until(lambda: browser.element("key").get_attribute("aria-invalid"))
+        assert "API key" in browser.text("key-error")
         browser.fill("key", f"{key}\n")
         browser.until(lambda: not browser.element("key").is_displayed())
         browser.driver.refresh()

@@ -16,28 +16,38 @@ let isHeard = false;
 let chunks = []; // of 16-bit samples
 let startedMs = 0;
 
-// Errors appear at the field that the server names, otherwise on top.
+// Errors appear at the field that the server names until it is edited, otherwise below the form.
+
+function clearError(field) {
+  $(`${field.id}-error`)?.remove();
+  field.removeAttribute("aria-invalid");
+  field.removeAttribute("aria-errormessage");
+}
 
 function clearErrors() {
   $("alert").textContent = "";
-  document.querySelectorAll(".error:not(#alert)").forEach((note) => note.remove());
-  document.querySelectorAll("[aria-invalid]").forEach((field) => field.removeAttribute("aria-invalid"));
+  document.querySelectorAll("[aria-invalid]").forEach(clearError);
+}
+
+function fieldOf({ param, status }) {
+  if (status !== 401) return param && document.querySelector(`[data-param="${CSS.escape(param)}"]`);
+  $("access").hidden = false;
+  return $("key");
 }
 
 function show(error) {
-  const field = error.param && document.querySelector(`[data-param="${CSS.escape(error.param)}"]`);
-  if (field?.offsetParent) {
-    const note = document.createElement("p");
-    Object.assign(note, { className: "error", id: `${field.id}-error`, textContent: error.message, role: "alert" });
-    (field.closest("label") ?? field).after(note);
-    field.setAttribute("aria-invalid", "true");
-    field.setAttribute("aria-errormessage", note.id);
-    field.focus();
-  } else $("alert").textContent = error.message;
-  if (error.status === 401) {
-    $("access").hidden = false;
-    $("key").focus();
+  const field = fieldOf(error);
+  if (!field?.offsetParent) {
+    $("alert").textContent = error.message;
+    return;
   }
+  clearError(field);
+  const note = document.createElement("p");
+  Object.assign(note, { className: "error", id: `${field.id}-error`, textContent: error.message, role: "alert" });
+  field.closest(".field").append(note);
+  field.setAttribute("aria-invalid", "true");
+  field.setAttribute("aria-errormessage", note.id);
+  field.focus();
 }
 
 const guarded = (action) => async (event) => {
@@ -213,6 +223,7 @@ async function record() {
 
 function take(blob) {
   sample = blob;
+  clearError($("sample"));
   URL.revokeObjectURL($("preview").src);
   $("preview").src = URL.createObjectURL(blob);
   $("preview").hidden = false;
@@ -254,6 +265,7 @@ $("record").onclick = guarded(record);
 $("sample").onchange = () => $("sample").files.length && take($("sample").files[0]);
 $("clone").onsubmit = guarded(clone);
 $("forget").onclick = guarded(forget);
+document.oninput = ({ target }) => clearError(target);
 document.onkeydown = (event) => {
   if (event.key === "Escape") stop();
   if (event.key === "Enter" && event.ctrlKey && event.target === $("text")) $("speech").requestSubmit();
