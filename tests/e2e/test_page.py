@@ -277,19 +277,16 @@ def test_the_keyboard_reaches_everything_in_order(page: Browser) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone_and_can_be_read(browser: Browser, gateway: RunningGateway, scheme: str) -> None:
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    size = {"width": 320, "height": 700, "deviceScaleFactor": 2, "mobile": True}
-    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
+def test_colours_can_be_told_apart(browser: Browser, gateway: RunningGateway, scheme: str) -> None:
+    with browser.screen(1280, scheme):
         browser.open(gateway.url)
-        assert browser.run("return document.documentElement.scrollWidth") == 320
-        for foreground, background in (("--ink", "--card"), ("--muted", "--card"), ("--on-accent", "--accent")):
-            assert contrast(browser, foreground, background) > 4.5
-    finally:
-        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        placeholder = "return getComputedStyle(document.querySelector('#style'), '::placeholder').color"
+        assert browser.run(placeholder) == browser.run("return getComputedStyle(document.querySelector('dt')).color")
+        assert contrast(browser, "--on-accent", "--accent") > 4.5
+        for background in ("--paper", "--card"):
+            for text in ("--ink", "--muted", "--bad"):
+                assert contrast(browser, text, background) > 4.5
+            assert contrast(browser, "--edge", background) > 3
 
 
 def contrast(browser: Browser, *names: str) -> float:
