@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,19 @@ from tests.fakes.stub_server import AMPLITUDE, StubServer, input_text
 
 FRAMES = 40
 FADE_SAMPLES = 120
+AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
+VIOLATIONS = """
+    return axe.run().then(({ violations }) => violations.flatMap(({ id, nodes }) =>
+        nodes.map(({ html, failureSummary }) => `${id}: ${html}: ${failureSummary}`)));
+"""
+# Pairs of visible texts and controls, neither of which contains the other.
+OVERLAPS = """
+    const parts = [...document.querySelectorAll("label, input, select, textarea, button, dt, dd, h1, .hint, .sheet")]
+        .filter((part) => part.checkVisibility()).map((part) => [part, part.getBoundingClientRect()]);
+    const overlap = (x, y) => x.left < y.right && y.left < x.right && x.top < y.bottom && y.top < x.bottom;
+    return parts.flatMap(([a, x], i) => parts.slice(i + 1)
+        .filter(([b, y]) => !a.contains(b) && overlap(x, y)).map(([b]) => `${a.outerHTML} ${b.outerHTML}`));
+"""
 # What a person reaches with the Tab key, in this order, before anything has been spoken.
 FOCUS_ORDER = ["live", "text", "voice", "language", "seed", "style", "speak"]
 
@@ -154,6 +168,15 @@ def test_without_https_the_whole_speech_is_played(browser: Browser, gateway: Run
     assert browser.messages() == []
 
 
+def test_without_scripts_the_page_says_so(browser: Browser, gateway: RunningGateway) -> None:
+    browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.driver.get(gateway.url)
+        assert "needs JavaScript" in browser.driver.find_element("tag name", "main").text
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
 def test_a_gateway_that_is_gone_cannot_be_reached(browser: Browser, stub: StubServer) -> None:
     with RunningGateway(stub.url) as gateway:
         browser.open(gateway.url)
@@ -270,10 +293,44 @@ def test_the_keyboard_reaches_everything_in_order(page: Browser) -> None:
             .filter((e) => !(e.labels?.length || e.textContent.trim() || e.ariaLabel)).map((e) => e.id);
     """
     assert page.run(unnamed) == []
-    page.type("text", "\ue009\n")  # Control and Enter
-    page.until(lambda: page.text("status") == "Speaking")
-    page.type("text", "\ue00c")
-    page.until(lambda: page.text("status") == "Stopped")
+    for modifier in ("\ue009", "\ue03d"):  # Control, Command
+        page.type("text", f"{modifier}\n")
+        page.until(lambda: page.text("status") == "Speaking")
+        page.type("text", "\ue00c")
+        page.until(lambda: page.text("status") == "Stopped")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing(browser: Browser, gateway: RunningGateway, width: int, scheme: str) -> None:
+    with browser.screen(width, scheme):
+        browser.open(gateway.url)
+        browser.run(AXE)
+        assert browser.run(VIOLATIONS) == []
+        browser.fill("text", '{"error": "INVALID_ARG: instruct: not for this voice"}')
+        browser.click("speak")
+        browser.until(lambda: browser.element("style").get_attribute("aria-invalid"))
+        assert browser.run(VIOLATIONS) == []
+        browser.click("live")
+        assert browser.run(VIOLATIONS) == []
+
+
+def test_axe_finds_nothing_in_the_form_for_voices(browser: Browser) -> None:
+    with StubServer(voices={}) as base, RunningGateway(base.url) as gateway:
+        browser.open(gateway.url)
+        browser.driver.find_element("tag name", "summary").click()
+        browser.run(AXE)
+        assert browser.run(VIOLATIONS) == []
+
+
+@pytest.mark.parametrize("width", [390, 320])
+def test_nothing_overlaps_on_a_phone(browser: Browser, gateway: RunningGateway, width: int) -> None:
+    with browser.screen(width):
+        browser.open(gateway.url)
+        for _ in range(2):
+            assert browser.run(OVERLAPS) == []
+            assert browser.run("return document.documentElement.scrollWidth") == width
+            browser.click("live")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

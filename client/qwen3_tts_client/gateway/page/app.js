@@ -268,7 +268,8 @@ $("forget").onclick = guarded(forget);
 document.oninput = ({ target }) => clearError(target);
 document.onkeydown = (event) => {
   if (event.key === "Escape") stop();
-  if (event.key === "Enter" && event.ctrlKey && event.target === $("text")) $("speech").requestSubmit();
+  const isSubmit = event.key === "Enter" && (event.ctrlKey || event.metaKey);
+  if (isSubmit && event.target === $("text")) $("speech").requestSubmit();
 };
 if (!canStream) {
   const reason = isSecureContext ? "This browser cannot" : "Without HTTPS, browsers do not";
