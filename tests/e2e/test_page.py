@@ -152,6 +152,19 @@ def test_a_new_choice_holds_from_the_next_utterance(page: Browser, stub: StubSer
     ]
 
 
+def test_an_idle_connection_is_replaced_silently(browser: Browser) -> None:
+    with StubServer(frames=3) as stub, RunningGateway(stub.url, idle_seconds=0.5) as gateway:
+        browser.open(gateway.url)
+        browser.click("live")
+        for _ in range(2):
+            browser.type("words", "Hello.\n")
+            browser.until(lambda: browser.element("stop").is_enabled())
+            browser.until(lambda: not browser.element("stop").is_enabled())
+            assert browser.text("status") == "Heard 0.2 s"
+            assert browser.text("alert") == ""
+        assert len([request for request in spoken(stub) if input_text(request, "speaker")]) == 2
+
+
 def test_without_https_the_whole_speech_is_played(browser: Browser, gateway: RunningGateway) -> None:
     browser.open(gateway.url.replace("127.0.0.1", INSECURE_HOST))
     assert browser.text("limits").startswith("Without HTTPS")
@@ -166,6 +179,15 @@ def test_without_https_the_whole_speech_is_played(browser: Browser, gateway: Run
     assert browser.run("return document.querySelector('#whole-speech').paused")
     assert browser.text("status") == "Stopped"
     assert browser.messages() == []
+
+
+def test_figures_have_plain_names_and_exact_hints(page: Browser) -> None:
+    hints = "return [...document.querySelectorAll('dl [title]')].map((e) => [e.innerText.split('\\n')[0], e.title])"
+    assert [(name, hint.split(":")[0]) for name, hint in page.run(hints)] == [
+        ("Answered after", "First audio"),
+        ("First sound after", "First sound"),
+        ("Pauses", "Underruns"),
+    ]
 
 
 def test_without_scripts_the_page_says_so(browser: Browser, gateway: RunningGateway) -> None:
