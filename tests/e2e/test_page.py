@@ -247,7 +247,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(
         browser.until(lambda: browser.element("key").is_displayed())
         browser.type("key", "wrong\n")
         browser.until(lambda: browser.element("key").get_attribute("aria-invalid"))
-        assert "API key" in browser.text("key-error")
+        assert browser.text("key-error") == "A valid API key is required."
         browser.fill("key", f"{key}\n")
         browser.until(lambda: not browser.element("key").is_displayed())
         browser.driver.refresh()

@@ -21,6 +21,7 @@ export async function call(path, { headers, ...options } = {}) {
     throw new Error("The gateway cannot be reached.");
   });
   if (response.ok) return response;
+  if (response.status === 401) throw new ApiError({ message: "A valid API key is required." }, 401);
   const { error } = await response.json().catch(() => ({}));
   throw new ApiError(error ?? { message: `${response.status} ${response.statusText}` }, response.status);
 }
