@@ -16,8 +16,9 @@ if [ "$(cat "$setup_stamp" 2>/dev/null)" != "$setup_sum" ]; then
     python scripts/install_torch.py >"$setup_constraints"
     python -m pip install --constraint "$setup_constraints" --editable ".[$1]"
     if [ "$1" = test ]; then
-        # The oracle, whose own requirements are for its web demo and its audio front end; a client of the gateway.
-        python -m pip install --no-deps qwen-tts==0.1.1 pipecat-ai==1.14.0
+        # The oracle, whose own requirements are for its web demo and its audio front end; a client of the gateway; axe-core,
+        # which checks the page, without Playwright.
+        python -m pip install --no-deps qwen-tts==0.1.1 pipecat-ai==1.14.0 axe-playwright-python==0.1.8
         # Helm 4, a library for any Python, which the tests load in 3.11 too.
         python -m pip install --no-deps --ignore-requires-python helm-sdkpy==0.1.32
         command -v chromedriver >/dev/null || scripts/chromium.sh || echo "No Chromium: skipping the tests of the page"
