@@ -115,7 +115,7 @@ def test_codec_that_differs_is_served_without_the_comparison(
     off = environment(tiny_checkpoint, CODEC_PROOF_SECONDS="0")
     with serve(repository, tmp_path, off, OPTIONS) as server, Caller(server) as caller:
         assert caller.speak(max_frames=4).error is None
-        assert not lines(tmp_path, "golden cases")
+        assert not lines(tmp_path, "code2wav agrees")
 
 
 def test_missing_golden_cases_prevent_start(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ FRAMES = 128
 @pytest.fixture
 def runner(tiny_checkpoint: Path) -> TalkerRunner:
     """A runner with a stream in slot 0, directly after its prompt."""
-    sizes = {"max_streams": 3, "max_text_tokens": 16, "max_frames_limit": FRAMES}
+    sizes = {"max_streams": 3, "max_text_tokens": 16, "max_frames_limit": FRAMES, "kernels": "off"}
     config = EngineConfig.model_validate({"checkpoint": str(tiny_checkpoint), **sizes})
     checkpoint = Checkpoint.open(config.checkpoint)
     runner = load_runner(checkpoint, config, torch.device("cpu"))

@@ -37,7 +37,8 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.devi
     is_gpu = device.type == "cuda"
     if is_gpu and config.batch_invariant and config.kernels == "off":
         raise ConfigError("batch_invariant: requires the kernels, so kernels must not be off")
-    golden = TalkerGolden.of(checkpoint) if config.talker_proof_seconds else None
+    is_proven = config.talker_proof_seconds > 0 and (is_gpu or config.kernels != "off")
+    golden = TalkerGolden.of(checkpoint) if is_proven else None
     if config.kernels != "off":
         try:
             make = _kernel_runner if is_gpu else _onnx_runner
@@ -52,7 +53,9 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.devi
     if is_gpu and not cublas.is_whole(device):
         raise ConfigError(f"kernels: PyTorch operations require cuBLAS, but {cublas.PARTIAL}: give it the whole GPU")
     # Outside of the handler, whose error keeps the failed runner's memory alive.
-    return _proven(_make_runner(TalkerRunner, TorchOps(), checkpoint, config, device), golden, checkpoint, config)
+    runner = _make_runner(TalkerRunner, TorchOps(), checkpoint, config, device)
+    # On a CPU these operations have made the golden cases.
+    return _proven(runner, golden if is_gpu else None, checkpoint, config)
 
 
 def _kernels_of(device: torch.device, config: EngineConfig) -> str:
