@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # gRPC reads it at import. With it, a fork beside running calls prints a line, which tests of processes would read.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+# ONNX Runtime reads it at import, too.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 if not torch.cuda.is_available():
     # Triton reads the variable at import.
     os.environ.setdefault("TRITON_INTERPRET", "1")

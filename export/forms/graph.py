@@ -1,6 +1,7 @@
 """A PyTorch module as an ONNX graph, and the runtimes that turn it into a served file."""
 
 import logging
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime  # type: ignore[import-untyped]
 import torch
 from torch import nn
 
 from export.profiles import Profile
 from export.tensorrt.process import Arrays
 from qwen3_tts_engine.checkpoint.manifest import EngineFacts, FormName
+
+# Since 1.29 ONNX Runtime reports events to Microsoft unless this is set before it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+import onnxruntime  # type: ignore[import-untyped]
 
 OPSET = 18
 # Inputs to outputs, by name.

@@ -105,7 +105,9 @@ def test_another_caller_cannot_touch_the_talkers_rows(caller: Caller, codec: Cod
 def test_killed_engine_ends_every_stream_and_the_server(
     repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    with serving(repository, tmp_path, tiny_checkpoint) as caller, ThreadPoolExecutor(1) as pool:
+    # Else the codes repeat, and the stream ends before the metric shows it.
+    endless = {"QWEN3_TTS_MAX_REPEATED_SECONDS": "0", "QWEN3_TTS_MAX_SILENCE_SECONDS": "0"}
+    with serving(repository, tmp_path, tiny_checkpoint, **endless) as caller, ThreadPoolExecutor(1) as pool:
         stub = psutil.Process(stub_pid(caller.server, "qwen3_tts"))
         [engine] = [child for child in stub.children() if "engine_process.py" in " ".join(child.cmdline())]
         in_flight = pool.submit(caller.speak, "Hello there.", temperature=0.0, max_frames=4000)

@@ -1,6 +1,7 @@
 """A reference encoder: a program of torch.export on one device, or an ONNX graph on a CPU."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -106,6 +107,8 @@ class OnnxEncoder:
         """Raises ValueError naming the file."""
         if not path.is_file():
             raise _missing(path, "onnx")
+        # Since 1.29 ONNX Runtime reports events to Microsoft unless this is set before it is imported.
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         import onnxruntime  # type: ignore[import-untyped]  # only here: a GPU needs none
 
         options = onnxruntime.SessionOptions()

@@ -4,13 +4,16 @@ import os
 from pathlib import Path
 
 import numpy as np
-import onnxruntime  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
 from code2wav_step.config import StepConfig
 from code2wav_step.pcm import to_int16
 from code2wav_step.rows import Places, Rows
+
+# Since 1.29 ONNX Runtime reports events to Microsoft unless this is set before it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+import onnxruntime  # type: ignore[import-untyped]
 
 MODEL_FILE = "model.onnx"
 # More would gain little, and the talker needs the other half of the cores.

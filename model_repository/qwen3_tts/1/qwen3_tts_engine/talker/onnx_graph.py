@@ -1,14 +1,18 @@
 """Builds an ONNX graph node by node. Its weights stay in the memory of their tensors, also beyond 2 GiB."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime  # type: ignore[import-untyped]
 import torch
 from onnx import helper, numpy_helper
 from torch import Tensor
+
+# Since 1.29 ONNX Runtime reports events to Microsoft unless this is set before it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+import onnxruntime  # type: ignore[import-untyped]
 
 # The first one with Swish and TensorScatter.
 OPSET = 24
