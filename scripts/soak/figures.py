@@ -1,5 +1,8 @@
 """Resources of the server's processes."""
 
+import os
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,21 +14,32 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Figures:
-    """Totals over all processes; `shared_mib` is the usage of /dev/shm."""
+    """Totals over all processes; `fds` are open files but sockets, `shared_mib` is the usage of /dev/shm."""
 
     rss_mib: float
     fds: int
+    sockets: int
     threads: int
     shared_mib: float
 
     @classmethod
     def of(cls, processes: list[psutil.Process]) -> "Figures":
+        files = [target for process in processes for target in open_files(process)]
+        sockets = sum(target.startswith("socket:") for target in files)
         return cls(
             round(sum(process.memory_info().rss for process in processes) / MIB, 1),
-            sum(process.num_fds() for process in processes),
+            len(files) - sockets,
+            sockets,
             sum(process.num_threads() for process in processes),
             round(sum(file.stat().st_blocks * 512 for file in SHARED_MEMORY.iterdir() if file.is_file()) / MIB, 1),
         )
 
     def named(self, when: str) -> dict[str, float]:
         return {f"{name}_{when}": value for name, value in vars(self).items()}
+
+
+def open_files(process: psutil.Process) -> Iterator[str]:
+    """What each file descriptor of a process leads to."""
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since
+            yield os.readlink(link)

@@ -27,4 +27,6 @@ def test_soak_has_no_hung_mixed_or_leaked_requests(tmp_path: Path) -> None:
     assert record["requests"] > 300
     assert record["rss_mib_after"] < record["rss_mib_before"] + GROWTH_MIB
     assert record["fds_after"] <= record["fds_before"] + 5
+    # Triton 2.51 keeps some connections of clients that are gone: 7 more after 20 s.
+    assert record["sockets_after"] <= record["sockets_before"] + 20
     assert record["threads_after"] <= record["threads_before"] + 5
