@@ -37,12 +37,10 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.devi
     is_gpu = device.type == "cuda"
     if is_gpu and config.batch_invariant and config.kernels == "off":
         raise ConfigError("batch_invariant: requires the kernels, so kernels must not be off")
-    is_proven = config.talker_proof_seconds > 0 and (is_gpu or config.kernels != "off")
-    golden = TalkerGolden.of(checkpoint) if is_proven else None
     if config.kernels != "off":
         try:
             make = _kernel_runner if is_gpu else _onnx_runner
-            return _proven(make(checkpoint, config, device), golden, checkpoint, config)
+            return _proven(make(checkpoint, config, device), checkpoint, config)
         except (CheckpointError, ConfigError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -54,8 +52,8 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.devi
         raise ConfigError(f"kernels: PyTorch operations require cuBLAS, but {cublas.PARTIAL}: give it the whole GPU")
     # Outside of the handler, whose error keeps the failed runner's memory alive.
     runner = _make_runner(TalkerRunner, TorchOps(), checkpoint, config, device)
-    # On a CPU these operations have made the golden cases.
-    return _proven(runner, golden if is_gpu else None, checkpoint, config)
+    # On a CPU these operations make the golden cases.
+    return _proven(runner, checkpoint, config) if is_gpu else runner
 
 
 def _kernels_of(device: torch.device, config: EngineConfig) -> str:
@@ -63,10 +61,11 @@ def _kernels_of(device: torch.device, config: EngineConfig) -> str:
     return f"the {path} kernels on {torch.cuda.get_device_name(device)}"
 
 
-def _proven(runner: RunnerT, golden: TalkerGolden | None, checkpoint: Checkpoint, config: EngineConfig) -> RunnerT:
+def _proven(runner: RunnerT, checkpoint: Checkpoint, config: EngineConfig) -> RunnerT:
     """The runner, which agrees with the golden cases. Raises TalkerProofError."""
-    if golden is not None:
-        TalkerProof(runner, golden, Cases.of(checkpoint.config)).run(config.talker_proof_seconds)
+    if config.talker_proof_seconds:
+        golden, cases = TalkerGolden.of(checkpoint), Cases.of(checkpoint.config)
+        TalkerProof(runner, golden, cases).run(config.talker_proof_seconds)
     return runner
 
 
