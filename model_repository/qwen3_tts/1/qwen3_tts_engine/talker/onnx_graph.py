@@ -36,11 +36,6 @@ class OnnxGraph:
         self._initializers = dict[str, onnx.TensorProto]()
         self._weights = dict[str, Tensor]()
 
-    @staticmethod
-    def element(dtype: torch.dtype) -> int:
-        """ONNX's number of a type."""
-        return ELEMENTS[dtype]
-
     def input(self, name: str, shape: Sequence[int | str], dtype: torch.dtype = torch.float32) -> Value:
         """An input; a dimension with a name may have any size."""
         self._inputs.append(helper.make_tensor_value_info(name, ELEMENTS[dtype], shape))
@@ -77,6 +72,9 @@ class OnnxGraph:
     def split(self, value: Value, sizes: Sequence[int]) -> list[Value]:
         """Parts of a value [rows, columns], each of so many columns."""
         return self.ops("Split", len(sizes), value, self.integers(*sizes), axis=1)
+
+    def cast(self, value: Value, dtype: torch.dtype) -> Value:
+        return self.op("Cast", value, to=ELEMENTS[dtype])
 
     def op(self, kind: str, *inputs: Value, **attributes: Any) -> Value:
         """The output of a new node; an empty name stands for an optional input."""

@@ -176,7 +176,7 @@ class Draw:
         is_inside = op("Less", op("Sub", cumulative, weight), op("Mul", total, self._top_p))
         inside = op("ReduceMax", op("Where", is_inside, cumulative, self._graph.floats(0.0)), axis)
         target = op("Mul", op("Min", inside, total), uniform)
-        is_before = op("Cast", op("LessOrEqual", cumulative, target), to=self._graph.element(torch.int64))
+        is_before = self._graph.cast(op("LessOrEqual", cumulative, target), torch.int64)
         rank = op("Min", op("ReduceSum", is_before, axis), self._last)
         return op("GatherElements", ids, rank, axis=1)
 
