@@ -1,6 +1,5 @@
 """python -m export: export a checkpoint's codec as the model file that Triton serves."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,6 +20,7 @@ from export.tensorrt.api import PLUGIN_LIBRARY
 from export.tensorrt.process import DEFAULTS, TENSORRT_PYTHON, PlanError, TensorRtSettings
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
+from qwen3_tts_engine.talker import cpu
 
 FORMS: dict[str, Form] = {"onnx": ONNX, "python": PYTHON}
 
@@ -48,7 +48,7 @@ def main(
     settings = TensorRtSettings(tensorrt_python, tensorrt_level, tensorrt_cache, tensorrt_plugin)
     chosen = FORMS.get(form) or tensorrt_form(settings)
     # PyTorch's threads wait for each other after every operation, so that one busy core stops them all.
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
+    torch.set_num_threads(max(1, cpu.cores() // 2))
     try:
         opened = Checkpoint.open(checkpoint)
         if build_only:

@@ -11,12 +11,13 @@ import torch
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
 from qwen3_tts_engine.config import ConfigError
+from qwen3_tts_engine.talker.memory_plan import gib
 
 log = logging.getLogger(__name__)
 
 CGROUP, MEMORY = Path("/sys/fs/cgroup"), Path("/proc/meminfo")
-FLOAT_BYTES, GIB = 4, 1 << 30
-# PyTorch, ONNX Runtime and the interpreter of one process, measured with the demo voice.
+FLOAT_BYTES = 4
+# Bound on PyTorch, ONNX Runtime and the interpreter: a talker of the demo voice has 0.5 GB resident.
 PROCESS_BYTES = 600 << 20
 VECTORS = ("AVX2", "AVX512")
 
@@ -48,8 +49,8 @@ def check(checkpoint: Checkpoint) -> None:
     needed, free = needed_bytes(checkpoint), free_bytes()
     if needed > free:
         raise ConfigError(
-            f"device: the talker takes {needed / GIB:.1f} GiB of memory on a CPU, {free / GIB:.1f} GiB are free: give "
-            "the server more, or serve a smaller checkpoint"
+            f"device: the talker takes {gib(needed)} GiB of memory on a CPU, {gib(free)} GiB are free: give the server "
+            "more, or serve a smaller checkpoint"
         )
     if cores() < 2:
         log.warning("one CPU core: the talker waits for the codec, and the codec for the talker")
@@ -58,7 +59,7 @@ def check(checkpoint: Checkpoint) -> None:
 
 
 def _words(name: str) -> list[str]:
-    """Of a file of the cgroup; empty without one."""
+    """Words of a cgroup's file; empty without one."""
     try:
         return (CGROUP / name).read_text().split()
     except OSError:
