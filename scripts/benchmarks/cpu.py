@@ -6,6 +6,7 @@ Adds its rows to the record, in place of those of the same model and commit.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +15,9 @@ from rich.console import Console
 
 from qwen3_tts_client.analysis.table import load_name
 from qwen3_tts_client.records.environment import environment
-from qwen3_tts_client.records.prometheus import total
 from qwen3_tts_client.records.record import read_run
-from scripts.benchmarks.common import gpu_of, origin_of, show
-from scripts.benchmarks.serving import REPOSITORY, read_summary, rounded, run, run_bench, server_of
+from scripts.benchmarks.common import origin_of, show
+from scripts.benchmarks.serving import REPOSITORY, increase, read_summary, rounded, run, run_bench, server_of
 
 CHECKPOINT = Path(__file__).parents[1] / "demo_voice" / "tiny-speaking"
 FORM, STREAMS, WARMUP = "onnx", 16, 4
@@ -39,19 +39,19 @@ def main(
         load = ["--concurrency", concurrency, "--request-count", requests, "--warmup-request-count", WARMUP]
         request = ["--speaker", speaker, "--language", "english", *(["--max-frames", max_frames] if max_frames else [])]
         run_bench("bench", "--url", f"localhost:{server.ports.grpc}", *load, *request, "--artifact-dir", artifact_dir)
-    found = rows(artifact_dir, checkpoint.name)
+    machine = environment()
+    found = rows(artifact_dir, checkpoint.name, machine)
     show(found, console)
     if output:
-        write(output, found)
+        write(output, found, machine)
 
 
-def rows(folder: Path, model: str) -> list[dict[str, Any]]:
+def rows(folder: Path, model: str, machine: Mapping[str, Any]) -> list[dict[str, Any]]:
     measured, loads = read_run(folder), read_summary(folder)["loads"]
-    machine = gpu_of(environment()).removeprefix("none (").removesuffix(")")
     return [
         {
-            "machine": machine,
-            "commit": environment()["commit"],
+            "machine": f"{machine['cpu']}, {machine['cpus']} cores",
+            "commit": machine["commit"],
             "model": model,
             "form": FORM,
             "load": load_name(load["mode"], load["value"]),
@@ -68,9 +68,7 @@ def rows(folder: Path, model: str) -> list[dict[str, Any]]:
 
 def mean_ms(before: dict[str, float], after: dict[str, float], name: str) -> float | None:
     """Mean of a histogram's observations between two scrapes; None without any."""
-    seconds, count = (
-        (total(after, f"{name}_{part}") or 0) - (total(before, f"{name}_{part}") or 0) for part in ("sum", "count")
-    )
+    seconds, count = (increase(before, after, f"{name}_{part}") for part in ("sum", "count"))
     return round(1e3 * seconds / count, 2) if count else None
 
 
@@ -80,11 +78,11 @@ def underruns(load: dict[str, Any]) -> int:
     return round((1 - (rebuffering["c0"] or 0)) * rebuffering["streams"])
 
 
-def write(output: Path, found: list[dict[str, Any]]) -> None:
+def write(output: Path, found: list[dict[str, Any]], machine: Mapping[str, Any]) -> None:
     kept = json.loads(output.read_text())["rows"] if output.is_file() else []
     new = {(row["commit"], row["model"]) for row in found}
     kept = [row for row in kept if (row["commit"], row["model"]) not in new]
-    record = origin_of("scripts.benchmarks.cpu", environment()) | {"rows": kept + found}
+    record = origin_of("scripts.benchmarks.cpu", machine) | {"rows": kept + found}
     output.write_text(json.dumps(record, indent=1) + "\n")
 
 

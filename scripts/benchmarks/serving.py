@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -163,21 +164,24 @@ def codec_calls(before: dict[str, float], after: dict[str, float]) -> dict[str, 
     """Number of codec calls of a load and mean rows per call; mean time of a call at the talker, and of one through
     Triton in the backend (compute_infer). Empty without metrics."""
 
-    def increase(name: str, label: str = "") -> float:
-        return (total(after, name, label) or 0.0) - (total(before, name, label) or 0.0)
-
-    seen, calls = increase("qwen3_tts_codec_seconds_count"), increase("qwen3_tts_codec_calls_total")
+    growth = partial(increase, before, after)
+    seen, calls = growth("qwen3_tts_codec_seconds_count"), growth("qwen3_tts_codec_calls_total")
     if not seen or not calls:
         return {}
     found = {
         "codec_calls": int(calls),
-        "codec_rows": round(increase("qwen3_tts_codec_chunks_total") / calls, 1),
-        "codec_call_ms": round(1e3 * increase("qwen3_tts_codec_seconds_sum") / seen, 2),
+        "codec_rows": round(growth("qwen3_tts_codec_chunks_total") / calls, 1),
+        "codec_call_ms": round(1e3 * growth("qwen3_tts_codec_seconds_sum") / seen, 2),
     }
-    if through_triton := increase("nv_inference_exec_count", CODE2WAV):
-        microseconds = increase("nv_inference_compute_infer_duration_us", CODE2WAV)
+    if through_triton := growth("nv_inference_exec_count", CODE2WAV):
+        microseconds = growth("nv_inference_compute_infer_duration_us", CODE2WAV)
         found["codec_own_ms"] = round(microseconds / through_triton / 1e3, 2)
     return found
+
+
+def increase(before: dict[str, float], after: dict[str, float], name: str, label: str = "") -> float:
+    """Of a counter between two scrapes."""
+    return (total(after, name, label) or 0.0) - (total(before, name, label) or 0.0)
 
 
 def rounded(statistics: dict[str, float] | None, name: str, digits: int) -> float | None:
