@@ -22,6 +22,7 @@ from qwen3_tts_engine.codec.contract import NUM_ROWS, PCM, PCM_SCALE, ZERO_ROW
 from scripts.embedded.server import EXPLICIT, TritonServer
 from tests.e2e.codec import FIRST_PUBLIC, NO_KEY, Codec, CodecStreams, ReferenceStreams, is_denied, places
 from tests.e2e.serving import Caller, Received, copy_repository, eventually, serve, stub_pid
+from tests.e2e.test_streamed_text import SequenceStream
 
 KEY = 1234
 
@@ -102,19 +103,26 @@ def test_another_caller_cannot_touch_the_talkers_rows(caller: Caller, codec: Cod
     assert np.abs(in_flight.result().samples.astype(int) - alone.samples).max() < 200, "chunk boundaries may differ"
 
 
+def open_stream(caller: Caller) -> SequenceStream:
+    """Returns a stream that has begun to speak and waits for more text, so it cannot end by itself."""
+    stream = SequenceStream(caller)
+    stream.send("Hello there, ", start=True)
+    eventually(lambda: stream.pcm != [] or stream.errors != [])
+    assert stream.errors == stream.ends == []
+    return stream
+
+
 def test_killed_engine_ends_every_stream_and_the_server(
     repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    # Else the codes repeat, and the stream ends before the metric shows it.
-    endless = {"QWEN3_TTS_MAX_REPEATED_SECONDS": "0", "QWEN3_TTS_MAX_SILENCE_SECONDS": "0"}
-    with serving(repository, tmp_path, tiny_checkpoint, **endless) as caller, ThreadPoolExecutor(1) as pool:
+    with serving(repository, tmp_path, tiny_checkpoint) as caller:
         stub = psutil.Process(stub_pid(caller.server, "qwen3_tts"))
         [engine] = [child for child in stub.children() if "engine_process.py" in " ".join(child.cmdline())]
-        in_flight = pool.submit(caller.speak, "Hello there.", temperature=0.0, max_frames=4000)
-        eventually(lambda: caller.metric("qwen3_tts_requests_running") == 1)
+        stream = open_stream(caller)
         engine.kill()
-        assert "UNAVAILABLE: the engine's process ended with exit code -9" in str(in_flight.result(60).error)
         assert caller.server.wait(60) == -signal.SIGKILL
+        stream.finish()
+    assert "UNAVAILABLE: the engine's process ended with exit code -9" in str(stream.errors)
     assert (
         "guard: qwen3_tts: its engine died; ending tritonserver with SIGKILL" in (tmp_path / "server.log").read_text()
     )
@@ -133,12 +141,10 @@ def test_the_engine_ends_with_its_server(repository: Path, tiny_checkpoint: Path
 
 def test_killed_codec_ends_every_stream_and_the_server(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     with serving(repository, tmp_path, tiny_checkpoint) as caller:
-        assert caller.speak("Hello there.", max_frames=4).error is None
-        with ThreadPoolExecutor(1) as pool:
-            in_flight = pool.submit(caller.speak, "Hello there.", temperature=0.0, max_frames=4000)
-            eventually(lambda: caller.metric("qwen3_tts_requests_running") == 1)
-            os.kill(stub_pid(caller.server, "code2wav"), signal.SIGKILL)
-            assert in_flight.result(60).error is not None
+        stream = open_stream(caller)
+        os.kill(stub_pid(caller.server, "code2wav"), signal.SIGKILL)
         assert caller.server.wait(60) == -signal.SIGKILL
+        stream.finish()
+    assert stream.ends == []
     log = (tmp_path / "server.log").read_text()
     assert "guard: code2wav: its process died; ending tritonserver with SIGKILL" in log
