@@ -26,6 +26,7 @@ from qwen3_tts_engine.core.streams import NONE, Prompt, Stream, Summary
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.request import RequestError, Sampling
 from qwen3_tts_engine.talker.code_predictor import CodePredictor
+from qwen3_tts_engine.talker.cpu import cores
 from qwen3_tts_engine.talker.ops.interface import Hidden
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
 from qwen3_tts_engine.talker.runner import TalkerRunner
@@ -149,7 +150,7 @@ class TalkerGolden:
     @classmethod
     def compute(cls, checkpoint: Checkpoint, cases: Cases) -> Self:
         threads = torch.get_num_threads()
-        torch.set_num_threads(os.cpu_count() or 1)
+        torch.set_num_threads(cores())
         try:
             runner, ops = _reference(checkpoint, len(cases.prompts))
             exact, codes, logits = _spoken(runner, ops, cases)
