@@ -65,6 +65,8 @@ class Speaker:
 class _Recorder:
     """A codec client that records codes."""
 
+    max_calls = 1
+
     def __init__(self) -> None:
         self._codes: dict[str, list[np.ndarray]] = {}
 

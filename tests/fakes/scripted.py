@@ -97,7 +97,8 @@ class ScriptedRunner:
 class ScriptedCodec:
     """The first two samples of each frame are its first two codes, the rest is zero."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_calls: int = 1) -> None:
+        self.max_calls = max_calls
         self.calls: list[tuple[int, int]] = []
         self.claims = 0
         self.fail: Exception | None = None

@@ -35,6 +35,8 @@ PAGES = 256
 class CodesAsAudio:
     """A codec that returns the codes as the first samples of each frame."""
 
+    max_calls = 1
+
     def announce(self) -> None: ...
 
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:

@@ -27,6 +27,8 @@ CPU = torch.device("cpu")
 class CodeRecorder:
     """A codec client that records the codes of every stream."""
 
+    max_calls = 1
+
     def __init__(self) -> None:
         self.codes: dict[str, list[np.ndarray]] = {}
 

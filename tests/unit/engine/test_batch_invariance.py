@@ -84,6 +84,8 @@ class RecordingRunner:
 class OnnxCodec:
     """The exported codec step, with a state for each slot; rows of the streams in `failing` fail."""
 
+    max_calls = 1
+
     def __init__(self, model: Path, decoder_config: CodecDecoderConfig) -> None:
         self._session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
         self._states = np.zeros((SLOTS, contract.state_size(decoder_config)), np.float32)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qwen3_tts_engine.codec.contract import MAX_CALL_FRAMES
 from qwen3_tts_engine.core.batches import Chunks, Frames
 from qwen3_tts_engine.core.streams import Stream
 from qwen3_tts_engine.engine.engine import Engine
@@ -34,6 +35,7 @@ class Harness:
         pages: int = 1000,
         max_silent_frames: int = 0,
         codec: ScriptedCodec | None = None,
+        max_call_frames: int = MAX_CALL_FRAMES,
     ) -> None:
         table = SlotTable(slots, 256, NUM_CODEBOOKS)
         self.runner = ScriptedRunner(slots, lookahead=lookahead, page_size=4)
@@ -41,7 +43,7 @@ class Harness:
         self.codec = codec or ScriptedCodec()
         limits = SchedulerLimits(4, pages, slots, max_waiting, 1000, refuse, max_silent_frames)
         scheduler = Scheduler(table, limits, Capacity(load_limit, 8, batching_is_free=False))
-        chunker = Chunker(table, 8, scheduler.capacity.frame_seconds)
+        chunker = Chunker(table, 8, scheduler.capacity.frame_seconds, max_call_frames)
         self.engine = Engine(scheduler, chunker, self.runner, self.codec, take_turns=take_turns)
         self.listeners: list[Listener] = []
 
@@ -243,6 +245,44 @@ def test_a_codec_call_begins_while_the_audio_of_the_last_one_is_delivered(
     for seed, listener in enumerate(listeners):
         assert listener.ended.wait(WAIT)
         assert listener.signatures() == [(seed, frame) for frame in range(200)]
+
+
+class OverlappingCodec(ScriptedCodec):
+    """Until `max_calls` of the codec's threads have been under way at once, each waits for the next one."""
+
+    def __init__(self, max_calls: int) -> None:
+        super().__init__(max_calls)
+        self.streams: list[set[str]] = []
+        self.most = 0
+        self._changed = threading.Condition()
+
+    def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
+        keys = {stream.key for stream in chunks.streams}
+        with self._changed:
+            assert not any(keys & others for others in self.streams), "two calls have the same stream"
+            self.streams.append(keys)
+            if threading.current_thread().name.startswith("codec"):
+                self.most = max(self.most, len(self.streams))
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self.most == self.max_calls, WAIT)
+        answer = super().decode(chunks)
+        with self._changed:
+            self.streams.remove(keys)
+        return answer
+
+
+@pytest.mark.parametrize("max_calls", [1, 2])
+def test_as_many_calls_are_under_way_as_the_codec_takes(max_calls: int) -> None:
+    codec = OverlappingCodec(max_calls)
+    harness = Harness(slots=8, codec=codec, max_call_frames=4)
+    harness.engine.start()
+    listeners = [harness.speak(seed, frames=30 + seed) for seed in range(24)]
+    for seed, listener in enumerate(listeners):
+        assert listener.ended.wait(WAIT)
+        assert listener.signatures() == [(seed, frame) for frame in range(30 + seed)]
+    harness.engine.close()
+    assert codec.most == max_calls
+    assert not any(listener.late for listener in listeners)
 
 
 @pytest.mark.parametrize("harness", [(1, False)], indirect=True, ids=["read-one-tick-late"])

@@ -95,7 +95,10 @@ CallModel = Callable[[ModelCall], list[torch.Tensor]]
 
 
 class CodecClient(Protocol):
-    """Turns chunks into audio. Called by one thread."""
+    """Turns chunks into audio. Called by several threads, with different streams."""
+
+    max_calls: int
+    """Calls under way at once that are worth their cost."""
 
     def announce(self) -> None:
         """A call follows within milliseconds."""

@@ -21,12 +21,12 @@ class Code2Wav:
 
     def __init__(
         self, call: Call, key: int, counts: RowCounts, max_history: int, max_chunk_frames: int,
-        announce: Callable[[], None] = lambda: None,
+        announce: Callable[[], None] = lambda: None, max_calls: int = 1,
     ) -> None:  # fmt: skip
-        """`announce` says that a call follows within milliseconds."""
+        """`announce` says that a call follows within milliseconds; `max_calls` is CodecClient's."""
         self._call, self._key, self._counts = call, key, counts
         self._max_history, self._max_chunk_frames = max_history, max_chunk_frames
-        self.announce = announce
+        self.announce, self.max_calls = announce, max_calls
         self._slots = np.empty(0, np.int64)
         self._voices = VoiceRows([], self._decode_reference)
 

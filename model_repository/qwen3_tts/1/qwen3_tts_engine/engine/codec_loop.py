@@ -17,9 +17,10 @@ class CodecLoop:
     ) -> None:  # fmt: skip
         self._state, self._turns, self._codec = state, turns, codec
         self._delivery, self._recorder, self._precedence = delivery, recorder, precedence
+        self._last_ended = 0.0
 
     def run(self) -> None:
-        """On threads of its own; one delivers what it decoded while another awaits its call."""
+        """On threads of its own; one delivers what it decoded while others await their calls."""
         while True:
             with self._turns.codec:
                 self._precedence.wait()
@@ -47,7 +48,10 @@ class CodecLoop:
         self._recorder.add_codec_call(decoded.called - float(chunks.ready_at.min()), seconds, len(chunks))
         audio = Audio(sent, trailing_silence(chunks, decoded.pcm))
         with state.lock:
-            state.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, seconds)
+            # Without what it overlapped with the call before.
+            begun, self._last_ended = max(decoded.called, self._last_ended), max(decoded.ended, self._last_ended)
+            if begun < decoded.ended:
+                state.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, decoded.ended - begun)
             drained = state.chunker.done(chunks, audio, decoded.ended)
             ended = state.scheduler.settle(drained) | state.scheduler.cut_silent(chunks)
             state.talker_work.notify()

@@ -17,9 +17,6 @@ from qwen3_tts_engine.scheduling.gauges import read_gauges
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.threads import LoopThreads, Precedence
 
-# One delivers what it decoded while the other awaits its call: with 1 000 streams both took as long (one H100).
-CODEC_LOOPS = 2
-
 
 class Engine:
     def __init__(
@@ -42,10 +39,11 @@ class Engine:
         self.on_death: Callable[[BaseException], None] = lambda error: None
         self.scheduler, self.state = scheduler, State(scheduler, chunker)
         self.delivery = Delivery(self.state, recorder, sending)
-        turns = Turns(self.state, in_turn=take_turns, has_lookahead=has_lookahead)
+        turns = Turns(self.state, in_turn=take_turns, has_lookahead=has_lookahead, max_calls=codec.max_calls)
         codec_loop = CodecLoop(self.state, turns, codec, self.delivery, recorder, precedence)
         talker_loop = TalkerLoop(self.state, turns, runner, codec_loop, self.delivery, recorder, precedence)
-        codec_loops = {f"codec {i}": codec_loop.run for i in range(0 if take_turns else CODEC_LOOPS)}
+        # One delivers what it decoded while the others await calls: with 1 000 streams both took as long (one H100).
+        codec_loops = {f"codec {i}": codec_loop.run for i in range(0 if take_turns else codec.max_calls + 1)}
         self._loops = {"talker": talker_loop.run} | codec_loops
         self._threads = LoopThreads(
             self._loops, on_thread_start, lambda e: self.die(RequestError(f"the engine died: {e}"))

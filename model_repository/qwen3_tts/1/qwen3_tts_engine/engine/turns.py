@@ -12,10 +12,10 @@ class Turns:
     """A codec loop makes it while the talker works; the talker's thread makes it between two ticks, where both never
     overlap (`in_turn`) or where a first audio is awaited."""
 
-    def __init__(self, state: State, *, in_turn: bool, has_lookahead: bool) -> None:
+    def __init__(self, state: State, *, in_turn: bool, has_lookahead: bool, max_calls: int) -> None:
         """`has_lookahead`: the talker launches a tick before it has read the last one."""
         self._state, self.in_turn, self._has_lookahead = state, in_turn, has_lookahead
-        self.codec = threading.Lock()
+        self.codec = threading.BoundedSemaphore(max_calls)
         """Held by a codec loop from the selection of chunks to the end of their call."""
 
     def for_codec(self) -> Chunks | None:

@@ -75,6 +75,7 @@ class CountedCodec:
     def __init__(self, codec: CodecClient, max_failures: int, die: Die) -> None:
         self._codec, self._max_failures, self._die = codec, max_failures, die
         self._failures = 0
+        self.max_calls = codec.max_calls
 
     def announce(self) -> None:
         self._codec.announce()
