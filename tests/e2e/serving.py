@@ -64,6 +64,7 @@ def serve(
     environment: dict[str, str],
     options: tuple[str, ...] = EXPLICIT,
     backends: Sequence[Path] = (),
+    ready_timeout: float = 120.0,
 ) -> Iterator[TritonServer]:
     """Yields a ready server, which logs to `folder`/server.log."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,14 @@ def serve(
     environment = {"PROJECT_ROOT": str(ROOT)} | environment
     with (
         (folder / "server.log").open("wb") as log,
-        TritonServer(repository, options=options, ports=Ports.free(), environment=environment, log=log) as server,
+        TritonServer(
+            repository,
+            options=options,
+            ports=Ports.free(),
+            environment=environment,
+            log=log,
+            ready_timeout=ready_timeout,
+        ) as server,
     ):
         yield server
 

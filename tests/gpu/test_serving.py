@@ -20,6 +20,8 @@ from tests.e2e.serving import Caller, Received, eventually, serve
 
 STREAMS, FRAMES = 8, 40
 ENDLESS = 4000
+# The first start compiles all kernels: 75 s on 16 idle cores.
+READY_SECONDS = 300.0
 ON_SECOND_DEVICE = "instance_group [ { count: 1 kind: KIND_GPU gpus: [ 1 ] } ]"
 
 
@@ -35,7 +37,10 @@ def serving(
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), "QWEN3_TTS_MAX_STREAMS": str(STREAMS)}
     environment |= settings
     options = (*EXPLICIT, *configuration(form))
-    with serve(repository, folder, environment, options, backends) as server, Caller(server) as caller:
+    with (
+        serve(repository, folder, environment, options, backends, READY_SECONDS) as server,
+        Caller(server) as caller,
+    ):
         yield caller
 
 

@@ -60,7 +60,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return checkpoint, repository
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize(("path", "share"), COMBINATIONS)
 def test_a_server_with_a_part_of_the_gpu_passes_both_proofs_and_speaks(
     environment: dict[str, str], released: tuple[Path, Path], tmp_path: Path, path: str, share: int
