@@ -61,11 +61,11 @@ class Server:
         return f"choose one of {names} with --model-name"
 
     def describe(self) -> dict[str, Any]:
-        """Name and version of the server, and the model's parameters."""
+        """Name and version of the server, and the parameters of config.pbtxt, which its environment may override."""
         metadata = self._call(self.stub.ServerMetadata, service_pb2.ServerMetadataRequest())
         config = self._call(self.stub.ModelConfig, service_pb2.ModelConfigRequest(name=self.model_name)).config
         parameters = {name: value.string_value for name, value in sorted(config.parameters.items())}
-        return {"server": metadata.name, "server_version": metadata.version, "model_parameters": parameters}
+        return {"server": metadata.name, "server_version": metadata.version, "config_parameters": parameters}
 
     def _call(self, method: Callable[..., _T], message: object) -> _T:
         try:

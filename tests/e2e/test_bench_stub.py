@@ -297,6 +297,7 @@ class MetricsHandler(BaseHTTPRequestHandler):
     """Serves a histogram of ticks of 2 to 3 ms, ten more at each scrape."""
 
     scrapes = 0
+    models = (r'{model="other",checkpoint="a"}', r'{checkpoint="C:\\a \"b\"",model="qwen3_tts"}')
 
     def do_GET(self) -> None:
         MetricsHandler.scrapes += 1
@@ -307,7 +308,8 @@ class MetricsHandler(BaseHTTPRequestHandler):
         gauge = ["# TYPE qwen3_tts_requests_running gauge", f"qwen3_tts_requests_running {MetricsHandler.scrapes}"]
         self.send_response(200)
         self.end_headers()
-        self.wfile.write("\n".join([f"# TYPE {name} histogram", *lines, *gauge, ""]).encode())
+        info = ["# TYPE qwen3_tts_info gauge", *(f"qwen3_tts_info{labels} 1" for labels in MetricsHandler.models)]
+        self.wfile.write("\n".join([f"# TYPE {name} histogram", *lines, *gauge, *info, ""]).encode())
 
     def log_message(self, *args: object) -> None:
         pass
@@ -331,7 +333,9 @@ def test_server_metrics_appear_in_the_record_and_the_report(
     moments = [scrape.moment for scrape in run.scrapes if scrape.load == 0]
     assert (moments[0], moments[-1]) == ("before", "after")
     assert moments.count("during") >= 2
-    assert all(set(s.samples) == {"qwen3_tts_requests_running"} for s in run.scrapes if s.moment == "during")
+    gauges = {"qwen3_tts_requests_running", *(f"qwen3_tts_info{labels}" for labels in MetricsHandler.models)}
+    assert all(set(s.samples) == gauges for s in run.scrapes if s.moment == "during")
+    assert run.header["target"]["checkpoint"] == r'C:\a "b"'
     assert main(["report", str(tmp_path / "run")]) == ExitCode.OK
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count("<svg") == 6

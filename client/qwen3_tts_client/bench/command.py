@@ -25,7 +25,7 @@ from qwen3_tts_client.bench.target import TargetConfig, make_target
 from qwen3_tts_client.bench.worker import PhaseDone, WorkerConfig
 from qwen3_tts_client.errors import ExitCode
 from qwen3_tts_client.records.environment import environment
-from qwen3_tts_client.records.prometheus import parse, scrape
+from qwen3_tts_client.records.prometheus import label_of, parse, scrape
 from qwen3_tts_client.records.record import FILE_NAME, LoadRecord, RecordWriter, ScrapeRecord, read_run
 from qwen3_tts_client.server import Server
 
@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         records=folder / FILE_NAME,
         random_seed=args.random_seed,
     )
-    header = {"config": _jsonable(vars(args)), "target": check_target(target), **environment()}
+    found = check_target(target) | {"checkpoint": served_checkpoint(args.metrics_url, args.model_name)}
+    header = {"config": _jsonable(vars(args)), "target": found, **environment()}
     writer = open_records(config.records, header)
     try:
         code = Bench(args, config, writer).run(loads(args))
@@ -80,6 +81,12 @@ def check_target(target: TargetConfig) -> dict[str, Any]:
     with Server(target.url, target.model_name) as server:
         server.check_ready()
         return {"url": target.url, **server.describe()}
+
+
+def served_checkpoint(metrics_url: str, model_name: str) -> str | None:
+    """What the server's metrics name; None without them."""
+    samples = parse(scrape(metrics_url) or "")
+    return label_of(samples, "qwen3_tts_info", f'model="{model_name}"', "checkpoint")
 
 
 class Bench:

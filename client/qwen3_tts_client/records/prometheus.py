@@ -38,6 +38,15 @@ def total(samples: Mapping[str, float], name: str, label: str = "") -> float | N
     return sum(values) if values else None
 
 
+def label_of(samples: Mapping[str, float], name: str, given: str, label: str) -> str | None:
+    """The value of a label of a metric's first sample with the label `given` (name="value"); None if absent."""
+    for sample in samples:
+        found, _, labels = sample.partition("{")
+        if found == name and given in labels and (value := re.search(rf'\b{label}="((?:[^"\\]|\\.)*)"', labels)):
+            return re.sub(r"\\(.)", r"\1", value[1])
+    return None
+
+
 def bucket_counts(samples: Mapping[str, float], name: str) -> dict[float, float]:
     """Upper bound to cumulative count of a histogram, summed over labels."""
     counts: dict[float, float] = defaultdict(float)

@@ -45,7 +45,8 @@ class TritonPythonModel:
         self._watcher = CancelWatcher(self._engine.cancel)
         labels = {"model": self._name, "version": args["model_version"]}
         sources = (self._engine.readings, self._recorder.take)
-        self._reporter = telemetry.MetricsReporter(sources, self._states, labels)
+        facts = {"checkpoint": config.checkpoint}
+        self._reporter = telemetry.MetricsReporter(sources, self._states, labels, facts)
         # Last, since Triton itself handles a failed load.
         self._guard = guard.start(self._name)
 
@@ -72,6 +73,7 @@ class TritonPythonModel:
             metrics.OPEN.name: self._watcher.open_requests(),
             metrics.DRAINING.name: is_draining,
             metrics.CODEC_PLAN.name: self._codec_is_plan,
+            metrics.INFO.name: 1.0,
         }
 
     def _on_death(self, error: BaseException) -> None:

@@ -11,7 +11,8 @@ from qwen3_tts_engine import metrics
 
 
 class Metric:
-    def __init__(self) -> None:
+    def __init__(self, labels: dict[str, str]) -> None:
+        self.labels = labels
         self.values: list[float] = []
 
     def observe(self, value: float) -> None:
@@ -27,7 +28,7 @@ class MetricFamily:
         pass
 
     def Metric(self, labels: dict[str, str], buckets: list[float] | None = None) -> Metric:  # noqa: N802 - Triton's
-        return Metric()
+        return Metric(labels)
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def telemetry(adapter: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> A
 @pytest.mark.parametrize("count", [3, 50, 1000])
 def test_a_histogram_gets_a_bounded_sample_and_a_counter_everything(telemetry: Any, count: int) -> None:
     recorder = metrics.Recorder()
-    reporter = telemetry.MetricsReporter([recorder.take], dict, {"model": "m"})
+    reporter = telemetry.MetricsReporter([recorder.take], dict, {"model": "m"}, {})
     for value in range(count):
         recorder.observe(metrics.TTFA, value)
         recorder.count(metrics.FRAMES)
@@ -64,7 +65,14 @@ def test_ready_is_0_until_requests_are_served(telemetry: Any, monkeypatch: pytes
             was_asked_again.set()
         return {metrics.READY.name: 1 if ready is None else ready}
 
-    reporter = telemetry.MetricsReporter([], states, {})
+    reporter = telemetry.MetricsReporter([], states, {}, {})
     assert was_asked_again.wait(60)
     reporter.close()
     assert reporter._metrics[metrics.READY.name,].values[:4] == [0, 0, 1, 1]
+
+
+def test_one_metric_names_what_is_served(telemetry: Any) -> None:
+    reporter = telemetry.MetricsReporter([], dict, {"model": "m"}, {"checkpoint": "folder"})
+    reporter.close()
+    assert reporter._metrics[metrics.INFO.name,].labels == {"model": "m", "checkpoint": "folder"}
+    assert reporter._metrics[metrics.READY.name,].labels == {"model": "m"}

@@ -28,11 +28,16 @@ class MetricsReporter:
         sources: Sequence[Callable[[], metrics.Readings]],
         states: Callable[[], dict[str, float]],
         labels: dict[str, str],
+        facts: dict[str, str],
     ) -> None:
-        """`states` returns gauges by name, READY among them; they are reported in its order, after all `sources`."""
+        """`states` returns gauges by name, READY among them; they are reported in its order, after all `sources`.
+
+        `labels` are those of every metric, `facts` more of metrics.INFO.
+        """
         self._sources, self._states = sources, states
         self._metrics: dict[tuple[str, ...], Any] = {}
-        self._families = [self._register(metric, labels) for metric in metrics.METRICS]
+        labels_of = {metrics.INFO.name: labels | facts}
+        self._families = [self._register(metric, labels_of.get(metric.name, labels)) for metric in metrics.METRICS]
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
