@@ -7,7 +7,7 @@ import ctypes
 import sys
 from typing import Any
 
-# Of CUDA 13, which PyTorch uses too (requirements.txt).
+# The build for CUDA 13, which PyTorch uses too (requirements.txt).
 PACKAGE = "tensorrt-cu13"
 MAJORS = (11, 10)
 PARTS = ("Major", "Minor", "Patch", "Build")

@@ -56,7 +56,7 @@ class ExitCode(IntEnum):
 
 
 STANDARD_OUTPUT = "standard output"
-# In the help, and in docs/client.md.
+# Listed in the help and in docs/client.md.
 EXIT_CODES = {
     ExitCode.OK: "done",
     ExitCode.USAGE: "wrong option or input file",

@@ -65,7 +65,7 @@ def operate(server: Server, request: SpeechRequest, timeout_s: float) -> list[di
     except ValueError as error:
         raise SpeechError("invalid", str(error)) from None
     try:
-        # To its end also after an error (see stream.CLOSING_SECONDS).
+        # Read to its end also after an error (see stream.CLOSING_SECONDS).
         responses = list(server.stub.ModelStreamInfer(iter([message]), timeout=timeout_s))
     except grpc.RpcError as error:
         raise from_rpc(error) from None

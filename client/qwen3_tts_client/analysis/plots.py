@@ -139,7 +139,7 @@ def _against_load(rows: Sequence[Row], draw: Callable[[Axes, Sequence[Row]], Non
 
 
 def _legend(figure: Figure, axes: Axes, columns: int) -> None:
-    """Of the lines that all panels have, below them."""
+    """One legend for all panels, below them."""
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns)
 
 

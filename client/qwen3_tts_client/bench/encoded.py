@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from qwen3_tts_client.protocol import SAMPLE_RATE
 
-# By response_format: content types of the responses.
+# Content types of the responses, by response_format.
 CONTENT_TYPES = {
     "pcm": ("audio/pcm", "audio/L16", "application/octet-stream"),
     "mp3": ("audio/mpeg", "audio/mp3"),

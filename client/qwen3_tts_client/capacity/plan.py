@@ -13,7 +13,7 @@ import numpy as np
 from qwen3_tts_client.capacity.serving_record import CLOSED, OPEN, Row, ServingRecord
 from qwen3_tts_client.errors import ClientError
 
-# Of a quotient: 3 × 100.1 listeners fit on three servers of 100.1.
+# Rounding of a quotient: 3 × 100.1 listeners fit on three servers of 100.1.
 _ROUNDING = 1e-9
 _NAMES = {CLOSED: "closed loop", OPEN: "open loop"}
 
@@ -23,7 +23,7 @@ class Limit:
     """The largest good load of one server."""
 
     wish_ms: float
-    """Of the p95."""
+    """The largest p95 of a good load."""
     listeners: float
     rows: tuple[Row, ...]
     """The good rows by increasing load, and the one that follows them if there is one."""
@@ -33,7 +33,7 @@ class Limit:
 
     @classmethod
     def of(cls, rows: Sequence[Row], p95_ms: float) -> "Limit | None":
-        """From rows of one mode by increasing load; None if the first one is not good.
+        """The limit in rows of one mode by increasing load; None if the first one is not good.
 
         Between the last good row and the next the load is interpolated to the p95, provided that the next one has no
         stalls and errors: where these begin is unknown.
@@ -85,8 +85,9 @@ class Plan:
 
 
 def limit_of(record: ServingRecord, p95_ms: float, mode: str | None = None) -> Limit:
-    """Of the rows of a mode. Without a mode: open loops, as listeners arrive at random, unless none is good, or the
-    record ends before they find their limit and closed loops carry more. Raises ClientError without any good row."""
+    """The limit in the rows of a mode. Without a mode: open loops, as listeners arrive at random, unless none is good,
+    or the record ends before they find their limit and closed loops carry more. Raises ClientError without any good
+    row."""
     found = {one: Limit.of(record.of(one), p95_ms) for one in ([mode] if mode else [OPEN, CLOSED])}
     limits = [limit for limit in found.values() if limit]
     if not limits:

@@ -21,7 +21,7 @@ class Row:
     """CLOSED: `value` callers, each with one request at a time. OPEN: `value` Poisson requests a second."""
     value: float
     p50_ms: float
-    """Of time to first audio; NaN if no request had any."""
+    """Median time to first audio; NaN if no request had any."""
     p95_ms: float
     audio_rate: float
     """Seconds of audio made a second."""

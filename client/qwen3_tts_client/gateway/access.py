@@ -101,7 +101,7 @@ class Access:
         raise APIError(401, "a valid API key is required: Authorization: Bearer KEY", code="invalid_api_key")
 
     def authenticate_list(self, headers: Headers) -> Key:
-        """For lists of models and voices. Raises APIError 401."""
+        """The caller's key for lists of models and voices. Raises APIError 401."""
         return Key(ANONYMOUS, "") if self._settings.public_lists else self.authenticate(headers)
 
     async def spend_characters(self, key: Key, count: int) -> None:

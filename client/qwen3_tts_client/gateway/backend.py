@@ -156,7 +156,7 @@ class Backend:
 
 async def _operate(server: TritonServer, message: Message, timeout_s: float) -> list[dict[str, Any]]:
     try:
-        # To its end also after an error (see stream.CLOSING_SECONDS).
+        # Read to its end also after an error (see stream.CLOSING_SECONDS).
         responses = [response async for response in server.stub.ModelStreamInfer([message], timeout=timeout_s)]
     except grpc.RpcError as error:
         raise from_rpc(error) from None

@@ -41,7 +41,7 @@ class Models:
         return self._modes[model]
 
     async def speakers(self, model: str) -> tuple[str, ...]:
-        """Those of the model's CustomVoice checkpoint. Raises SpeechError."""
+        """Speakers of the model's CustomVoice checkpoint. Raises SpeechError."""
         if model not in self._speakers:
             found = await self._backend.operate(LIST_SPEAKERS, model)
             self._speakers[model] = tuple(speaker["name"] for speaker in found)

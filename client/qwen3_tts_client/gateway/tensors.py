@@ -1,4 +1,4 @@
-"""From the fields of a request to the tensors of the model."""
+"""Converts the fields of a request to the tensors of the model."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor

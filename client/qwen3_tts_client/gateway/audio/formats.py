@@ -20,7 +20,7 @@ class AudioFormat:
 
 
 FORMATS = {
-    # Without the Xing frame, which the muxer would hold back and fill in at the end.
+    # No Xing frame: the muxer would hold it back and fill it in at the end.
     "mp3": AudioFormat(
         "audio/mpeg",
         "libmp3lame",

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 
 class Turns:
-    """At most `count` turns at a time. Belongs to one event loop."""
+    """Grants at most `count` turns at a time. Belongs to one event loop."""
 
     def __init__(self, count: int) -> None:
         self._free = count

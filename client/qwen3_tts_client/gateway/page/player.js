@@ -4,7 +4,7 @@
 import { wav } from "./recording.js";
 
 export const RATE = 24000;
-// Over HTTPS and on localhost only. Chromium has AudioWorkletNode elsewhere too, but no context that could load one.
+// True on HTTPS and localhost only. Chromium has AudioWorkletNode elsewhere too, but no context that could load one.
 export const canStream = Boolean(window.AudioContext && "audioWorklet" in AudioContext.prototype);
 
 // Plays samples as they arrive, through WebAudio.

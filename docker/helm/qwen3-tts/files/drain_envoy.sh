@@ -12,7 +12,7 @@ admin() {
 is_idle() { admin GET '/stats?filter=^http\.grpc\.downstream_rq_active$' | grep -q '^http\.grpc\.downstream_rq_active: 0'; }
 # From now on each response ends its connection's use (GOAWAY), and /ready is 503.
 admin POST /healthcheck/fail >/dev/null
-# Until clients know that the pod is gone.
+# Time for clients to learn that the pod is gone.
 sleep 5
 until [ "$SECONDS" -ge "$limit" ] || is_idle; do
     sleep 0.5
