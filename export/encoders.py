@@ -52,7 +52,7 @@ class EncoderExport:
     """Inputs for a reference of that many frames."""
     dynamic: Callable[[], dict[str, dict[int, Any]]]
     error: Callable[[Any, Any], float]
-    """Of (expected, actual) outputs of equal shape."""
+    """Takes expected and actual outputs of equal shape."""
     limit: float
     agreement: str
     """Format string of the error."""

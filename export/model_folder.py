@@ -27,7 +27,7 @@ def verified(path: Path) -> Iterator[Path]:
     """Yields a temporary path at which to build and verify a file. Then replaces `path` with it and deletes the old
     manifest; if an exception is raised, deletes the new file instead."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # With the same suffix, by which loaders may tell the format.
+    # Keeps the suffix, by which loaders may tell the format.
     unverified = path.with_name(f"unverified-{path.name}")
     try:
         yield unverified

@@ -9,7 +9,7 @@ Profile = dict[str, list[list[int]]]
 
 
 def profile(*shapes: Shapes) -> Profile:
-    """From the minimum, optimum and maximum shapes of all inputs."""
+    """A profile of the minimum, optimum and maximum shapes of all inputs."""
     return {name: [sizes[name] for sizes in shapes] for name in shapes[0]}
 
 

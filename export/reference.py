@@ -39,7 +39,7 @@ class Reference:
         return torch.zeros(rows, self.state_size, device=self.device)
 
     def history(self, rows: int, frames: int) -> Tensor:
-        """Of streams after `frames` frames."""
+        """History of streams after `frames` frames."""
         return torch.full((rows, 1), min(frames, self.max_history), dtype=torch.int32, device=self.device)
 
 

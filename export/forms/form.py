@@ -22,10 +22,10 @@ class Form:
     opset: int | None
     limit: Agreement
     build: Callable[[CodecStep, Path], EngineFacts | None]
-    """Of a step in FP32."""
+    """Takes a step in FP32."""
     load: Callable[[Path], Candidate]
     encoders: Runtime
-    """Of a Base checkpoint."""
+    """Runtime of a Base checkpoint's encoders."""
     verification: Callable[[CodecStep, Candidate], Verifier] = Verification
     """Compares what `load` returns."""
     remedy: str = "Export another --form, or with the versions of scripts/constraints.txt."

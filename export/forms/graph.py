@@ -35,9 +35,9 @@ class OnnxGraph:
     """Inputs in order. The exporter treats a dimension of 1 as constant, so dynamic ones are larger."""
     outputs: list[str]
     dynamic: dict[str, dict[int, Any]]
-    """By input and axis, a torch.export.Dim."""
+    """The torch.export.Dim of each dynamic dimension, by input and axis."""
     profiles: list[Profile]
-    """For engines that are built for specific shapes."""
+    """Used by engines that are built for specific shapes."""
 
     def write(self, path: Path, metadata: Mapping[str, str] | None = None) -> None:
         """Writes the module as ONNX, with `metadata` for whoever loads the file."""

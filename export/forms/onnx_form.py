@@ -36,7 +36,7 @@ class OnnxStep:
 
 
 def verification(step: CodecStep, candidate: OnnxStep) -> Verification:
-    """Of every shape that the runner runs."""
+    """Verifies every shape that the runner runs."""
     most = onnx_runner.MAX_FRAMES
     return Verification(step, candidate, range(1, most + 1), most_frames=most)
 

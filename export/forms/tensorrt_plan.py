@@ -50,7 +50,7 @@ def _run(popen: dict[str, Any]) -> str:
     assert messages is not None
     for line in messages:
         last = line.strip() or last
-        # Through Python's own stream, which the progress display redirects.
+        # Printed through Python's own stream, which the progress display redirects.
         print(f"  {line.rstrip()}", file=sys.stderr)
     output, _ = process.communicate()
     if process.returncode:

@@ -32,7 +32,7 @@ class Weights:
         return self.exact(name).to(self.dtype)
 
     def exact(self, name: str) -> Tensor:
-        """In FP32, for what lower precision would break."""
+        """The tensor in FP32, for what lower precision would break."""
         return self.tensors[self.prefix + name].float()
 
 

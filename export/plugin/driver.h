@@ -10,7 +10,7 @@ struct CUstream_st;
 
 namespace code2wav {
 
-// As cuda.h declares them.
+// Declared as in cuda.h.
 using CudaResult = int;
 using CudaModule = struct CudaModuleObject*;
 using CudaFunction = struct CudaFunctionObject*;

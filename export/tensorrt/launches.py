@@ -19,7 +19,7 @@ from code2wav_step.step import Step
 from code2wav_step.weights import StepWeights
 from qwen3_tts_engine.codec.contract import PLACES_SIZE
 
-# Of the start of any tensor, in bytes; kernels are compiled for pointers that are multiples of 16.
+# Bytes to which the start of any tensor is aligned; kernels are compiled for pointers that are multiples of 16.
 ALIGNMENT = 256
 POINTER_ALIGNMENT = 16
 META = torch.device("meta")

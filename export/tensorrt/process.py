@@ -52,7 +52,7 @@ class PlanProcess:
         loaded, _ = self._receive()
         self.dtypes = {name: np.dtype(dtype) for name, dtype in loaded["dtypes"].items()}
         self.dims: Shapes = loaded["dims"]
-        """As the plan was built: -1 for dynamic sizes."""
+        """Dimensions for which the plan was built, -1 where dynamic."""
 
     def __call__(self, inputs: Arrays) -> Arrays:
         data = [array.astype(self.dtypes[name]).tobytes() for name, array in inputs.items()]

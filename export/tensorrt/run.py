@@ -32,7 +32,7 @@ class PlanRunner(Protocol):
     dtypes: dict[str, str]
     """NumPy's names of all inputs and outputs."""
     dims: Shapes
-    """Of all inputs and outputs, -1 for dynamic sizes."""
+    """Dimensions of all inputs and outputs, -1 where dynamic."""
 
     def run(self, inputs: dict[str, bytes], shapes: Shapes) -> dict[str, bytes]: ...
 

@@ -30,7 +30,7 @@ def add_step(trt: Any, network: Any, program: Path, profiles: list[Profile]) -> 
 
 
 def dims(profiles: list[Profile], name: str) -> tuple[int, ...]:
-    """Of an input, ANY where the profiles differ."""
+    """Dimensions of an input, ANY where the profiles differ."""
     sizes = zip(*(shape for profile in profiles for shape in profile[name]), strict=True)
     return tuple(found.pop() if len(found) == 1 else ANY for found in map(set, sizes))
 

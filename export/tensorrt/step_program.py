@@ -57,7 +57,7 @@ def compile_all(launches: Sequence[Launch]) -> list[Compiled]:
 def write_program(
     weights: StepWeights, shapes: Iterable[tuple[int, int]], path: Path, compile_: Compile = compile_all
 ) -> None:
-    """For these (rows, frames); `weights` are FP16 on the CPU.
+    """Writes the program for these (rows, frames); `weights` are FP16 on the CPU.
 
     Raises kernel_ops.KernelError if the kernels do not support this codec.
     """

@@ -19,7 +19,7 @@ log = logging.getLogger("encoder_program")
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Loads and warms up the encoder; an error fails the load with a message that names it."""
-        # Under MPS the codec comes first. Read when CUDA starts.
+        # Under MPS the codec has priority. CUDA reads the variable when it starts.
         os.environ.setdefault("CUDA_MPS_CLIENT_PRIORITY", "1")
         instance.log_through_triton(log, args["model_name"])
         device = instance.assigned_device(args)
@@ -29,7 +29,7 @@ class TritonPythonModel:
         # Loaded objects live as long as the model.
         gc.collect()
         gc.freeze()
-        # After everything that can fail the load, which Triton reports itself.
+        # Started after everything that can fail the load, which Triton reports itself.
         self._guard = guard.start(args["model_name"])
 
     def finalize(self) -> None:

@@ -121,7 +121,7 @@ class OnnxEncoder:
         return cls(session, contract)
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """As EncoderProgram."""
+        """See EncoderProgram."""
         arguments = zip(self.contract.inputs, self.contract.arguments(tensors), strict=True)
         [output] = self._session.run([self.contract.output], {d.name: tensor.cpu().numpy() for d, tensor in arguments})
         return torch.from_numpy(output)

@@ -7,7 +7,7 @@ import triton_python_backend_utils as pb_utils
 
 
 def assigned_device(args: dict[str, str]) -> torch.device:
-    """Of `initialize`'s arguments; limits PyTorch's threads."""
+    """The device in `initialize`'s arguments; limits PyTorch's threads if it is a CPU."""
     if args["model_instance_kind"] != "GPU":
         # The talker needs the other cores.
         torch.set_num_threads(2)
