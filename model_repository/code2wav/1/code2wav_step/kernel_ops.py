@@ -24,7 +24,7 @@ MIN_DIMENSION = 32
 FUSED_CHANNELS = (96, 192)
 HISTORY_CHANNELS = 128
 ROW_WARPS = 4
-# With four, ptxas 12.8 multiplies the values by an undefined descriptor.
+# With four warps, ptxas 12.8 multiplies the values by an undefined descriptor.
 ATTENTION_WARPS = 8
 # Input rows of a program.
 LAST_ROWS = 64
@@ -55,10 +55,10 @@ class KernelOps:
         self._config, self._pieces = config, config.pieces
         self._cosine, self._sine = rotation(config, device)
         self._fast = device.type == "cuda"
-        # Of the GPU that runs the resident kernels; none elsewhere.
+        # Multiprocessors of the GPU that runs the resident kernels; none elsewhere.
         self._processors = resident_unit.processors()
         self._shared_bytes = shared_bytes(device)
-        # Those that a build has met; None while kernels are launched, not built.
+        # Forms that a build has met; None while kernels are launched, not built.
         self._forms: set[CudaForm] | None = None
         self._plans: dict[tuple[int, int], Tensor] = {}
         self._addresses: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -220,7 +220,7 @@ class KernelOps:
         return history[:, None], denied
 
     def to_int16(self, waveform: Tensor, denied: Tensor | None = None) -> Tensor:
-        """With `denied` (open_rows) also marks such rows, as pcm.mark_denied."""
+        """Also marks the rows that open_rows `denied`, as pcm.mark_denied does."""
         contract, pcm = self._config.contract, torch.empty_like(waveform, dtype=torch.int16)
         self._launch(
             rowwise.pcm_kernel, (len(waveform),),

@@ -23,7 +23,7 @@ OPEN, OK, FAILED = b"\1", b"\0", b"\2"
 # Codes int32 [rows, frames * codebooks], places int32 [rows, PLACE_SIZE], and the samples to fill, int16 [rows,
 # samples].
 Run = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
-# Of the same codes and places: the part of a run that has no effect.
+# The part of a run without effects, for the same codes and places.
 Prepare = Callable[[np.ndarray, np.ndarray], None]
 
 

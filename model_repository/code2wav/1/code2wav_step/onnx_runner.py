@@ -41,7 +41,7 @@ class OnnxStepRunner:
             raise ValueError(f"{path}: {error}") from None
 
     def advance(self, codes: np.ndarray, rows: Rows, places: Places) -> Tensor:
-        """As GraphStepRunner.advance."""
+        """See GraphStepRunner.advance."""
         inputs = (codes, rows.gather(places).numpy(), places.history[:, None])
         size = max(1, MAX_FRAMES // codes.shape[1])
         parts = (slice(start, start + size) for start in range(0, len(codes), size))

@@ -71,5 +71,5 @@ class Ops(Protocol):
         ...
 
     def to_int16(self, waveform: Tensor) -> Tensor:
-        """As pcm.to_int16."""
+        """See pcm.to_int16."""
         ...

@@ -36,13 +36,13 @@ class Rows:
         self._keys = np.zeros(self._num_rows, np.int32)
         self._blocks: dict[int, Tensor] = {}
         self._addresses = np.zeros(self._num_rows + 1, np.int64)
-        # Behind the last row: takes what belongs to none.
+        # The row behind the last one, for writes that belong to none.
         self._nowhere = self._num_rows
         self._add(ZERO_ROW, BLOCK)
         self._add(self._nowhere, 1)
 
     def open(self, places: np.ndarray) -> Places:
-        """Of places int32 [B, 4] whose rows exist; claims those that have no owner for the keys that write them."""
+        """Opens places int32 [B, 4] whose rows exist; claims rows without an owner for the keys that write them."""
         before, after, history, key = places.astype(np.int64).T
         keys, is_claim = self._keys, (before == after) & (history == 0)
 
@@ -63,7 +63,7 @@ class Rows:
         return Places(before, after, history.astype(np.int32), ~opens, bool(writes.any()))
 
     def addresses(self, places: Places) -> np.ndarray:
-        """Of each entry's state and its next one, int64 [2, B]."""
+        """Addresses of each entry's state and its next one, int64 [2, B]."""
         addresses: np.ndarray = self._addresses[np.stack([places.before, places.after])]
         return addresses
 
@@ -89,6 +89,6 @@ class Rows:
 
 
 def row_addresses(states: Tensor, rows: np.ndarray) -> np.ndarray:
-    """Of rows of states [.., S] in memory; int64 as `rows`."""
+    """Addresses of `rows` of states [.., S] in memory; int64, in the shape of `rows`."""
     addresses: np.ndarray = states.data_ptr() + rows.astype(np.int64) * (states.stride(0) * states.element_size())
     return addresses

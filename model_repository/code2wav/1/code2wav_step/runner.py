@@ -16,7 +16,7 @@ from code2wav_step.rows import Places, Rows, row_addresses
 from code2wav_step.step import Step
 
 Progress = Callable[[int, int], None]
-# As Step.
+# The signature of Step.
 Run = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 # The talker's setting of that name (qwen3_tts_engine/config.py).
 MEMORY_SHARE = "QWEN3_TTS_GPU_MEMORY_SHARE"
@@ -30,7 +30,7 @@ class EagerStepRunner:
         self._like = step.weights.codebooks
 
     def __call__(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        """As Step; the next state in the dtype of `state`."""
+        """Runs Step; the next state has the dtype of `state`."""
         device, dtype = self._like.device, self._like.dtype
         waveform, state_out = self.step(codes.to(device), state.to(device, dtype), history.to(device))
         return waveform, state_out.to(state.dtype)
@@ -38,7 +38,7 @@ class EagerStepRunner:
     lend = __call__
 
     def advance(self, codes: np.ndarray, rows: Rows, places: Places) -> Tensor:
-        """As GraphStepRunner.advance."""
+        """See GraphStepRunner.advance."""
         return _advance(self, self.step, codes, rows, places)
 
     def prepare(self, codes: np.ndarray, rows: Rows, places: Places) -> None:
@@ -94,7 +94,7 @@ class Buffers:
 
 
 def run_step(step: Step, buffers: Buffers, shape: BatchShape) -> tuple[Tensor, Tensor]:
-    """From codes to samples on the host; the waveform, and the next state of the states in the buffers."""
+    """Decodes from codes to samples on the host; returns the waveform and the next state of those in the buffers."""
     buffers.upload(*shape)
     waveform, state_out = step(*buffers.inputs(*shape))
     buffers.pcm_view(*shape).copy_(step.ops.to_int16(waveform), non_blocking=True)
@@ -113,8 +113,8 @@ class StepGraph:
         self._graph, self.pool = traced(graph), graph.pool()
 
     def replay(self) -> None:
-        """Of what is in the buffers. The results are valid until the next replay of any graph, before which this one
-        must have ended."""
+        """Runs on what is in the buffers. The results are valid until the next replay of any graph, before which this
+        one must have ended."""
         self._graph.replay()
 
     def outputs(self, rows: int) -> tuple[Tensor, Tensor]:
@@ -161,7 +161,7 @@ class GraphStepRunner:
 
     @torch.inference_mode()
     def __call__(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        """As Step, for any batch and 1 to 32 frames; codes and history on the host. The caller owns the results.
+        """Runs Step for any batch and 1 to 32 frames; codes and history on the host. The caller owns the results.
 
         Does not wait for the results.
         """
@@ -172,7 +172,7 @@ class GraphStepRunner:
 
     @torch.inference_mode()
     def lend(self, codes: Tensor, state: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        """As a call; the results are valid until the next one."""
+        """Like a call, but the results are valid only until the next one."""
         graph = self._whole_graph(*codes.shape[:2])
         return self._replay(graph, codes, state, history) if graph else self._in_parts(codes, state, history)
 
@@ -189,7 +189,7 @@ class GraphStepRunner:
 
     def prepare(self, codes: np.ndarray, rows: Rows, places: Places) -> StepGraph | None:
         """Fills the buffers for `advance`; returns the graph to replay, if there is one."""
-        # Without any operation of PyTorch: after a pause of milliseconds each takes the host up to 0.1 ms.
+        # No operation of PyTorch here: after a pause of milliseconds each takes the host up to 0.1 ms.
         graph = self._whole_graph(*codes.shape[:2])
         if graph is None or not self._has_addresses:
             return None

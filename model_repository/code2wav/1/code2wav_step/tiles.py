@@ -43,7 +43,7 @@ PRODUCT_TILES = (
     Tile(64, 32, 128, 4, 4),
     Tile(32, 32, 128, 4, 4),
 )
-# From this width on the first one pays off its longer start-up.
+# The width from which on the first tile pays off its longer start-up.
 LONG_WIDTH = 768
 SKINNY_TILE = Tile(16, 32, 256, 4, 3)
 # With so many columns there are enough programs of 64.
@@ -52,14 +52,14 @@ SKINNY_ROWS = 64
 # Short products have one stage less: more programs share a multiprocessor.
 SHORT_STAGES = 3
 UNIT_TILES = (Tile(128, 0, 64, 4, 3), Tile(64, 0, 64, 4, 3), Tile(32, 0, 64, 4, 3))
-# Of one program: 96 for each thread.
+# Sums of one program: 96 for each thread.
 MAX_UNIT_SUMS = 96 * 128
 
 
 def product_tile(
     rows: int, columns: int, channels: int, width: int, *, matrices: int = 1, shared_bytes: int = H200_SHARED_BYTES
 ) -> Tile:
-    """For a result of `rows` x `columns`, summed over `width`. The depth divides the channels.
+    """The tile for a result of `rows` x `columns`, summed over `width`. The depth divides the channels.
 
     A gated product has two matrices. `shared_bytes` is the GPU's limit per block: a tile that exceeds it gets fewer
     stages, then shorter steps.

@@ -7,10 +7,10 @@
 #pragma once
 
 constexpr int LANES = 32;
-constexpr int WARPS = 4;                            // of a group
+constexpr int WARPS = 4;                            // per group
 constexpr int GROUP = WARPS * LANES;
 constexpr int PARTS = COLUMNS / 32;                 // of 8 channels in each of four threads
-constexpr int SUMS = COLUMNS / 2;                   // of a thread
+constexpr int SUMS = COLUMNS / 2;                   // per thread
 
 __device__ __forceinline__ void read(float (&v)[8], const float* vector) {
     const float4 a = *(const float4*)vector, b = *(const float4*)(vector + 4);
@@ -31,7 +31,7 @@ __device__ __forceinline__ void activate(unsigned (&inner)[SUMS / 2], const floa
     }
 }
 
-// What a unit's second product is added to.
+// The sums that a unit's second product is added to.
 __device__ __forceinline__ void begin_with(float (&sums)[SUMS], const uint4 (&residual)[PARTS][2], const float* bias, int q) {
     #pragma unroll
     for (int part = 0; part < PARTS; part++) {

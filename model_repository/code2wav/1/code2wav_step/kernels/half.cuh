@@ -23,7 +23,7 @@ __device__ __forceinline__ unsigned pack(float first, float second) {
     return pair;
 }
 
-// For any argument: 4e-5 off at an angle of 300, far below FP16's precision of x.
+// Takes any argument: 4e-5 off at an angle of 300, far below FP16's precision of x.
 __device__ __forceinline__ float hardware_sine(float angle) {
     float sine;
     asm("sin.approx.f32 %0, %1;" : "=f"(sine) : "f"(angle));

@@ -22,7 +22,7 @@ class CudaLaunch(NamedTuple):
 def product_launch(
     x: Tensor, layer: Product, residual: Tensor | None, out: Tensor | None, active: Tensor | None, processors: int
 ) -> CudaLaunch | None:
-    """Of ops.Ops.product, on a GPU of so many multiprocessors; None where the Triton kernel is to run."""
+    """The launch of ops.Ops.product on so many multiprocessors; None where the Triton kernel is to run."""
     batch, length, channels = x.shape
     positions = length - (layer.taps - 1) * layer.dilation
     rows = batch * positions
@@ -46,7 +46,7 @@ def product_launch(
 def unit_launch(
     x: Tensor, unit: Unit, residual: Tensor, out: Tensor | None, active: Tensor, processors: int
 ) -> CudaLaunch | None:
-    """As product_launch, of ops.Ops.unit."""
+    """The launch of ops.Ops.unit; see product_launch."""
     batch, positions, channels = residual.shape
     rows, conv, pointwise = batch * positions, unit.conv, unit.pointwise
     is_resident = resident_unit.fits(channels, positions)
@@ -74,5 +74,5 @@ def _streamed(
 
 
 def strides(*tensors: Tensor | None) -> tuple[int, ...]:
-    """Of batch entries; 0 for what is absent."""
+    """Strides of batch entries; 0 for an absent tensor."""
     return tuple(0 if tensor is None else tensor.stride(0) for tensor in tensors)

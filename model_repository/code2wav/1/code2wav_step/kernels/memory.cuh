@@ -26,7 +26,7 @@ __device__ __forceinline__ void wait_for_copies(int pending) {
 // Makes this thread's completed copies and stores visible to products.
 __device__ __forceinline__ void publish_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Neither moved nor split by the compiler.
+// A load that the compiler neither moves nor splits.
 __device__ __forceinline__ uint4 load_now(const half* from) {
     uint4 v;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
@@ -45,7 +45,7 @@ __device__ __forceinline__ float load_value(const half* from) {
     return low(bits);
 }
 
-// What nobody reads again soon.
+// Streaming load.
 __device__ __forceinline__ uint4 load_once(const half* from) {
     uint4 v;
     asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -19,7 +19,7 @@
 #include "fragments.cuh"
 
 constexpr int THREADS = GROUP * GROUPS;
-constexpr int ROWS = 64;                            // of a tile
+constexpr int ROWS = 64;                            // per tile
 constexpr int PIECES = CHANNELS / 8;
 constexpr int STEPS = CHANNELS / 16;
 constexpr int X_ROWS = ROWS + (TAPS - 1) * DILATION;
@@ -28,7 +28,7 @@ constexpr int WIDE = CHANNELS / 64 * 64;            // channels in rows of 128 b
 constexpr int NARROW = X_PITCH * WIDE * 2;          // offset
 constexpr int W_PITCH = CHANNELS;
 
-constexpr int WEIGHTS = PIECES * W_PITCH * 16;      // of a tap, and of the second product
+constexpr int WEIGHTS = PIECES * W_PITCH * 16;      // per tap, and of the second product
 constexpr int X_TILE = X_PITCH * CHANNELS * 2;
 constexpr int X_TILES = (TAPS + 1) * WEIGHTS;       // offset
 constexpr int VECTORS = X_TILES + GROUPS * X_TILE;  // offset

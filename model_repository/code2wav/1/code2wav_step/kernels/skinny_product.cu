@@ -23,10 +23,10 @@ constexpr int UNITS = (GATED ? 2 : 1) * TILES;      // tiles of gates, then of u
 constexpr int PAIRS = (UNITS + 1) / 2;              // an instruction multiplies two tiles by 8 rows of x
 constexpr int ROWS = 8 * OCTETS;
 constexpr int COLUMNS = 8 * TILES;
-constexpr int BLOCKS = OUTPUTS / COLUMNS;           // of the same rows
-constexpr int PITCH = 8 * UNITS + 4;                // of a row's sums: keeps rows off the same banks
+constexpr int BLOCKS = OUTPUTS / COLUMNS;           // per tile of rows
+constexpr int PITCH = 8 * UNITS + 4;                // per row of sums: keeps rows off the same banks
 constexpr int THREADS = WARPS * LANES;
-constexpr int ITEMS = (ROWS * COLUMNS + THREADS - 1) / THREADS;  // of a thread
+constexpr int ITEMS = (ROWS * COLUMNS + THREADS - 1) / THREADS;  // per thread
 constexpr int AHEAD = STEPS < 8 / OCTETS ? STEPS : 8 / OCTETS;   // steps of x that are loaded at once
 constexpr int PARTS = (STEPS + AHEAD - 1) / AHEAD;
 
@@ -80,7 +80,7 @@ skinny_product(const half* x, const half* weight, const float* bias, const float
                 }
     };
     load_part(0);
-    // Of rows that are there, others repeat the last one.
+    // Places of rows that exist; the others repeat the last one.
     auto place = [&](int item, int stride) {
         const int row = first_row + min((int)(threadIdx.x + item * THREADS) / COLUMNS, rows - 1), entry = row / positions;
         return (size_t)entry * stride + (row - entry * positions) * OUTPUTS + output_of(item);

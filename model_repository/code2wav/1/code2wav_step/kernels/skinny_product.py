@@ -6,9 +6,9 @@ from typing import ClassVar
 MAX_ROWS, CHANNELS = 64, 32
 LANES, MAX_WARPS, SLICE = 32, 16, 32
 TILE, OCTET = 8, 8
-# With fewer, multiprocessors are idle.
+# Fewer would leave multiprocessors idle.
 MIN_BLOCKS = 96
-# Of a thread, for weights: half of those that it has at most.
+# Registers of a thread for weights: half of its maximum.
 WEIGHT_REGISTERS = 64
 
 
@@ -37,12 +37,12 @@ class SkinnyProduct:
 
     @property
     def tile_registers(self) -> int:
-        """Of a thread, for its part of a tile's weights."""
+        """Registers of a thread for its part of a tile's weights."""
         return 4 * (self.taps * self.channels // SLICE // self.warps) * self._matrices
 
     @property
     def tiles(self) -> int:
-        """As many of a block as leave enough blocks and fit the registers."""
+        """Tiles of a block: as many as leave enough blocks and fit the registers."""
         all_tiles, most = self.outputs // TILE, WEIGHT_REGISTERS // self.tile_registers
         fitting = (tiles for tiles in range(min(most, all_tiles), 0, -1) if all_tiles % tiles == 0)
         return next((tiles for tiles in fitting if all_tiles // tiles >= MIN_BLOCKS), 1)
@@ -68,7 +68,7 @@ class SkinnyProduct:
 def skinny_form(
     rows: int, outputs: int, channels: int, taps: int, *, norm: bool, activation: str
 ) -> SkinnyProduct | None:
-    """For a product of so few rows; None for more, or where channels, outputs or the width do not fit."""
+    """The form for so few rows; None for more, or where channels, outputs or the width do not fit."""
     if rows > MAX_ROWS or channels % CHANNELS or outputs % TILE:
         return None
     octets = next((octets for octets in (1, 2) if rows <= OCTET * octets), 4)

@@ -19,7 +19,7 @@
 #include "fragments.cuh"
 #include "tensor_cores.cuh"
 
-constexpr int ROWS = 64;                            // of a warpgroup
+constexpr int ROWS = 64;                            // per warpgroup
 constexpr int DEPTH = 64;                           // channels of a step
 constexpr int PIECES = DEPTH / 8;
 constexpr int STEPS = DEPTH / 16;

@@ -8,7 +8,7 @@ from torch import Tensor
 
 ROWS, DEPTH = 64, 64
 GROUP = 128
-# Of a multiprocessor, for one block; of a ring; and for barriers in front of the vectors.
+# Bytes of a multiprocessor for its one block; stages of a ring; bytes of the barriers in front of the vectors.
 SHARED_BYTES, MAX_STAGES, BARRIER_BYTES = 227 * 1024, 8, 256
 ALIGNMENT = 1024
 
@@ -81,7 +81,7 @@ COSTS = (
     Cost(96, 2, 0.33, 0.60, 2.5),
 )
 UNIT_COST = Cost(192, 2, 0.50, 0.75, 7.0)
-# Of a unit as two products: a call and a row.
+# Microseconds of a unit as two products: per call and per row.
 PRODUCTS_CALL, PRODUCTS_ROW = 6.0, 0.0013
 # Operations that the Triton kernels do in a microsecond, for long widths and short ones.
 LONG_WIDTH = 1536
@@ -111,7 +111,7 @@ def product_form(
 def unit_form(
     rows: int, positions: int, channels: int, taps: int, dilation: int, processors: int
 ) -> StreamedProduct | None:
-    """As product_form, for a unit; None where two products are faster."""
+    """The form for a unit, None where two products are faster; see product_form."""
     if channels != UNIT_COST.columns or _taps_per_copy(positions, taps) != taps:
         return None
     microseconds = UNIT_COST.microseconds(rows, channels, (taps + 1) * channels // DEPTH, processors)

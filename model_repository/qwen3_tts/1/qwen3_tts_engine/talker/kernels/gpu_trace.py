@@ -29,7 +29,7 @@ class TracedGraph:
         self._graph, self._folder = graph, folder
 
     def replay(self) -> None:
-        # At a replay, not at the capture: to ask whether an event has passed ends any capture under way.
+        # Opened at a replay, not at the capture: to ask whether an event has passed ends any capture under way.
         spans = spans_in(self._folder)
         begin, end = timed_event(), timed_event()
         begin.record()
@@ -39,7 +39,7 @@ class TracedGraph:
 
 
 class Spans:
-    """Between pairs of events; a thread writes those that have passed."""
+    """Times between pairs of events; a thread writes those that have passed."""
 
     def __init__(self, path: Path) -> None:
         self._file, self._stream = path.open("w"), torch.cuda.Stream()
@@ -88,7 +88,7 @@ def traced(graph: Graph) -> Graph:
 
 @cache
 def spans_in(folder: Path) -> Spans:
-    """Of this process."""
+    """Spans of this process."""
     return Spans(folder / f"{__name__.partition('.')[0]}-{os.getpid()}")
 
 
