@@ -36,7 +36,7 @@ class RequestError(Exception):
     outcome = Outcome.ERROR
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Those of subclasses with other arguments, too: the engine may be another process.
+        # Also pickles subclasses with other arguments: the engine may be another process.
         return _restore, (type(self), str(self))
 
 

@@ -10,7 +10,7 @@ from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.manifest import MANIFEST, PLAN, EngineFacts, Manifest
 
 MAJORS = (8, 10, 11)
-# By input.
+# Shape by input.
 Shapes = dict[str, list[int]]
 # Smallest, most common and largest shape by input.
 Profile = dict[str, list[list[int]]]

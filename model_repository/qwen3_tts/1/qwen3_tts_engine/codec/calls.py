@@ -105,7 +105,7 @@ class Utterances:
         return loudness
 
     def twins(self, slots: np.ndarray) -> np.ndarray:
-        """For each row that begins an utterance the first row that begins the same one, for others the row itself.
+        """For each row that begins an utterance, the first row that begins the same one; for others, the row itself.
 
         Only such rows have bit-identical inputs; the states of others may have rounded differently.
         """

@@ -62,7 +62,7 @@ class Code2Wav:
             samples = self._call(codes, self._places(before, to, chunks.history))
         silent = without_audio(samples)
         for row in voices.keys() & silent.keys():
-            # For instance since code2wav was loaded again.
+            # For instance because code2wav was loaded again.
             self._voices.forget(voices[row])
         return samples, silent | failed
 

@@ -70,9 +70,9 @@ class RowCounts:
 
     @classmethod
     def of(cls, slots: int, voice_bytes: int, state_bytes: int, rows: int | None = None) -> "RowCounts":
-        """Of `rows` that code2wav has, public ones included, if they are limited; `voice_bytes`, 0 without voices, are
-        what voices may take. There is a row for each voice that a call reads, and one for a voice that is encoded
-        meanwhile."""
+        """Counts for `slots`. `rows` are those that code2wav has, public ones included, if they are limited;
+        `voice_bytes` are what voices may take, 0 without voices. There is a row for each voice that a call reads, and
+        one for a voice that is encoded meanwhile."""
         if not voice_bytes:
             return cls(slots, 0)
         least, most = min(slots, MAX_BATCH) + 1, min(MOST_VOICES, voice_bytes // state_bytes)

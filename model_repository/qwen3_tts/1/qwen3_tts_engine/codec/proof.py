@@ -114,7 +114,7 @@ class CodecProof:
 
 
 def snr_db(loudness: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """Of mean squares of int16 samples; an error within rounding counts as none."""
+    """Takes mean squares of int16 samples; an error within rounding counts as none."""
     beyond = np.maximum(error - ROUNDING, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         snr: np.ndarray = np.where(beyond > 0, 10 * np.log10(loudness / beyond), math.inf)

@@ -21,7 +21,7 @@ class RowCalls:
 
     def call(self, codes: np.ndarray, places: np.ndarray) -> np.ndarray:
         """client.Call."""
-        # By the line without any operation of PyTorch: after a pause each takes the host up to 0.1 ms.
+        # The line calls without any operation of PyTorch: after a pause each takes the host up to 0.1 ms.
         if self._line and self._line.is_open():
             with self._watch(MODEL_NAME):
                 return self._line.call(codes, places)

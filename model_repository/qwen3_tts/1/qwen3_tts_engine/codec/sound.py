@@ -21,7 +21,7 @@ def to_send(chunks: Chunks, pcm: np.ndarray) -> list[np.ndarray]:
 
     A failed call has no samples, here and in `trailing_silence`.
     """
-    # Without the padding of last chunks.
+    # Samples without the padding of last chunks.
     rows = (row[: count * SAMPLES_PER_FRAME] for row, count in zip(pcm, chunks.counts, strict=True))
     triples = zip(chunks.streams, chunks.last, rows, strict=True)
     return [_to_send(stream, is_last, row) if len(row) else row for stream, is_last, row in triples]

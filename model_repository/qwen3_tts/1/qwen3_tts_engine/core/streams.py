@@ -36,7 +36,7 @@ class Prompt:
     vector: np.ndarray | None = None
     vector_row: int = NONE
     prefix_hashes: tuple[bytes, ...] = ()
-    """Of the pages of the prefix that other prompts share: equal hashes mean equal rows up to the end of that page."""
+    """A hash per page of the prefix that other prompts share; equal ones mean equal rows up to the end of the page."""
     max_frames: int | None = None
     """Frame cap of this part; None means that of the stream."""
     is_open: bool = False

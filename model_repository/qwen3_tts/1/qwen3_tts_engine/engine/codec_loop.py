@@ -20,7 +20,7 @@ class CodecLoop:
         self._last_ended = 0.0
 
     def run(self) -> None:
-        """On threads of its own; one delivers what it decoded while others await their calls."""
+        """Runs on threads of its own; one delivers what it decoded while others await their calls."""
         while True:
             with self._turns.codec:
                 self._precedence.wait()
@@ -31,7 +31,7 @@ class CodecLoop:
             self._deliver(decoded)
 
     def between_ticks(self, chunks: Chunks) -> None:
-        """On the talker's thread."""
+        """Decodes and delivers `chunks` on the talker's thread."""
         with self._precedence.resting():
             self._deliver(decode(self._codec, chunks))
 
@@ -48,7 +48,7 @@ class CodecLoop:
         self._recorder.add_codec_call(decoded.called - float(chunks.ready_at.min()), seconds, len(chunks))
         audio = Audio(sent, trailing_silence(chunks, decoded.pcm))
         with state.lock:
-            # Without what it overlapped with the call before.
+            # Leaves out the time in which the call before ran, too.
             begun, self._last_ended = max(decoded.called, self._last_ended), max(decoded.ended, self._last_ended)
             if begun < decoded.ended:
                 state.scheduler.capacity.add_codec_call(chunks.codes[..., 0].size, decoded.ended - begun)

@@ -90,7 +90,7 @@ class Engine:
         """End every stream with UNAVAILABLE and stop all threads; safe to call twice."""
         self._shut_down(Unavailable("the server is shutting down"))
         self._threads.join(self._loops, timeout)
-        # Their last output.
+        # Send the last output of the loops.
         self.delivery.flush()
 
     def die(self, error: Exception) -> None:

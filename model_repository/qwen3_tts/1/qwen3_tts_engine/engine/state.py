@@ -50,7 +50,7 @@ class State:
             return self.scheduler.end(stream)
 
     def end_all(self) -> list[Stream]:
-        """Those that this call has ended."""
+        """Returns the streams that this call has ended."""
         with self.lock:
             self.talker_work.notify_all()
             self.codec_work.notify_all()

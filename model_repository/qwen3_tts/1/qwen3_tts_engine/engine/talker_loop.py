@@ -29,7 +29,7 @@ class TalkerLoop:
         self._pacing = Pacing(state.scheduler.capacity)
 
     def run(self) -> None:
-        """On a thread of its own: launch a tick, then read the previous one; the codec is called in between."""
+        """Launch a tick, then read the previous one, on a thread of its own; the codec is called in between."""
         launched: deque[tuple[Batch, Tick, float]] = deque()
         work: Batch | Chunks | None = None
         while (work := self._next_work(in_flight=len(launched), last=work)) is not None:
@@ -108,7 +108,8 @@ class TalkerLoop:
                 state.codec_work.notify()
         if first:
             self._codec.between_ticks(first)
-        # After the call, which a listener awaits; the codec's loops, too, would ask for the interpreter's lock.
+        # Recorded after the call, since a listener awaits it and the codec's loops would also ask for the interpreter's
+        # lock.
         self._recorder.add_tick(now - started, len(batch), [now - new.stream.admitted for new in batch.newcomers])
         with state.lock:
             seconds = self._pacing.end_tick(batch, started, now)

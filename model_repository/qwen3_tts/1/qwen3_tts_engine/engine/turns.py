@@ -30,7 +30,7 @@ class Turns:
                 state.codec_work.wait()
             return None
 
-    # Under the lock, on the talker's thread:
+    # The methods below run under the lock, on the talker's thread.
 
     def before_tick(self, now: float, *, talker_has_work: bool, last_was_call: bool) -> Chunks | None:
         """Chunks to decode before the next tick, with no tick in flight."""

@@ -4,7 +4,7 @@ from qwen3_tts_engine.checkpoint.configs import ModelConfig
 from qwen3_tts_engine.request import InvalidRequest, SpeechOptions
 
 VOICE_FIELDS = ("voice", "ref_audio", "ref_sample_rate", "ref_text", "x_vector_only")
-# By checkpoint type: display name, fields that select the voice, how to use them.
+# Display name, fields that select the voice and how to use them, by checkpoint type.
 MODES = {
     "custom_voice": ("CustomVoice", ("speaker", "instruct"), "speaker, and instruct for its style"),
     "voice_design": ("VoiceDesign", ("instruct",), "instruct, which describes the voice"),

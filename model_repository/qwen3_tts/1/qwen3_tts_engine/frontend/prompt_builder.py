@@ -52,7 +52,7 @@ class PromptBuilder:
         return [{"name": name, "dialect": dialects.get(name) or None} for name in sorted(self._talker.spk_id)]
 
     def tokenize(self, texts: Sequence[object]) -> None:
-        """As TextTokenizer.ahead."""
+        """See TextTokenizer.ahead."""
         self._tokenizer.ahead(texts)
 
     def stream(self, request: SynthesisRequest, sink: Sink, key: str, arrived: float | None = None) -> Stream:

@@ -14,7 +14,7 @@ class PromptRows:
         self._num_codebooks, self._page_size = num_codebooks, page_size
         self._prefix_rows = 0
         self._text: list[int] = []
-        # Of codebook 0.
+        # Codes of codebook 0.
         self._codes: list[int] = []
         self._frames: dict[int, np.ndarray] = {}
         self._vector: np.ndarray | None = None

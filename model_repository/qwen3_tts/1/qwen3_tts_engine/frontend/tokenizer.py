@@ -77,7 +77,7 @@ class TextTokenizer:
         return ids
 
     def _sanitise(self, field: str, text: str) -> str:
-        # After it a text has the ids that it has within the template (docs/model.md, Text tokens).
+        # Stripped, a text has the ids that it has within the template (docs/model.md, Text tokens).
         clean = text.strip()
         if not clean:
             raise InvalidRequest(field, text, "must contain more than white space")

@@ -38,7 +38,7 @@ from qwen3_tts_engine.service import SWITCH_SECONDS, Service, read_config
 
 log = logging.getLogger("qwen3_tts")
 
-# After the last message a process that does not end by itself is ended.
+# Time for a process to end by itself after the last message.
 CLOSE_SECONDS = 15.0
 
 
@@ -132,7 +132,7 @@ class Child:
                     self._control.send(Reported(self.service.engine.recorder.take()))
 
     def look_ahead(self, messages: Collection[Any]) -> None:
-        """At messages that arrived together."""
+        """Tokenizes the texts of messages that arrived together."""
         whole = [message for message in messages if isinstance(message, Accept) and message.position is None]
         self.service.tokenize([message.fields.get("text") for message in whole])
 

@@ -9,7 +9,7 @@ from qwen3_tts_engine.frontend.sequences import SequencePosition
 from qwen3_tts_engine.metrics import Readings
 from qwen3_tts_engine.request import RequestError
 
-# To the engine. The end of these messages ends its process.
+# Messages to the engine. Their end ends its process.
 
 
 class Accept(NamedTuple):
@@ -38,13 +38,13 @@ class Report(NamedTuple):
     """Asks for the readings."""
 
 
-# From the engine, about one request. Those of one request come through one pipe.
+# Messages from the engine about one request. Those of one request come through one pipe.
 
 
 class Audio(NamedTuple):
     key: str
     pcm: bytearray
-    """Of int16 samples; writable, as Triton's tensors must be."""
+    """Bytes of int16 samples; writable, as Triton's tensors must be."""
 
 
 class Voices(NamedTuple):
@@ -60,7 +60,7 @@ class End(NamedTuple):
     summary: Summary | None
 
 
-# From the engine, about itself.
+# Messages from the engine about itself.
 
 
 class Loaded(NamedTuple):

@@ -170,7 +170,7 @@ class Capacity:
         self._chunk_frames = max_chunk_frames
         self._tick = WorkTime(batching_is_free=batching_is_free)
         self._codec = WorkTime(batching_is_free=batching_is_free)
-        # Without the pace, which is that of the tick.
+        # Its pace is that of the tick.
         self._prefill = LineFit(SLOPE_DECAY)
         self._unknown_prefill = 0.0 if batching_is_free else math.inf
 

@@ -82,7 +82,7 @@ class Chunker:
             rows: np.ndarray = (lengths == length) | (last & (lengths < length)) | (urgent & (lengths > length))
             return rows
 
-        # Of more urgent chunks than a call holds, every second call decodes the most frames of the most urgent ones.
+        # With more urgent chunks than a call holds, every second call decodes the most frames of the most urgent ones.
         # While newcomers keep coming, all calls would have one frame, which costs most: 1 000 callers within a second
         # stalled for up to 180 ms (one H100).
         self._takes_most = urgent.sum() > MAX_BATCH and not self._takes_most

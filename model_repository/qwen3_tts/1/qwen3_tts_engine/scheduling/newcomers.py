@@ -70,7 +70,7 @@ class NewcomerPolicy:
         if now < self._next_alone or capacity.first_audio_seconds(count, rows) > spare:
             return False
         costs = capacity.tick_seconds(count) + capacity.tick_seconds(others) - capacity.tick_seconds(count + others)
-        # Of ticks not measured yet the costs are not a number.
+        # The costs are not a number before ticks have been measured.
         self._next_alone = now + max(0.0, costs) / ALONE_SHARE
         return True
 

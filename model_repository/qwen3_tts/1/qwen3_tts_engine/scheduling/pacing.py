@@ -35,7 +35,7 @@ class Pacing:
         return seconds
 
     def seconds_to_launch(self, batch: Batch, launched: float, now: float) -> float:
-        """Until the next launch, while the tick of `batch` runs."""
+        """Time until the next launch, while the tick of `batch` runs."""
         if (tick := self._predict(batch)) == math.inf:
             return 0.0
         # A launch too late makes a tick look as long as expected: an estimate too high would confirm itself.

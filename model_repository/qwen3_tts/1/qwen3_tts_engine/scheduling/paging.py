@@ -184,7 +184,7 @@ class Paging:
         return -(-positions // self._page_size)
 
     def _num_positions(self, stream: Stream) -> int:
-        """Of the prompt and the frames generated from it so far."""
+        """Positions of the prompt and of the frames generated from it so far."""
         slot, table = stream.slot, self._table
         return len(stream.prompt) + (0 if slot < 0 else int(table.written[slot] - table.part_start[slot]))
 

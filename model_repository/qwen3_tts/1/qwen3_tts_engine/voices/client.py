@@ -49,6 +49,6 @@ class ModelEncoder:
         return x_vector
 
     def _call(self, model: str, inputs: dict[str, Tensor], output: str) -> Tensor:
-        """On the CPU."""
+        """The output, copied to the CPU."""
         [tensor] = self._call_model(ModelCall(model, inputs, [output]))
         return tensor.cpu()

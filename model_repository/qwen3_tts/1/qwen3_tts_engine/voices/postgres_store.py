@@ -154,7 +154,7 @@ class PostgresStore:
                 self._known.popitem(last=False)
 
     def _forget_deleted(self, connection: psycopg.Connection) -> None:
-        """So that an outage does not bring back what another server deleted before it."""
+        """Keeps an outage from bringing back what another server deleted before it."""
         with self._lock:
             known = {record.file: name for name, record in self._known.items()}
         there = {file for (file,) in connection.execute(EXISTING, (list(known),))}
