@@ -128,12 +128,11 @@ def test_killed_engine_ends_every_stream_and_the_server(
     )
 
 
-def test_the_engine_ends_with_its_server(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_all_processes_end_with_their_server(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         with serving(repository, tmp_path, tiny_checkpoint) as caller:
-            stub = psutil.Process(stub_pid(caller.server, "qwen3_tts"))
-            processes = [stub, *stub.children(recursive=True)]
-            assert len(processes) == 3, "stub, engine and guard"
+            processes = psutil.Process(caller.server.pid).children(recursive=True)
+            assert len(processes) == 5, "two stubs with a guard each, and the engine"
             os.kill(caller.server.pid, number)
             _, alive = psutil.wait_procs(processes, timeout=60)
             assert not alive

@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         records=folder / FILE_NAME,
         random_seed=args.random_seed,
     )
-    found = check_target(target) | {"checkpoint": served_checkpoint(args.metrics_url, args.model_name)}
-    header = {"config": _jsonable(vars(args)), "target": found, **environment()}
+    server = check_target(target) | {"checkpoint": served_checkpoint(args.metrics_url, args.model_name)}
+    header = {"config": _jsonable(vars(args)), "target": server, **environment()}
     writer = open_records(config.records, header)
     try:
         code = Bench(args, config, writer).run(loads(args))

@@ -85,6 +85,25 @@ def test_a_hanging_stub_ends_after_its_server() -> None:
         os.close(stub)
 
 
+def test_a_stub_whose_server_ends_while_it_loads_ends_itself() -> None:
+    stub = """
+import os, sys, time
+from qwen3_tts_engine.lifecycle import guard
+print(os.getpid(), flush=True)
+while os.getppid() == guard.SERVER:
+    time.sleep(0.01)
+guard.start("talker")
+time.sleep(3600)
+"""
+    server = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {stub!r}])"
+    with subprocess.Popen([sys.executable, "-c", server], stdout=subprocess.PIPE, env=same_imports()) as process:
+        assert process.stdout is not None
+        loading = os.pidfd_open(int(process.stdout.readline()))
+        process.kill()
+        assert select.select([loading], [], [], 30)[0]
+        os.close(loading)
+
+
 def test_the_first_process_of_a_container_gets_sigterm() -> None:
     """The kernel does not deliver signals without a handler to process 1."""
     assert {exit_signal(word, 1) for word in (b"", DEAD, UNUSABLE)} == {signal.SIGTERM}

@@ -27,6 +27,8 @@ STUB_SECONDS = 2.0
 REGIONS = "/dev/shm/triton_python_backend_shm_region"
 INIT = 1
 PR_SET_DUMPABLE = 4
+# The parent before the model loads.
+SERVER = os.getppid()
 log = logging.getLogger(__name__)
 
 
@@ -88,7 +90,10 @@ def exit_signal(message: bytes, server: int) -> signal.Signals:
 
 
 def start(model: str) -> Guard | None:
-    """The guard of this process; None where the kernel has no pidfd."""
+    """The guard of this process; None where the kernel has no pidfd. Ends the process if its server is gone."""
+    if os.getppid() != SERVER:
+        # Else it waits for its server for ever.
+        os._exit(1)
     try:
         return Guard(model)
     except OSError as error:
