@@ -50,7 +50,7 @@ class PromptRows:
         return Prompt(text, codes, trailing, num_spoken, self._vector, self._vector_row, hashes)
 
     def _prefix_hashes(self, text_ids: np.ndarray, code_ids: np.ndarray) -> Iterator[bytes]:
-        """Of the prefix's whole pages. At least one row is left to prefill: the first frame requires its output."""
+        """Hashes of the prefix's whole pages. One row is left to prefill at least: the first frame requires it."""
         digest = b""
         for end in range(self._page_size, min(self._prefix_rows, len(text_ids) - 1) + 1, self._page_size):
             page = slice(end - self._page_size, end)

@@ -182,7 +182,7 @@ class Capacity:
             self._add_prefill(streams, seconds, prefill_rows)
 
     def _add_prefill(self, streams: int, seconds: float, rows: int) -> None:
-        """Of many streams almost every tick has a prefill: the pace would else be that of an earlier load."""
+        """Updates the pace, too: with many streams almost every tick has a prefill, so it would be out of date."""
         seconds, tick, prefill = seconds / self._tick.pace, self._tick.shape.at(streams), self._prefill.at(rows)
         if prefill == math.inf:
             self._prefill.add(rows, max(seconds - tick, MIN_SECONDS))

@@ -128,7 +128,7 @@ class TalkerGolden:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Self:
-        """From the cache on disk, or computed and, where that takes long, kept there."""
+        """Reads the cases from the cache on disk, or computes them and, if that takes long, keeps them there."""
         path = _cache_folder() / f"{_digest(checkpoint)}.safetensors"
         if path.is_file():
             try:
@@ -177,7 +177,7 @@ class TalkerGolden:
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """Relative to the norm of `expected`; infinite for values that are not finite."""
+    """Norm of the difference, relative to that of `expected`; infinite for values that are not finite."""
     value = float((found - expected).norm() / expected.norm())
     return value if value < math.inf else math.inf
 
@@ -205,7 +205,7 @@ class ReferenceOps(TorchOps):
 
 
 def _reference(checkpoint: Checkpoint, slots: int) -> tuple[TalkerRunner, ReferenceOps]:
-    """On the CPU. The weights of layers stay as stored and are widened when they are used, which takes less memory."""
+    """A runner on the CPU. To save memory, weights of layers stay as stored and are widened when they are used."""
     tensors = load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config))
     tensors = {name: tensor if _is_layer(name, tensor) else tensor.float() for name, tensor in tensors.items()}
     ops = ReferenceOps()

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 STUB, GUARD = "/triton_python_backend_stub", "/guard.py"
 POLL_SECONDS = 0.5
-# For kernels that are compiled. A model without a guard (lifecycle/guard.py) counts as loading for so long.
+# Includes the compilation of kernels. A model without a guard (lifecycle/guard.py) counts as loading for so long.
 LOADING_SECONDS = 180.0
 
 

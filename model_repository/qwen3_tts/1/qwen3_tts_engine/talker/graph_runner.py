@@ -30,7 +30,7 @@ MAX_PADDED_PREFILL = 512
 MAX_JOINT_PROMPTS, SMALL_JOINT_PROMPTS, TILE_ROWS = 512, (64, 128), 128
 # Products of fewer rows have faster kernels, which prompts cannot use.
 MIN_JOINT_FRAMES = 16
-# Without memory for graphs of up to so many rows the model does not start.
+# The model starts only if there is memory for graphs of up to so many rows.
 NEEDED_ROWS = 64
 
 
@@ -54,7 +54,7 @@ class GraphTalkerRunner(TalkerRunner):
         Without memory for a graph of many rows they run in parts, without a joint one prompts run before the frames.
         """
         self._pool: Any = None
-        # Of prefilled newcomers, for the next launch: the slot of a lone one, and prompts.
+        # Prefilled newcomers for the next launch: the slot of a lone one, and prompts.
         self._unopened, self._pending = self._state.padding_rows(0), self._padding_rows(0)
         self._ticks = cycle([self._make_tick() for _ in range(self.lookahead + 1)])
         pairs, prompts, opened = self._padding_pairs, self._padding_rows, self._state.padding_rows
@@ -191,7 +191,7 @@ class GraphTalkerRunner(TalkerRunner):
             if newcomer.vector_row is not None:
                 own[newcomer.vector_row, 3] = newcomer.slot
             start += len(ids)
-        # At once for all: NumPy gives up the interpreter's lock in operations on more than 500 elements.
+        # One operation for all: NumPy gives up the interpreter's lock in operations on more than 500 elements.
         rows[:, 4] = np.concatenate(text_ids)
         rows[:, 5:] = np.concatenate(code_ids)
         return rows

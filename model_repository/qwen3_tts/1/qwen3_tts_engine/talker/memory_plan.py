@@ -58,12 +58,12 @@ class GpuMemory:
     free: int
     total: int
     taken: int = 0
-    """By this server's other models."""
+    """Memory that this server's other models hold."""
     awaited: int = 0
-    """What these will still take."""
+    """Memory that they will still take."""
 
     def available(self, share: float) -> int:
-        """For the talker and what is awaited, if this server may take `share` of the total."""
+        """Memory for the talker and what is awaited, if this server may take `share` of the total."""
         return max(0, min(self.free, int(share * self.total) - CONTEXT_BYTES - self.taken))
 
 
@@ -73,7 +73,7 @@ class MemoryPlan:
 
     streams: int
     positions: int
-    """Of the cache."""
+    """Positions of the cache."""
     weights: int
     cache: int
     states: int
@@ -98,7 +98,7 @@ class MemoryNeeds:
     model: ModelConfig
     config: EngineConfig
     codec_state: int
-    """Of one stream."""
+    """Bytes of one stream's state."""
     plan_rows: int | None = None
     """Rows of states that a TensorRT plan has, in `awaited`; otherwise the codec allocates those that are used."""
 
@@ -123,7 +123,7 @@ class MemoryNeeds:
         return next((plan for plan in plans if self._fits(plan, memory)), None)
 
     def choose(self, memory: GpuMemory) -> MemoryPlan:
-        """As `fitting`; raises ConfigError, with the number of streams that would fit, if it does not."""
+        """Like `fitting`, but raises ConfigError, with the number of streams that would fit, if it does not."""
         if plan := self.fitting(memory):
             return plan
         streams = 1 if self.config.has_auto_streams else self.config.max_streams
@@ -148,7 +148,7 @@ class MemoryNeeds:
         return RowCounts.of(streams, voice_bytes, self.codec_state, self.plan_rows)
 
     def _row_bytes(self, streams: int) -> int:
-        """With two more rows: zeros, and a target for writes that belong to no row."""
+        """Bytes of all rows and two more: zeros, and a target for writes that belong to no row."""
         blocks = -(-(self._rows(streams).total + 1) // CODEC_BLOCK_ROWS)
         return (blocks * CODEC_BLOCK_ROWS + 1) * self.codec_state
 
@@ -156,7 +156,7 @@ class MemoryNeeds:
         return plan.total <= memory.available(self.config.gpu_memory_share)
 
     def _slot_bytes(self, longest: int) -> int:
-        """Of talker.slot_state and of the code predictor's keys."""
+        """Bytes per slot of talker.slot_state and of the code predictor's keys."""
         talker = self.model.talker_config
         predictor = talker.code_predictor_config
         fields = -(-longest // self.config.page_size) + 2 * self.config.max_text_tokens
@@ -165,7 +165,7 @@ class MemoryNeeds:
 
 
 def weight_bytes(model: ModelConfig, element: int = ELEMENT) -> int:
-    """Of the loaded talker and code predictor: projected text and code tables replace those of the checkpoint."""
+    """Bytes of the loaded talker and code predictor. Projected text and code tables replace those of the checkpoint."""
     talker, shapes = model.talker_config, talker_shapes(model)
     narrow = talker.code_predictor_config.hidden_size
     kept = {name: shape for name, shape in shapes.items() if ".text_" not in name}

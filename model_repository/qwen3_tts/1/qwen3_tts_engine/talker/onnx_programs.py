@@ -203,7 +203,7 @@ def _drawable(table: Tensor, talker: Talker, codes: int) -> Tensor:
 
 
 def _project(graph: OnnxGraph, predictor: CodePredictor, hidden: Value) -> Value:
-    """As CodePredictor's: norm, then talker width → predictor width."""
+    """CodePredictor's projection: norm, then talker width → predictor width."""
     if predictor.projection is None:
         return rms_norm(graph, hidden, predictor.hidden_norm, predictor.hidden_eps)
     return norm_linear(graph, hidden, predictor.projection, predictor.hidden_eps, predictor.bias)

@@ -51,7 +51,7 @@ class SlotState:
         self.position, self.frame, self.num_trailing, self.seed = (column.squeeze(1) for column in columns[:4])
         self.options = columns[4].view(torch.float64)
         self.page_table, self.trailing = columns[5:]
-        # Of the last three fields.
+        # Columns at which the last three fields start.
         self._starts = np.cumsum(widths)[3:6].tolist()
         _, page_table, trailing = self._starts
         self._padding_row = np.zeros((1, 1 + sum(widths)), np.int64)

@@ -61,7 +61,7 @@ class TickGraph:
         `run` must have run once before, to build its kernels.
         """
         unused = np.concatenate([rows.ravel() for rows in padding])
-        # To ask for the current stream takes as long as a record.
+        # Kept: asking for the current stream takes as long as a record.
         self.stream = torch.cuda.current_stream()
         blocks = to_pinned(np.tile(unused, (HOST_BLOCKS, 1)))
         self._hosts = cycle([HostInputs(block, padding, self.stream) for block in blocks])
@@ -69,7 +69,7 @@ class TickGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             self._output = run(*split_like(self._block, padding))
-        # Of padding only. The first replay uploads the graph to the device, which otherwise delays a first request.
+        # Runs padding only. The first replay uploads the graph to the device, which otherwise delays a first request.
         graph.replay()
         self._graph = traced(graph)
         self.pool = graph.pool()
@@ -132,7 +132,7 @@ def capture_in_order(
         try:
             one.captured[rows] = capture(one.padding(rows), one.run)
         except RuntimeError as error:
-            # Of PyTorch's allocator, or of CUDA when it makes the graph.
+            # Raised by PyTorch's allocator, or by CUDA when it makes the graph.
             if "out of memory" not in str(error) or rows <= one.needed:
                 raise
             lacking += 1

@@ -34,7 +34,7 @@ struct Block {
     uint4 value[4][HALVES];
 };
 
-// Of the 16, those that a lane holds: keys group and group + 8; values 2 q, 2 q + 1, 2 q + 8, 2 q + 9 of quarter q.
+// Those of the 16 that a lane holds: keys group and group + 8; values 2 q, 2 q + 1, 2 q + 8, 2 q + 9 of quarter q.
 __device__ __forceinline__ int key_of(int tile, int group) { return tile * 8 + group; }
 __device__ __forceinline__ int value_of(int i, int quarter) { return 2 * quarter + i % 2 + 8 * (i / 2); }
 
@@ -285,7 +285,7 @@ __device__ __forceinline__ void store_values(const Values& fresh, int group, int
 
 #ifdef PAGE
 
-// In place of those at hand, which stay where positions have ended: nobody attends to them there.
+// Replaces the keys at hand. Beyond the last position they stay, and are masked.
 template <typename Source>
 __device__ __forceinline__ void replace_keys(Block& block, int first, int end, int group, int quarter, Source source) {
     #pragma unroll
@@ -308,7 +308,7 @@ __device__ __forceinline__ void replace_values(Block& block, int first, int end,
     }
 }
 
-// Of prompts in a block: a warp has eight queries.
+// Rows of prompts per block: a warp has eight queries.
 constexpr int MOST_ROWS = 8 / GROUP;
 
 // Keys and values of one key head, by position.
@@ -323,7 +323,7 @@ struct Pages {
     __device__ __forceinline__ bf16* value(int at) const { return values + offset(at); }
 };
 
-// Of a head, of the rows that are computed together.
+// Inputs of a head for the rows that are computed together.
 struct Inputs {
     const bf16 *qkv, *q_norm, *k_norm, *cos, *sin;
     const long long *page_table, *slots, *positions;
@@ -354,7 +354,7 @@ __device__ __forceinline__ void attend_for_frame(Softmax& softmax, const Inputs&
         for (int i = 0; i < 4; i++) places.value[i] = page_of(first, value_of(i, quarter));
         return places;
     };
-    // Of the next positions to load, looked up a step before: an address that waits for the table holds up what follows it.
+    // Pages of the next positions to load, looked up a step ahead: an address that waits for the table stalls the rest.
     Places places = look_up(warp * KEYS);
     auto key_at = [&](int at, int tile) { return pages.keys + pages.offset_in(places.key[tile], at); };
     auto value_at = [&](int at, int i) { return pages.values + pages.offset_in(places.value[i], at); };
@@ -377,7 +377,7 @@ __device__ __forceinline__ void attend_for_frame(Softmax& softmax, const Inputs&
         if (role.is_key) store_vector(pages.keys + place, quarter, query);
         store_values(fresh_values, group, quarter, [&](int) { return pages.values + place; });
     }
-    // Until a warp comes to the new position, if it does, its registers have others.
+    // Kept in shared memory: a warp's registers hold other positions until it reaches the new one, if it does.
     if (role.is_key) store_vector(fresh[warp][0], quarter, query);
     store_values(fresh_values, group, quarter, [&](int) { return fresh[warp][1]; });
     __syncwarp();
@@ -389,7 +389,7 @@ __device__ __forceinline__ void attend_for_frame(Softmax& softmax, const Inputs&
             insert_keys(block, key, first, position, group);
             insert_values(block, load_new_values(fresh[warp][1], group), first, position, quarter);
         }
-        // In branches, out of which the compiler does not move them; it would put loads of keys behind the softmax.
+        // Branches keep the compiler from moving the loads: it would put those of keys behind the softmax.
         const int next = first + WARPS * KEYS;
         const bool more = next < position;
         attend(softmax, query, block, first, position, quarter, in.scale, [&] { if (more) replace_keys(block, next, position, group, quarter, key_at); });
@@ -412,7 +412,7 @@ __device__ __forceinline__ int first_of_prompt(const Inputs& in, int last, int l
     return high;
 }
 
-// For rows top to bottom, which may be of several prompts.
+// Attention of rows top to bottom, which may be of several prompts.
 __device__ __forceinline__ void attend_for_prompts(Softmax& softmax, const Inputs& in, Pages pages, int top, int bottom) {
     const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, group = lane / 4, quarter = lane % 4, head = pages.head;
     const int row = min(top + group / GROUP, bottom), position = (int)in.positions[row];
@@ -536,7 +536,7 @@ store_keys(const bf16* qkv, const bf16* __restrict__ k_norm, const bf16* __restr
 
 #else
 
-// What RMSNorm multiplies a row of x by, computed by one warp; 1 where qkv are products of normed rows.
+// The factor of RMSNorm for a row of x, computed by one warp; 1 where qkv are products of normed rows.
 __device__ __forceinline__ float row_scale(const bf16* x, int lane, float eps) {
     if (INPUTS == 0) return 1.0f;
     float sum = 0.0f;

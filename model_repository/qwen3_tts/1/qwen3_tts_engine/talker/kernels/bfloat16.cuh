@@ -44,7 +44,7 @@ __device__ __forceinline__ unsigned fused(unsigned a, unsigned b, unsigned c) {
     return pair;
 }
 
-// Of pairs, in an instruction that GPUs before Hopper have, too. The product adds -0, which leaves the sign of a zero.
+// Pairs, by an instruction that GPUs before Hopper have, too. The product adds -0, which leaves the sign of a zero.
 __device__ __forceinline__ unsigned times(unsigned a, unsigned b) { return fused(a, b, 0x80008000u); }
 __device__ __forceinline__ unsigned plus(unsigned a, unsigned b) { return fused(b, 0x3f803f80u, a); }
 __device__ __forceinline__ unsigned minus(unsigned a, unsigned b) { return fused(b, 0xbf80bf80u, a); }
@@ -53,7 +53,7 @@ __device__ __forceinline__ uint4 times(uint4 a, uint4 b) { return make_uint4(tim
 __device__ __forceinline__ uint4 plus(uint4 a, uint4 b) { return make_uint4(plus(a.x, b.x), plus(a.y, b.y), plus(a.z, b.z), plus(a.w, b.w)); }
 __device__ __forceinline__ uint4 minus(uint4 a, uint4 b) { return make_uint4(minus(a.x, b.x), minus(a.y, b.y), minus(a.z, b.z), minus(a.w, b.w)); }
 
-// The cache policy of weights, which nobody reads again soon: they leave the second-level cache first.
+// The cache policy of weights, which are not read again soon: they leave the second-level cache first.
 __device__ __forceinline__ unsigned long long read_once() {
     unsigned long long policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -116,7 +116,7 @@ class BlockLinear(Linear):
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block, at most: the steps under way."""
+        """Shared memory of a block, at most: the steps under way."""
         return self.stages * self.STEP * 2 * (self.ROWS + self.OUTPUTS * (1 + self.GATED))
 
     def tiles(self, rows: int) -> int:

@@ -15,7 +15,7 @@ constexpr int EACH = VOCABULARY / THREADS;
 constexpr int WARPS = THREADS / LANES;
 constexpr float NEVER = -1e30f;
 
-// Of the values of all warps; two buffers in turn, so that one barrier separates the reads of one from the writes of the next.
+// Values of all warps, in two buffers in turn: one barrier separates the reads of one from the writes of the next.
 __shared__ float shared_floats[2][WARPS];
 __shared__ int shared_ints[2][WARPS];
 

@@ -16,7 +16,7 @@ def by_rows(values: Mapping[int, Value], rows: int, beyond: Value) -> Value:
 
 
 def carveout(rows: int) -> int | None:
-    """Of CudaKernel, for the kernels of a tick of so many rows."""
+    """The carveout of CudaKernel for the kernels of a tick of so many rows."""
     # Blocks of the next kernels then have room beside those of one. A multiprocessor changes its share of shared memory
     # only when it is empty, so all kernels of a tick have the same; for more rows tiles need another.
     return FEW_ROWS_CARVEOUT if rows <= FEW_ROWS else None
@@ -27,7 +27,7 @@ class Linear:
     """The macros that the sources of products share; they are documented there."""
 
     function: ClassVar[str]
-    """Of the source of that name."""
+    """Name of the kernel and of its source."""
 
     N: int
     K: int

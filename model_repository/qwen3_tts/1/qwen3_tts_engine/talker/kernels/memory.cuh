@@ -32,7 +32,7 @@ __device__ __forceinline__ void copy_weights(unsigned target, const TensorMap& m
                      :: "r"(target), "l"(&map), "r"(barrier), "l"(read_once()), "r"(column), "r"(row), "h"((short)((1 << BLOCKS) - 1)) : "memory");
 }
 
-// Of a gated layer, whose map has rows of eights, the two parts and the eights as dimensions.
+// Weights of a gated layer, whose map has rows of eights, the two parts and the eights as dimensions.
 template <int BLOCKS>
 __device__ __forceinline__ void copy_gated_weights(unsigned target, const TensorMap& map, int column, int eight, unsigned barrier) {
     if (BLOCKS == 1)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Of a program, and the keys that it takes at a time. The keys of a row are taken alike in every batch.
+# Queries of a program, and the keys that it takes at a time. The keys of a row are taken alike in every batch.
 QUERIES, KEYS = 64, 32
 WARPS = 4
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -12,7 +12,7 @@ NOTHING = tl.constexpr(-1e30)
 
 
 def programs(rows: int, group: int) -> int:
-    """Per key head, each with whole rows of `group` query heads."""
+    """Programs per key head, each with whole rows of `group` query heads."""
     return -(-rows // (QUERIES // group))
 
 
@@ -41,7 +41,7 @@ def prompt_attention_kernel(
     position = tl.load(positions + row, mask=inside, other=0)
     half, whole = tl.arange(0, HALF), tl.arange(0, D)
 
-    # With the rounding steps of the reference, as attention.cu.
+    # Rounds where the reference does, like attention.cu.
     query_head = head * GROUP + query % GROUP
     at = (qkv + row * WIDTH + query_head * D)[:, None] + half[None, :]
     first = tl.load(at, mask=inside[:, None], other=0.0).to(tl.float32)

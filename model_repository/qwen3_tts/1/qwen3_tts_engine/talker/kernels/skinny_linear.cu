@@ -23,9 +23,9 @@ constexpr int UNITS = (GATED ? 2 : 1) * TILES;      // tiles of gates, then of u
 constexpr int PAIRS = (UNITS + 1) / 2;              // an instruction multiplies two tiles by 8 rows of x
 constexpr int ROWS = 8 * HALVES;
 constexpr int OUTPUTS = 8 * TILES;
-constexpr int PITCH = 8 * UNITS + 4;                // of a row's sums: keeps rows off the same banks
+constexpr int PITCH = 8 * UNITS + 4;                // per row of sums: keeps rows off the same banks
 constexpr int THREADS = WARPS * LANES;
-constexpr int STORES = (ROWS * OUTPUTS + THREADS - 1) / THREADS;  // of a thread
+constexpr int STORES = (ROWS * OUTPUTS + THREADS - 1) / THREADS;  // per thread
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 skinny_linear(const bf16* x, const bf16* w, const bf16* __restrict__ bias, void* out, int rows, int stride_x,

@@ -13,7 +13,7 @@ class Block(NamedTuple):
     tiles: int
 
 
-# By (rows of weights, inputs) and HALVES: the block with which a layer was fastest (one H200,
+# The block with which a layer was fastest, by (rows of weights, inputs) and HALVES (one H200,
 # scripts/benchmarks/products). Few blocks are, since those of the next kernels then load their weights on the other
 # multiprocessors.
 BLOCKS: dict[tuple[int, int], dict[int, Block]] = {
@@ -24,8 +24,8 @@ BLOCKS: dict[tuple[int, int], dict[int, Block]] = {
     (12288, 2048): {1: Block(16, 3)},
     (2048, 6144): {1: Block(16, 2)},
 }
-# For other products, and on other GPUs, some of which have few multiprocessors: registers per thread for weights, by
-# warps per block, half of those available at full occupancy; and blocks.
+# Limits for other products and other GPUs, some of which have few multiprocessors: registers per thread for weights,
+# half of those available at full occupancy, by warps per block; and blocks.
 WEIGHT_REGISTERS = {4: 128, 8: 128, 16: 64}
 MIN_BLOCKS = 64
 # Between the sums of two rows.
@@ -60,7 +60,7 @@ class SkinnyLinear(Linear):
 
     @property
     def weight_registers(self) -> int:
-        """Of a thread, for its part of the block's weights."""
+        """Registers of a thread for its part of the block's weights."""
         return 4 * (1 + self.GATED) * self.TILES * (self.K // self.WARPS // LANES)
 
     @property

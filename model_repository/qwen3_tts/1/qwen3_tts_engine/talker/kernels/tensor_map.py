@@ -1,4 +1,4 @@
-"""What the tensor memory accelerator of Hopper knows of a matrix (cuTensorMapEncodeTiled)."""
+"""Descriptors of matrices for the tensor memory accelerator of Hopper (cuTensorMapEncodeTiled)."""
 
 import ctypes
 from functools import cache, lru_cache
@@ -28,13 +28,13 @@ class TensorMap(ctypes.Structure):
 
 
 def tensor_map(matrix: Tensor, columns: int, rows: int) -> TensorMap:
-    """Of bfloat16 [height, width] whose tiles have `columns` by `rows`. Raises KernelError."""
+    """The map of bfloat16 [height, width] whose tiles have `columns` by `rows`. Raises KernelError."""
     height, width = matrix.shape
     return _encoded(matrix.data_ptr(), (width, height), (matrix.stride(0),), (columns, rows))
 
 
 def gated_map(weight: Tensor, columns: int, rows: int) -> TensorMap:
-    """Of bfloat16 [2, outputs, width], gates and ups: a tile has eight gates, their ups, the next eight gates...
+    """The map of bfloat16 [2, outputs, width], gates and ups: a tile has eight gates, their ups, the next eight...
 
     Raises KernelError.
     """

@@ -30,7 +30,7 @@ constexpr int THREADS = MULTIPLIERS + LANES;
 constexpr int STEP = 64;
 constexpr int STEPS = K / SPLIT / STEP;
 constexpr int OWN = GATED ? 32 : 64;                // outputs of a warpgroup
-constexpr int OUTPUTS = OWN * GROUPS;               // of a block
+constexpr int OUTPUTS = OWN * GROUPS;               // per block
 constexpr int W_BYTES = 64 * GROUPS * STEP * 2;
 constexpr int X_BYTES = ROWS * STEP * 2;
 constexpr int STAGE = W_BYTES + X_BYTES;
@@ -42,12 +42,12 @@ constexpr int EIGHTS = SHARE / 8;
 constexpr int SENT = EIGHTS * MULTIPLIERS * 16;     // bytes of sums to another block
 constexpr int INBOX = (SPLIT - 1) * SENT;
 constexpr int PITCH = OWN * 2 + 16;                 // bytes of a result's row in shared memory; avoids bank conflicts
-constexpr int SUM_OUTPUTS = 64;                     // of a sum of squares
-constexpr int PIECES = OWN / 8;                     // of 16 bytes
+constexpr int SUM_OUTPUTS = 64;                     // per sum of squares
+constexpr int PIECES = OWN / 8;                     // 16 bytes each
 constexpr int AT_ONCE = GROUP / PIECES;             // rows that a warpgroup writes at once
 constexpr int ITEMS = (SHARE + AT_ONCE - 1) / AT_ONCE;
 constexpr int NORMED = NORM ? (SHARE + MULTIPLIERS - 1) / MULTIPLIERS : 0;  // rows whose norms a thread computes
-constexpr int HELD = GROUPS == 3 && ROWS > 128 ? 1 : K / SUM_OUTPUTS + !NORM;  // of a row's squares
+constexpr int HELD = GROUPS == 3 && ROWS > 128 ? 1 : K / SUM_OUTPUTS + !NORM;  // squares of a row
 
 static_assert(N % OUTPUTS == 0 && K % (SPLIT * STEP) == 0, "the shape must divide");
 static_assert(SPLIT == 1 || TWINS == 1, "blocks share weights or split K");
@@ -97,7 +97,7 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         auto copy_x = [&](int step, int stage) {
             copy_tile(ring + stage * STAGE + W_BYTES, x_map, (rank * STEPS + step) * STEP, first_row, full + 8 * stage);
         };
-        // Until the other blocks' barriers are prepared; not later, since this wait drops the first-level cache.
+        // Waits until the other blocks' barriers are prepared; not later, since this wait drops the first-level cache.
         if (CLUSTER > 1) wait_for_cluster();
         // A lane for each of the first stages; one refills them.
         if (lane < STAGES) copy_w(lane, lane);
@@ -166,7 +166,7 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         for (int part = 0; part < HELD; part++) total += square[i][part];
         if (thread + i * MULTIPLIERS < SHARE) scales[thread + i * MULTIPLIERS] = rsqrtf(total / K + eps);
     }
-    // Nobody reads the stages any more.
+    // The stages are no longer read.
     meet_at(1, MULTIPLIERS);
 
     float own[SHARE / 2];
@@ -199,7 +199,7 @@ tile_linear(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         }
     }
 
-    // Of eight rows at a time a thread has two, of output lane / 4 of its warp's 16 and, eight on, of another or of the up.
+    // A thread has two of eight rows at a time: of output lane / 4 of its warp's 16, and eight on of another or the up.
     const int output = group * OWN + warp % 4 * (OWN / 4) + lane / 4;
     float added[2] = {};
     if (BIAS)

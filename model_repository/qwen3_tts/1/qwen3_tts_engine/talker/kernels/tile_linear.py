@@ -15,7 +15,7 @@ SHARED_BYTES, PAIRED_BYTES = 200 * 1024, MULTIPROCESSOR_BYTES // 2 - SYSTEM_BYTE
 SWIZZLED_ROW, SEND_BYTES = 128, 16
 # A multiprocessor's schedulers, the registers of one, and those that a thread needs beside its sums.
 SCHEDULERS, REGISTERS, OTHER_REGISTERS = 4, 1 << 14, 26
-# Of a sum of squares.
+# Outputs that one sum of squares covers.
 SUM_OUTPUTS = 64
 
 
@@ -29,8 +29,8 @@ class Tile(NamedTuple):
     twins: int = 1
 
 
-# By (rows of weights, inputs) and the most rows of x: the tile with which a layer was fastest, all its products in
-# tile_linear (one H200 or H100, scripts/benchmarks/products). None where cuBLAS is faster, as it is beyond the last.
+# The tile with which a layer was fastest, all its products in tile_linear, by (rows of weights, inputs) and the most
+# rows of x (one H200 or H100, scripts/benchmarks/products). None where cuBLAS is faster, as it is beyond the last.
 TILES: dict[tuple[int, int], dict[int, Tile | None]] = {
     (4096, 1024): {
         32: Tile(32, 1, 2, True), 64: Tile(64), 96: Tile(96), 128: Tile(64), 192: Tile(96, twins=2), 256: Tile(128),
@@ -71,7 +71,7 @@ TILES: dict[tuple[int, int], dict[int, Tile | None]] = {
         512: Tile(128, twins=2), 640: Tile(160, 2, 2),
     },
 }  # fmt: skip
-# Of products without measurements.
+# Tiles of products without measurements.
 OTHERS: dict[int, Tile | None] = {32: Tile(32), 128: Tile(64), 512: Tile(128)}
 
 
@@ -105,7 +105,7 @@ class TileLinear(Linear):
 
     @property
     def outputs(self) -> int:
-        """Of a block."""
+        """Outputs of a block."""
         return self.height // (1 + self.GATED)
 
     @property
@@ -142,7 +142,7 @@ def tile_linears(outputs: int, inputs: int, **flags: int) -> set[TileLinear]:
 
 
 def tiles_of(height: int, inputs: int) -> dict[int, Tile | None]:
-    """As TILES, for a weight [height, inputs]."""
+    """The entry of TILES for a weight [height, inputs], or OTHERS."""
     return TILES.get((height, inputs), OTHERS)
 
 
@@ -153,7 +153,7 @@ def tile_of(height: int, inputs: int, rows: int) -> Tile | None:
 
 
 def with_stages(outputs: int, inputs: int, tile: Tile, **flags: int) -> TileLinear | None:
-    """As many stages as fit; None if not even two do, or not the sums."""
+    """The product with as many stages as fit; None if fewer than two fit, or the sums do not."""
     rows, groups, split, paired, twins = tile
     steps, memory = inputs // split // STEP, PAIRED_BYTES if paired else SHARED_BYTES
     made = [

@@ -25,14 +25,14 @@ from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 # once; beside prompts more than four would leave no registers to the next kernel.
 FRAMES_WARPS = {16: 8, 24: 4, 32: 3, 48: 4, 64: 3, 96: 2, 128: 3, 192: 1, 256: 2}
 PROMPTS_WARPS = {48: 4, 640: 2}
-# Of rows of prompts, of such a block.
+# Prompt rows per such block.
 ATTENTION_QUERIES = 8
 # The most rows of prompts alone for which paged_attention, whose blocks prepare all keys that they read, is as fast as
 # prompt_attention after a store of all keys. Beside frames, which take longer, it hides them.
 UNTILED_PROMPTS = 256
 # The largest number of rows whose norm frame_attention computes.
 FRAME_NORM_ROWS = 640
-# In batch-invariant mode.
+# Warps of a block in batch-invariant mode.
 INVARIANT_WARPS = 4
 # Warps of a block of frame_attention, by rows, beyond these four; of a multiprocessor, TIGHT if all then run at once.
 FRAME_WARPS, ROOMY_WARPS, TIGHT_WARPS = {128: 2}, 12, 16
@@ -163,7 +163,7 @@ class KernelOps:
         return launch
 
     def _prompts_in_tiles(self, sizes: dict[str, int]) -> PagedLaunch:
-        """Of rows of prompts alone."""
+        """The launch for rows of prompts alone."""
         heads = sizes["KV_HEADS"]
         store = self._kernel("attention.cu", "store_keys", max(LANES, 4 * heads), **sizes, COUNT=1, PROMPTS=1, WARPS=1)
         tile = {"QUERIES": prompt_attention.QUERIES, "KEYS": prompt_attention.KEYS, "num_warps": prompt_attention.WARPS}
@@ -238,7 +238,7 @@ class KernelRows:
 
 
 def _draw_threads(vocabulary: int) -> int:
-    """As many as can each have the same number of logits, in vectors of four. Raises ValueError if none can."""
+    """The most that can each have the same number of logits, in vectors of four. Raises ValueError if none can."""
     whole = [threads for threads in range(LANES, MAX_DRAW_THREADS + 1, LANES) if vocabulary % (4 * threads) == 0]
     if not whole:
         raise ValueError(f"the GPU kernels require a vocabulary that is a multiple of {4 * LANES}, not {vocabulary}")

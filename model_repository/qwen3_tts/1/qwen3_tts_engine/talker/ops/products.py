@@ -22,14 +22,14 @@ from qwen3_tts_engine.talker.ops.interface import Hidden
 
 log = logging.getLogger(__name__)
 
-# By rows: the largest hidden size, the shorter side of a stack's weights, for which skinny_linear serves although
-# there are tiles. These are slower up to 8 rows; for 9 to 16 of the predictor they are 8 % faster, but 8 streams,
+# The largest hidden size, the shorter side of a stack's weights, for which skinny_linear serves although there are
+# tiles, by rows. These are slower up to 8 rows; for 9 to 16 of the predictor they are 8 % faster, but 8 streams,
 # whose frames begin with 16 rows, would differ from fewer.
 SKINNY_BEFORE_TILES = {8: 1 << 40, 16: 1024}
 # The most rows for which skinny_linear serves where there are no tiles.
 SKINNY_ROWS = 16
-# By rows: the largest shorter side of a weight for which block_linear is as fast as cuBLAS and the norm or gate beside
-# it (measured on an H200).
+# The largest shorter side of a weight for which block_linear is as fast as cuBLAS and the norm or gate beside it, by
+# rows (measured on an H200).
 BLOCKS_BEFORE_CUBLAS = {64: 1 << 40, 256: 1024}
 # Row count whose kernel serves all batches in batch-invariant mode. With 8 rows per block many rows would read the
 # weights twice as often.

@@ -54,7 +54,7 @@ class TorchOps:
     def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prompts: int = 0) -> Attention:
         written = cache.page_table[slots, positions // cache.page_size] * cache.page_size + positions % cache.page_size
         cos, sin = cache.cos[positions], cache.sin[positions]
-        # Beside a row with a longer past a row rounds differently.
+        # Mixed context lengths change rounding.
         at_once = 1 if slots.is_cpu else GATHER_ROWS
         blocks = zip(slots.split(at_once), positions.split(at_once), strict=True)
         visible = [_visible_keys(cache, *block) for block in blocks]
