@@ -9,6 +9,6 @@ mypy
 if [ $# -gt 0 ]; then
     exec python -m pytest "$@"
 fi
-# In parallel, a file at a time, since its tests share a server; then what measures time, alone.
+# Runs files in parallel, since the tests of a file share a server; then those that measure time, alone.
 python -m pytest --numprocesses 2 --dist loadfile -m "not timing" tests
 exec python -m pytest -m timing tests

@@ -89,7 +89,7 @@ def measure(start: Callable[[int], Stream], slots: int, cancels: int) -> Iterato
 
 
 def first_audio_ms(running: deque[Stream], stream: Stream, wait: float | None = None) -> float:
-    """Of `stream`, since it was asked for, or since the cancel of the oldest one, `wait` seconds later."""
+    """First audio of `stream` after its request, or after the cancel of the oldest stream `wait` seconds later."""
     arrivals: list[int] = []
     reader = threading.Thread(target=lambda: arrivals.append(next(stream)[0]))
     started = time.perf_counter_ns()

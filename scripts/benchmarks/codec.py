@@ -194,7 +194,7 @@ def reference_step(checkpoint: str | None, device: torch.device) -> CodecStep:
 
 
 def load_weights(reference: CodecStep, device: torch.device) -> StepWeights:
-    """As code2wav loads them from the exported file."""
+    """Exports the weights and loads them as code2wav does."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / startup.MODEL_FILE
         python_form.build(reference, path)

@@ -29,11 +29,11 @@ from scripts.benchmarks.codec import Streams, load_weights, reference_step, shap
 from scripts.benchmarks.common import origin, run_in_processes, show
 from scripts.benchmarks.cuda_timing import REPEATS, graph_us
 
-# Of one H200.
+# Limits of one H200.
 FLOPS_PER_SECOND = 790e12
 SHARED_BYTES = 220_000
 LAUNCHES, FEW_LAUNCHES, FINALISTS = 20, 4, 4
-# What is tried. Rows and columns of a tile depend on the number of rows of the product.
+# Tiles that are tried. Rows and columns of a tile depend on the number of rows of the product.
 FEW_ROWS = [(16, 32), (16, 64), (32, 32), (32, 64), (64, 32), (64, 64)]
 MANY_ROWS = [(64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 64), (256, 128)]
 UNIT_ROWS = (32, 64, 128, 256)
@@ -217,7 +217,7 @@ def fits(tile: Tile, launch: Launch) -> bool:
 
 
 def compile_all(launches: list[Launch]) -> None:
-    """In processes, to the cache on disk: half of a compilation holds Python's lock."""
+    """Compiles in processes, to the cache on disk: half of a compilation holds Python's lock."""
     todo = [launch.with_tile(tile) for launch in launches for tile in candidates(launch)]
     forms = [(launch.is_unit, launch.types, launch.options) for launch in todo]
     run_in_processes(compile_form, forms)

@@ -43,7 +43,7 @@ def first_audio_ms(stub: Any, request: SpeechRequest) -> float:
 
 
 def run_in_processes(run: Callable[[Item], object], items: Iterable[Item]) -> None:
-    """As many as the machine has cores, each with a CUDA context of its own."""
+    """Uses as many processes as the machine has cores, each with a CUDA context of its own."""
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(run, items))
 

@@ -72,7 +72,7 @@ def speak_words(served: ServedVoice, sentences: int) -> dict[str, list[Sounds]]:
 
 
 def requests(voice: int, count: int) -> list[SpeechRequest]:
-    """Held-out sentences, again with other seeds where more than there are."""
+    """Held-out sentences, repeated with other seeds if there are fewer than `count`."""
     texts, speaker = held_texts(), VOICE_SPEAKERS[voice][0]
     return [
         SpeechRequest(texts[seed % len(texts)], speaker=speaker, language="english", seed=seed) for seed in range(count)

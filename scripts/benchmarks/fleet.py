@@ -36,7 +36,7 @@ FIGURES = (
     "errors",
 )
 START_SECONDS = 600.0
-# From the kill until the server is back.
+# Limit from the kill until the server is back.
 BACK_SECONDS = 300.0
 POLL_SECONDS = 0.02
 console = Console(width=140)
@@ -102,7 +102,7 @@ class Loads:
         self._kill_seconds = interval / 2e3
 
     def rows(self, concurrency: int, request_rate: float) -> Iterator[dict[str, Any]]:
-        """Of one server alone, of all behind Envoy, and of all while one is killed."""
+        """Rows of one server alone, of all behind Envoy, and of all while one is killed."""
         count = len(self._fleet.servers)
         for number, path in ((1, "direct"), (count, "envoy")):
             yield self._measured(path, number, "--concurrency", 1)

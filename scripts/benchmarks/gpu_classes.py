@@ -49,7 +49,7 @@ console = Console()
 
 @dataclass(frozen=True)
 class Gpu:
-    """By its data sheet; `tflops` are dense, bfloat16, with sums in FP32."""
+    """A GPU by its data sheet; `tflops` are dense, bfloat16, with sums in FP32."""
 
     name: str
     gib: int
@@ -89,8 +89,8 @@ def model() -> ModelConfig:
 
 @cache
 def weight_bytes() -> int:
-    """Read by a tick: the talker's weights, and the predictor's for each code but the first, where each has a head of
-    its own. The codec's are 4 % of these."""
+    """Bytes that a tick reads: the talker's weights, and the predictor's for each code but the first, where each has a
+    head of its own. The codec's are 4 % of these."""
     config = model().talker_config
 
     def size(*prefixes: str) -> int:
@@ -129,7 +129,7 @@ def row(gpu: Gpu, measured: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def seconds_at(part: float, rows: list[dict[str, Any]], load: int, column: str) -> float:
-    """To the first audio, or for a second of audio: what does not depend on the part of the GPU, and what does."""
+    """Time to the first audio, or of a second of audio: what does not depend on the part of the GPU, and what does."""
     found = [(one["share"] / 100, float(one[column])) for one in rows if one["load"] == f"c={load}"]
     parts, values = np.array(found).T
     times = 1 / values if column == RATE else values / 1e3
@@ -148,7 +148,7 @@ def missing_s(gpu: Gpu, load: int) -> float:
 
 
 def streams_in(gpu: Gpu) -> int:
-    """What max_streams=auto chooses, beside tritonserver's context and the talker's own."""
+    """Streams that max_streams=auto chooses, beside tritonserver's context and the talker's own."""
     decoder = SpeechTokenizerConfig.model_validate(speech_tokenizer_config(SIZE)).decoder_config
     total, state = gpu.gib * GIB, state_size(decoder)
     codec = codec_model("code2wav", CodecManifest.model_construct(form="python", state_size=state), decoder, total)

@@ -57,7 +57,7 @@ def main(
                 run_bench(*bench, "--artifact-dir", folder / "bench")
             summary = read_summary(folder / "bench")
             found += rows_of(path, share, summary)
-            # After each, since a run of all takes long.
+            # Written after each, since a run of all takes long.
             if output:
                 settings_of_run = {"max_streams": max_streams, "max_frames": max_frames}
                 record = {

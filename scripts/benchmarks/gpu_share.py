@@ -12,7 +12,7 @@ from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
 from qwen3_tts_engine.talker.kernels.gpu_trace import VARIABLE
 from scripts.benchmarks.serving import REPOSITORY, run, run_bench, server_of
 
-# By package, as in the names of the files.
+# Packages of the processes, as in the names of the files.
 PROCESSES = {"talker": "qwen3_tts_engine", "codec": "code2wav_step"}
 MEASUREMENT_MS, MAX_FRAMES = 4000, 71
 Spans = np.ndarray
@@ -39,7 +39,7 @@ def row(load: LoadRecord, spans: Mapping[str, Spans]) -> dict[str, Any]:
 
 
 def read(folder: Path, package: str) -> Spans:
-    """Of all processes of a package. Raises ValueError if there are none."""
+    """Spans of all processes of a package. Raises ValueError if there are none."""
     spans = [line.split() for file in folder.glob(f"{package}-*") for line in file.read_text().splitlines()]
     if not spans:
         raise ValueError(f"{folder}: no spans of {package}: its process replayed no CUDA graph")
@@ -47,7 +47,7 @@ def read(folder: Path, package: str) -> Spans:
 
 
 def shares(talker: Spans, codec: Spans, start_ns: int, stop_ns: int) -> dict[str, float]:
-    """Of the time from `start_ns` to `stop_ns`: of each process, of both at the same time, of neither."""
+    """Shares of the time from `start_ns` to `stop_ns`: each process, both at the same time, neither."""
     whole = stop_ns - start_ns
     either, *each = (
         length(apart(np.clip(spans, start_ns, stop_ns))) / whole
@@ -57,7 +57,7 @@ def shares(talker: Spans, codec: Spans, start_ns: int, stop_ns: int) -> dict[str
 
 
 def apart(spans: np.ndarray) -> Spans:
-    """In order, and those that overlap as one."""
+    """Spans in order, those that overlap merged."""
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
     ends = np.maximum.accumulate(spans[:, 1])
     is_first = np.append(True, spans[1:, 0] > ends[:-1])

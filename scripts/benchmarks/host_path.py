@@ -43,7 +43,7 @@ from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from qwen3_tts_engine.service import SWITCH_SECONDS
 from scripts.benchmarks.common import show
 
-# Of the GPU for prompt and first frame, and for the codec's call.
+# GPU time of prompt and first frame, and of the codec's call.
 FRAME_SECONDS, CALL_SECONDS = 0.003, 0.0003
 SLOTS, PAGES, PAGE_SIZE, PROMPT_ROWS, FRAMES, CHUNK_FRAMES, HISTORY = 1024, 1 << 14, 8, 59, 4, 16, 72
 PAUSE_SECONDS = 0.02
@@ -181,7 +181,7 @@ def call_model(call: ModelCall) -> list[torch.Tensor]:
 
 
 def start(run: Callable[..., None], *arguments: object) -> None:
-    """In a process that ends with this one."""
+    """Runs it in a process that ends with this one."""
     multiprocessing.get_context("spawn").Process(target=run, args=arguments, daemon=True).start()
 
 

@@ -56,7 +56,7 @@ def main(
         checkpoint, artifact_dir, streams.split(","), list(filter(None, cards.split(","))), speaker
     ):
         found.append(row)
-        # After each, since a run of all takes long.
+        # Written after each, since a run of all takes long.
         if output:
             output.write_text(json.dumps({**record, "rows": found}, indent=1) + "\n")
     show(found, console)

@@ -180,7 +180,7 @@ def codec_calls(before: dict[str, float], after: dict[str, float]) -> dict[str, 
 
 
 def increase(before: dict[str, float], after: dict[str, float], name: str, label: str = "") -> float:
-    """Of a counter between two scrapes."""
+    """Increase of a counter between two scrapes."""
     return (total(after, name, label) or 0.0) - (total(before, name, label) or 0.0)
 
 

@@ -38,9 +38,10 @@ SLOTS, PAGE_SIZE, PAGES, LOAD_LIMIT, CHUNK_FRAMES = 1024, 32, 1 << 16, 0.9, 16
 # A codec call's way to code2wav or back, and the talker's speed during a call: each ms of one beside a tick made it
 # 0.88 ms longer (c=256 on one H200, commit b51d99f).
 CALL_SECONDS, TALKER_SHARE = 0.0003, 0.12
-# Between two requests of a burst; in which callers of a closed loop begin, as the client's; their mean pause: assumed.
+# Time between two requests of a burst; time in which callers of a closed loop begin, as the client's; their mean
+# pause, assumed.
 ARRIVAL_SECONDS, STAGGER_SECONDS, PAUSE_SECONDS = 0.0004, 1.0, 0.004
-# Of a closed loop before the measured time.
+# Time of a closed loop before the measured time.
 SETTLING_SECONDS = 2.0
 # The engine's own measurements before the load, as after its warm-up.
 WARM_UP, WARM_UP_STREAMS = 50, (1, 4, 16, 64)
@@ -61,7 +62,7 @@ class Costs:
 
     @classmethod
     def read(cls, folder: Path = RECORDS) -> "Costs":
-        """From the records of talker and codec."""
+        """Reads the records of talker and codec."""
         talker, codec = (json.loads((folder / f"{name}-h200.json").read_text())["rows"] for name in ("talker", "codec"))
         streams = [row["batch"] for row in talker]
         ticks = [row["ms_per_frame"] / 1e3 for row in talker]
@@ -71,7 +72,7 @@ class Costs:
         return cls(np.array([streams, ticks]), np.array([rows, prefills]), (float(fixed), float(each)))
 
     def scaled(self, factor: float) -> "Costs":
-        """Those of a slower GPU."""
+        """Costs on a slower GPU."""
         fixed, each = self.codec
         slower = np.array([[1.0], [factor]])
         return Costs(self.ticks * slower, self.prefills * slower, (fixed * factor, each * factor))

@@ -1,6 +1,7 @@
 """Milliseconds per frame of the talker and code predictor, by batch size, on a CUDA device."""
 
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -57,14 +58,9 @@ def main(
 
 
 def settings(checkpoint: str, max_streams: int) -> EngineConfig:
-    """Of the measured runner; the environment can set others (config.py)."""
-    fixed = {
-        "checkpoint": checkpoint,
-        "max_streams": str(max_streams),
-        "kernels": "required",
-        "max_frames_limit": "512",
-    }
-    return EngineConfig.from_parameters(fixed)
+    """Settings of the measured runner; the environment can set others (config.py)."""
+    fixed = {"checkpoint": checkpoint, "max_streams": str(max_streams), "max_frames_limit": "512"}
+    return EngineConfig.from_parameters(fixed, {"QWEN3_TTS_KERNELS": "required"} | os.environ)
 
 
 def measure(runner: GraphTalkerRunner, prompts: PromptBuilder, batch: int, repeats: int) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Sources:
             yield from map(clean, re.findall(r'"([^"]+)"', gloss))
 
     def ranked_words(self) -> list[str]:
-        """By how often WordNet's tagged texts contain them."""
+        """Words by how often WordNet's tagged texts contain them."""
         counts: Counter[str] = Counter()
         for line in (self.packages / "usr/share/wordnet/cntlist.rev").read_text().splitlines():
             key, _, count = line.split()

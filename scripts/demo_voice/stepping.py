@@ -36,12 +36,12 @@ class Budget:
 
     @property
     def elapsed(self) -> float:
-        """In this run."""
+        """Seconds of this run."""
         return time.monotonic() - self._start
 
     @property
     def spent(self) -> float:
-        """In all runs."""
+        """Seconds of all runs."""
         return self._spent + self.elapsed
 
     @property

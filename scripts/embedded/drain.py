@@ -25,16 +25,16 @@ SECONDS_VARIABLE = "QWEN3_TTS_DRAIN_SECONDS"
 DEFAULT_SECONDS = 30.0
 # Time for load balancers to notice that the server is not ready: four health checks of the fleet's Envoy.
 NOTICE_SECONDS = 1.0
-# For the last errors of streams, once they have been told to end.
+# Time for the last errors of streams, once they have been told to end.
 END_SECONDS = 3.0
-# For tritonserver, which has no streams any more: every release hangs while a client holds a gRPC stream open.
+# Time for tritonserver, which has no streams any more: every release hangs while a client holds a gRPC stream open.
 EXIT_SECONDS = 10.0
 POLL_SECONDS = 0.1
 # Content of the drain file (qwen3_tts_engine/lifecycle/draining.py).
 UNREADY, REFUSING, ENDING = "unready", "refusing", "ending"
 OPEN, DRAINING = "qwen3_tts_requests_open", "qwen3_tts_draining"
 MODEL = "qwen3_tts"
-# Without a proxy.
+# Opens URLs without a proxy.
 LOCAL = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -67,7 +67,7 @@ class Drain:
         self.file.unlink(missing_ok=True)
 
     def is_over(self) -> bool:
-        """To be polled: whether no stream is open, or was cancelled by `clear`; END_SECONDS after `end` in any case."""
+        """Whether no stream is open, or was cancelled by `clear`; END_SECONDS after `end` in any case. To be polled."""
         step = self._step()
         if step == UNREADY:
             if self._age_seconds() >= self.notice_seconds:
@@ -86,7 +86,7 @@ class Drain:
             return ""
 
     def _age_seconds(self) -> float:
-        """Of the present step; seconds."""
+        """Age of the present step."""
         return time.time() - self.file.stat().st_mtime
 
 

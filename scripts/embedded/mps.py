@@ -26,7 +26,7 @@ DRIVER_PROGRAMS = "/usr/local/nvidia/bin"
 GPU = Path("/dev/nvidiactl")
 PROBE = (sys.executable, "-I", "-S", str(Path(__file__).with_name("mps_probe.py")))
 START_SECONDS = 30.0
-# After a drain and tritonserver's end it is within what compose gives.
+# Fits, after a drain and tritonserver's end, in the time that compose gives.
 QUIT_SECONDS = 5.0
 POLL_SECONDS = 0.05
 COST = (

@@ -17,7 +17,7 @@ class Ports:
 
     @classmethod
     def of(cls, options: Sequence[str]) -> "Ports":
-        """Those of a server's command, else the defaults."""
+        """Ports in a server's command, else the defaults."""
         pairs = (option.removeprefix("--").partition("-port=") for option in options)
         return cls(**{name: int(value) for name, _, value in pairs if name in {field.name for field in fields(cls)}})
 

@@ -77,12 +77,12 @@ def bound_files(process: int) -> None:
 
 
 def absent(options: Iterable[str], given: Sequence[str]) -> list[str]:
-    """Those that `given` does not set."""
+    """The options that `given` does not set."""
     return [option for option in options if f"{_name(option)}=" not in _joined(given)]
 
 
 def _name(option: str) -> str:
-    """Without the value; a backend option's name includes the setting."""
+    """The option without its value; a backend option's name includes the setting."""
     return option.rpartition("=")[0]
 
 

@@ -35,7 +35,7 @@ def check(stub: service_pb2_grpc.GRPCInferenceServiceStub, seconds: float) -> bo
     request.raw_input_contents.append(len(content).to_bytes(4, "little") + content)
     call = stub.ModelStreamInfer(iter([request]), timeout=seconds)
     try:
-        # To the end, since a stream that is left open delays tritonserver's end.
+        # Read to the end, since a stream that is left open delays tritonserver's end.
         for _ in call:
             pass
     except grpc.RpcError as error:

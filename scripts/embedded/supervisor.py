@@ -242,7 +242,7 @@ def _shell_code(code: int) -> int:
 
 
 def end_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
-    """In a child: it gets this signal when the thread that started it ends."""
+    """Called in a child, which then gets this signal when the thread that started it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
 
 

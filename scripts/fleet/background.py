@@ -84,7 +84,7 @@ class BackgroundFleet:
         return (self.folder / "log").read_text()
 
     def wait_ready(self) -> None:
-        """Until Envoy chooses from all servers. Raises FleetError."""
+        """Waits until Envoy chooses from all servers. Raises FleetError."""
         deadline = time.monotonic() + self._patience
         while not self.is_ready():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -101,7 +101,7 @@ class BackgroundFleet:
         return admin.healthy(self.ports.admin)
 
     def running_streams(self) -> list[int]:
-        """Of each server, as Envoy counts them."""
+        """Streams of each server, as Envoy counts them."""
         return admin.counts(self.ports.admin, "rq_active")
 
     def launcher(self, server: int) -> psutil.Process:

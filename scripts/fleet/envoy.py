@@ -29,9 +29,9 @@ UNLIMITED = 1_000_000
 MAX_STREAMS = 65_536
 # A stream sends 48 000 B a second. The server may be ahead of a slow listener by 1.4 s of audio.
 STREAM_WINDOW = 65_536
-# So that the windows of slow listeners cannot fill the connection that they share with others: 4 096 of them.
+# Too large for the windows of slow listeners to fill the connection that they share with others: 4 096 of them.
 CONNECTION_WINDOW = 268_435_456
-# For uploads of references, to the proxy.
+# The proxy's window for uploads of references.
 UPLOAD_WINDOW = 1_048_576
 Json = dict[str, Any]
 
@@ -46,13 +46,13 @@ class Endpoint:
 
 
 def static_config(endpoints: Iterable[Endpoint], address: str, port: int, admin_port: int) -> Json:
-    """For a fixed list of servers by DNS name."""
+    """The configuration for a fixed list of servers by DNS name."""
     cluster = _cluster() | {"type": "STRICT_DNS", "load_assignment": load_assignment(endpoints)}
     return _bootstrap(cluster, address, port, admin_port)
 
 
 def watched_config(endpoints_file: Path, address: str, port: int, admin_port: int) -> Json:
-    """For servers listed in a file (`endpoints_text`), which Envoy reads again whenever it is replaced."""
+    """The configuration for servers listed in a file (`endpoints_text`), which Envoy rereads when it is replaced."""
     source = {"path_config_source": {"path": str(endpoints_file)}, "resource_api_version": "V3"}
     cluster = _cluster() | {"type": "EDS", "eds_cluster_config": {"eds_config": source}}
     return _bootstrap(cluster, address, port, admin_port)
@@ -146,7 +146,7 @@ def _route() -> Json:
 
 
 def _cluster() -> Json:
-    """Without its servers."""
+    """The cluster without its servers."""
     limits = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
     http = {
         "explicit_http_config": {

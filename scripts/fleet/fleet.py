@@ -72,7 +72,7 @@ class Fleet:
         self._listed = ""
 
     def run(self) -> int:
-        """Until SIGINT or SIGTERM; the exit code. Raises FleetError if a part does not start, or all servers ended.
+        """Runs until SIGINT or SIGTERM; returns the exit code. Raises FleetError if a part does not start, or all end.
 
         SIGUSR1 starts the servers again that have ended.
         """

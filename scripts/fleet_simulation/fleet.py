@@ -33,7 +33,7 @@ class Scenario:
     lost: int = 0
     """Servers that die at the start of the measured time."""
     detected: float = 1.0
-    """From their death until no proxy chooses them."""
+    """Time from their death until no proxy chooses them."""
     warm_up: float = 3.0
     seconds: float = 2.0
     step: float = 0.002
@@ -42,7 +42,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of the measured time."""
+    """Figures of the measured time."""
 
     p50_ms: float
     p95_ms: float

@@ -20,7 +20,7 @@ class ServerCurve:
     speed: Array
     """Seconds of audio a second of each of these streams."""
     median_ms: Array
-    """Of time to first audio, for the stream that makes their number."""
+    """Median time to first audio of the stream that makes their number."""
     deviation: Array
     """Standard deviation of the logarithm of time to first audio, taken as normal."""
 
@@ -59,7 +59,7 @@ class ServerCurve:
         return len(self.speed) - 1
 
     def speeds(self, streams: NDArray[np.int64]) -> Array:
-        """Beyond the largest closed loop its audio is shared."""
+        """Speed with so many streams; beyond the largest closed loop they share its audio."""
         inside = np.minimum(streams, self.largest)
         shared: Array = self.speed[inside] * inside / np.maximum(streams, 1)
         return shared

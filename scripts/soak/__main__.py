@@ -53,7 +53,7 @@ SETTINGS = {
     "QWEN3_TTS_CALL_TIMEOUT_SECONDS": "10",
     "QWEN3_TTS_SEQUENCE_IDLE_SECONDS": "3",
     "QWEN3_TTS_PART_TEXT_TOKENS": "20",
-    # So that streamed words sound like the whole text.
+    # Makes streamed words sound like the whole text.
     "QWEN3_TTS_TEXT_LAYOUT": "streaming",
 }
 # Failures printed.

@@ -44,7 +44,7 @@ INVALID: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one request; times in monotonic seconds. `result` is one of errors.OUTCOMES or the constants above."""
+    """The end of a request; times in monotonic seconds. `result` is one of errors.OUTCOMES or the constants above."""
 
     kind: str
     result: str

@@ -41,7 +41,7 @@ class Faults:
     """Whether a request to each model is served."""
     happened: list[Fault] = field(default_factory=list)
     restart_seconds: list[float] = field(default_factory=list)
-    """From each death until every model serves again."""
+    """Time from each death until every model serves again."""
 
     def run(self, stop: threading.Event) -> None:
         for name, inject in cycle(self._kinds()):

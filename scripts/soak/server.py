@@ -36,7 +36,7 @@ class Setting:
     size: Size
     form: str
     options: Sequence[str]
-    """Of tritonserver."""
+    """Options of tritonserver."""
 
     @property
     def faults(self) -> Path:

@@ -25,7 +25,7 @@ from scripts.benchmarks.products.candidates import blocks, candidates
 from scripts.benchmarks.products.search import REPEATS, Choice, Found, descend, line, text
 from scripts.benchmarks.products.stack import Product, Shape, Stack, shapes
 
-# Of a result to that of cuBLAS, relative to its norm: both round to bfloat16 many times.
+# Difference from the result of cuBLAS, relative to its norm: both round to bfloat16 many times.
 MAX_DIFFERENCE = 0.05
 console = Console(width=180)
 

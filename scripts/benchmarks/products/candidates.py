@@ -18,19 +18,19 @@ from qwen3_tts_engine.talker.kernels.tile_linear import (
 )
 
 ROWS, GROUPS, SPLITS, TWINS = (16, 32, 64, 96, 128, 160, 192, 256), (1, 2, 3), (1, 2, 4, 8), 2
-# Of one H200: multiprocessors, and those that clusters of so many blocks can use.
+# Multiprocessors of one H200, and those that clusters of so many blocks can use.
 MULTIPROCESSORS, CLUSTERED = 132, {1: 132, 2: 132, 4: 96, 8: 96}
 # Bytes a microsecond to a multiprocessor, and from memory to all; operations a clock of one, and clocks a microsecond.
 INGRESS, MEMORY, MULTIPLICATIONS, CLOCK = 110e3, 4.3e6, 2048, 1755
 # Fitted to 252 measurements: a launch, a warpgroup more, an exchange of sums, a second wave of blocks; microseconds.
 LAUNCH, PER_GROUP, EXCHANGE, WAVE = 3.0, 0.8, 0.8, 4.0
-# Of skinny_linear; a thread's registers, and the share of them that weights may have; blocks of a product.
+# Sizes of skinny_linear; a thread's registers, and the share of them for weights; blocks of a product.
 WARPS, OUTPUT_TILES = (4, 8, 12, 16, 24, 32), (1, 2, 3, 4, 6, 8)
 THREAD_REGISTERS, WEIGHTS_SHARE, NUM_BLOCKS = 255, 0.8, range(20, 400)
 
 
 def blocks(outputs: int, inputs: int, rows: int, **flags: int) -> dict[Block, SkinnyLinear]:
-    """Those whose registers suffice."""
+    """Blocks whose registers suffice."""
     made = {}
     for warps, tiles in product(WARPS, OUTPUT_TILES):
         if inputs % (warps * LANES) or outputs % (8 * tiles):

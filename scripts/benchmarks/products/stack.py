@@ -36,7 +36,7 @@ class Product:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the weight."""
+        """Shape of the weight."""
         return self.outputs * (2 if self.flag == "GATED" else 1), self.inputs
 
 
@@ -62,7 +62,7 @@ class Shape:
 
 
 def shapes() -> dict[str, Shape]:
-    """Of a released 1.7B checkpoint; both stacks of a 0.6B one have the predictor's products."""
+    """Shapes of a released 1.7B checkpoint; both stacks of a 0.6B one have the predictor's products."""
     talker = TalkerConfig.model_validate(
         model_config("1.7b", "custom_voice", {f"{name}_token_id": 0 for name in TOKENS})["talker_config"]
     )

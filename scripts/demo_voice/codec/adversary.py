@@ -78,7 +78,7 @@ def fooling_loss(copied: list[Judgement]) -> Tensor:
 
 
 def matching_loss(real: list[Judgement], copied: list[Judgement]) -> Tensor:
-    """Between the features of both, relative to the real ones."""
+    """Difference between the features of both, relative to the real ones."""
     losses = []
     for r, c in _pairs(real, copied):
         for a, b in zip(r.features, c.features, strict=True):

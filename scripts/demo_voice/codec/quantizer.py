@@ -18,7 +18,7 @@ USAGE_FLOOR = 1e-5
 
 
 class Quantized(NamedTuple):
-    """Of N vectors: the decoder's input, its part from codebook 0, both [N, dim], the commitment loss, codes [N, K]."""
+    """N vectors as the decoder's input and its part from codebook 0, both [N, dim], commitment loss, codes [N, K]."""
 
     vectors: Tensor
     phones: Tensor

@@ -22,7 +22,7 @@ class SnakeBeta(nn.Module):
 
 
 class SnakeFunction(torch.autograd.Function):
-    """On a GPU by kernels."""
+    """Computed by kernels on a GPU."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: Tensor, inverse_beta: Tensor) -> Tensor:

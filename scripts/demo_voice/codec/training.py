@@ -89,7 +89,7 @@ class CodecTraining:
 
     @torch.no_grad()
     def check(self, samples: Tensor, phones: Tensor) -> str:
-        """On held-out sound, with averages: spectral loss by number of codebooks, phones right, entries used."""
+        """Spectral loss by number of codebooks, phones right and entries used, on held-out sound with averages."""
         model = self.model
         with self.averages:
             z = model.encoder(samples)
