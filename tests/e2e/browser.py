@@ -96,7 +96,7 @@ class Browser:
 
     @contextlib.contextmanager
     def screen(self, width: int, scheme: str = "light") -> Iterator[None]:
-        """Of a phone, if it is narrow."""
+        """Emulates a screen, that of a phone if it is narrow."""
         media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
@@ -157,6 +157,6 @@ def trimmed(samples: NDArray[np.int16]) -> NDArray[np.int16]:
 
 
 def _first(names: tuple[str, ...]) -> str | None:
-    """Of this environment (scripts/chromium.sh), or of the machine."""
+    """The first program found in this environment (scripts/chromium.sh) or on the machine."""
     folders = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     return next((found for name in names if (found := shutil.which(name, path=folders))), None)

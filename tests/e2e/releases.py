@@ -16,7 +16,8 @@ class Release(NamedTuple):
     """HTTP status of a caller's own shared memory, with the admin key, unless --allow-client-shm is given."""
 
 
-# By version, from which on. 2.73 is the main branch of August 2026, near release 26.09; between the two is untried.
+# Behaviour by its first version. 2.73 is the main branch of August 2026, near release 26.09; between the two is
+# untried.
 RELEASES = {(2, 51): Release(False, 400, 200), (2, 73): Release(True, 404, 501)}
 
 

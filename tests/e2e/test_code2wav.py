@@ -39,7 +39,7 @@ from tests.e2e.codec import (
 from tests.e2e.serving import repository_with
 
 OPTIONS = ("--model-config-name=onnxruntime",)
-# By which samples of calls of different shapes, and of PyTorch, may differ.
+# Largest difference between samples of calls of different shapes, and of PyTorch.
 LEVELS = 2
 # (rows, frames)
 CALLS = ((64, 1), (1, 32), (7, 5), (2, 13), (64, 4), (3, 1), (1, 1), (8, 3), (32, 2), (7, 32), (2, 31), (1, 4))
@@ -99,7 +99,7 @@ def test_a_long_stream_in_irregular_chunks_equals_the_step(codec: Codec, step: C
 
 
 def test_a_call_may_read_one_row_and_write_another(codec: Codec, step: CodecStep, keys: Iterator[int]) -> None:
-    """As the first chunks of streams after one reference do."""
+    """The first chunks of streams after one reference do so."""
     key, one = next(keys), np.arange(1)
     row, *branches = codec.claim(3, key)
     reference, first, then = random_codes(2, 1, 5), random_codes(3, 2, 3), random_codes(4, 2, 2)
@@ -155,7 +155,7 @@ def test_only_the_entries_of_a_call_that_are_denied_have_no_audio(
 def test_the_owner_keeps_its_rows_and_their_states_when_it_claims_them_again(
     codec: Codec, step: CodecStep, keys: Iterator[int]
 ) -> None:
-    """As a talker that was loaded again does, while streams of its former self may be under way."""
+    """A talker that was loaded again does so, while streams of its former self may be under way."""
     key, codes, every = next(keys), random_codes(7, 3, 9), np.arange(3)
     streams, reference = CodecStreams(codec, codec.claim(3, key), key), ReferenceStreams(step, 3)
     assert_same(streams.advance(every, codes[:, :4]), reference.advance(every, codes[:, :4]))

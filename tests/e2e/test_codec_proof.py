@@ -38,7 +38,7 @@ def _loaded_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def is_loaded(server: TritonServer) -> bool:
-    """By the index of models, which do not prove themselves for it."""
+    """Asks the index of models, for which they do not prove themselves."""
     url = f"http://localhost:{server.ports.http}/v2/repository/index"
     try:
         with urllib.request.urlopen(urllib.request.Request(url, b"{}", {HTTP_HEADER: server.admin_key})) as response:

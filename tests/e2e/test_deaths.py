@@ -70,7 +70,7 @@ def test_dead_engine_ends_every_stream_and_the_server(server: TritonServer, tmp_
 
 def test_consecutive_codec_failures_end_the_server(server: TritonServer) -> None:
     with Caller(server) as caller:
-        # Of one frame: no other of the same request can fail, too.
+        # Requests have one frame, so that no other of the same request can fail, too.
         errors = [str(caller.speak(seed=FAILING_SEED, max_frames=1).error) for _ in range(4)]
         assert all("the codec failed" in error or "code2wav" in error for error in errors)
         # A successful call resets the counter.

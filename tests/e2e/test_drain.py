@@ -20,7 +20,7 @@ from tests.e2e.test_deaths import PATIENCE, launched
 from tests.e2e.test_streamed_text import SequenceStream
 from tests.e2e.test_streams import assert_own_frames
 
-# At 10 ms a frame: 4 s.
+# 4 s at 10 ms a frame.
 FRAMES = 400
 LIMIT_SECONDS = 3.0
 SECOND = "qwen3_tts_second"
@@ -44,7 +44,7 @@ class Launched:
 
 @pytest.fixture
 def repository(scripted_repository: Path, tmp_path: Path) -> Path:
-    """With a second talker."""
+    """A repository with a second talker."""
     repository = tmp_path / "model_repository"
     shutil.copytree(scripted_repository, repository)
     shutil.copytree(repository / "qwen3_tts", repository / SECOND)

@@ -45,7 +45,7 @@ class Fleet(BackgroundFleet):
 
 
 def caller_of(ports: Ports) -> Caller:
-    """With a connection of its own."""
+    """A caller with a connection of its own."""
     caller = Caller(SimpleNamespace(ports=ports))  # type: ignore[arg-type]
     caller.channel.close()
     caller.channel = grpc.insecure_channel(f"127.0.0.1:{ports.grpc}", [("grpc.use_local_subchannel_pool", 1)])

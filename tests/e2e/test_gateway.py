@@ -29,7 +29,7 @@ FRAMES = 30
 SEED = 11
 LOSSLESS = ("pcm", "wav", "flac")
 ROUNDING = 4  # of the codec, which depends on how a stream is cut into chunks
-# Of noise, which the tiny checkpoint speaks: a rounding of the samples changes what a codec leaves out.
+# Correlation: the tiny checkpoint speaks noise, of which a rounding of the samples changes what a codec leaves out.
 SAME_CODEC = 0.9
 PADDING_S = 0.12  # of the codecs with the longest frames
 SAME = {"seed": SEED, "max_new_tokens": FRAMES}

@@ -33,7 +33,7 @@ def test_the_gateway_adds_little_to_the_first_audio(tmp_path: Path) -> None:
 
 
 def first_audio_ms(folder: Path) -> tuple[float, dict[str, float]]:
-    """Of gRPC, and what the gateway adds by format, at the p50 of one stream."""
+    """First audio of gRPC, and what the gateway adds by format, at the p50 of one stream."""
     record = folder / "record.json"
     with StubServer() as stub:
         gateway.main(folder, stub.url, "1", 1, 15, "vivian", 71, TEXT, record)

@@ -78,7 +78,7 @@ def nginx(server: str, port: int, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def documented_nginx(gateway: RunningGateway, folder: Path) -> Iterator[str]:
-    """Without TLS."""
+    """Runs the documented configuration without TLS."""
     [port] = free_ports(1)
     server = re.sub(r" *ssl_.*\n", "", documented("nginx")).replace("listen 443 ssl", f"listen 127.0.0.1:{port}")
     with nginx(server.replace("127.0.0.1:8080", gateway.address), port, folder) as url:
@@ -87,7 +87,7 @@ def documented_nginx(gateway: RunningGateway, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def documented_caddy(gateway: RunningGateway, folder: Path) -> Iterator[str]:
-    """Without TLS."""
+    """Runs the documented configuration without TLS."""
     program = shutil.which("caddy") or pytest.skip("no caddy")
     [port], file = free_ports(1), folder / "Caddyfile"
     site = documented("caddy").replace("speech.example", f"http://localhost:{port}")

@@ -199,7 +199,7 @@ def test_a_sound_player_that_fails_is_named(
 def test_a_missing_or_unready_model_is_reported(
     capsys: pytest.CaptureFixture[str], is_newest: bool, ready: bool, flags: list[str], message: str
 ) -> None:
-    """As both generations of servers answer, of which no caller without the admin key may ask for the models."""
+    """Both generations of servers answer so: without the admin key no caller may ask for their models."""
     with StubServer(ready=ready) as server:
         server.servicer.is_newest = is_newest
         assert say(server, "hello", *flags) == ExitCode.SERVER

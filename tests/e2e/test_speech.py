@@ -17,7 +17,7 @@ from tests.e2e.serving import Caller, Received, repository_with, serve
 from tests.oracle.reference import load_processor, load_reference, reference_generate
 
 FRAMES = 40
-# Of the eight concurrent streams, the seed whose utterance is the longest.
+# The seed of the eight concurrent streams whose utterance is the longest.
 LONGEST = 2
 TEXTS = [
     ("Hello there, how are you?", "english", "ryan"),
