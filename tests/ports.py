@@ -3,7 +3,7 @@
 import random
 import socket
 
-# Below those that the system gives to others.
+# Below the ports that the system assigns.
 PORTS = range(10_000, 32_000)
 
 

@@ -183,7 +183,7 @@ CASES: dict[str, Case] = {
     case.__name__: case
     for case in (normed, gated, gelu, dilated, transposed, residual, embedding, attention, depthwise, last, histories)
 } | {"unit 96": _unit(96, 37, True), "last unit 192": _unit(192, 20, False), "unit 128": _unit(128, 20, True)}
-# Of whole tiles: one each, a few for some groups of a block, several for every group.
+# Units of whole tiles: one each, a few for some groups of a block, several for every group.
 CASES |= {
     f"unit 96 of {positions} positions, dilation {dilation}": _unit(96, positions, dilation < 9, dilation)
     for positions, dilation in ((64, 1), (64 * 65, 3), (64 * 231, 9))

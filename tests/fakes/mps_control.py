@@ -54,7 +54,7 @@ class MpsControl:
 
     @property
     def environment(self) -> dict[str, str]:
-        """That of the last daemon."""
+        """Environment of the last daemon."""
         return self.recorded_environment("daemon.env")
 
     def recorded_environment(self, name: str) -> dict[str, str]:

@@ -108,12 +108,12 @@ def test_equal_inputs_give_bit_identical_outputs(
         assert all(torch.equal(a, b) for a, b in zip(runner(*given), first, strict=True))
 
 
-# With a graph for the call, and without, in parts.
+# Calls with a graph of their own, and calls in parts.
 ADVANCED = pytest.mark.parametrize(("batch", "frames"), [(1, 1), (3, 2), (64, 4), (5, 7), (64, 16), (11, 32)])
 
 
 def places_of(before: np.ndarray, after: np.ndarray, history: Tensor, key: int = 1) -> np.ndarray:
-    """Of a request."""
+    """Places of a request."""
     columns = (before, after, history[:, 0].numpy(), np.full(len(before), key))
     places: np.ndarray = np.stack(columns, axis=1).astype(np.int32)
     return places
@@ -169,7 +169,7 @@ def test_denied_entries_and_claims_write_nowhere(
 
 
 def test_rows_that_were_never_written_are_read_as_zero(runner: GraphStepRunner, device: torch.device) -> None:
-    """By callers without a key, in public rows."""
+    """Callers without a key read public rows."""
     contract = runner.config.contract
     codes, state, history = inputs(runner.config, 2, 4)
     waveform, _ = runner(codes, torch.zeros_like(state), history)

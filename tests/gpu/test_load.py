@@ -28,7 +28,8 @@ from tests.gpu.conftest import DEVICE
 # Up to 8 rows use the same kernels, so a stream's codes do not depend on the others.
 SLOTS = 8
 REQUESTS = 120
-# Of 8 positions, enough for all streams: a parked stream draws other codes, as prefills round differently than frames.
+# Pages of 8 positions, enough for all streams: a parked one draws other codes, as prefills and frames round
+# differently.
 PAGES = 256
 
 

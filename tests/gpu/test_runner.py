@@ -121,7 +121,7 @@ def test_batch_invariant_codes_do_not_depend_on_the_batch(checkpoint: Checkpoint
 
 
 def test_ticks_in_parts_give_the_same_codes(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the GPU has no memory for larger graphs."""
+    """Ticks run in parts where the GPU has no memory for larger graphs."""
     config = config_of(checkpoint, batch_invariant=True)
     whole = speak(load_runner(checkpoint, config, DEVICE), [newcomer(checkpoint, slot) for slot in range(SLOTS)])
 

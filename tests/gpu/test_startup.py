@@ -69,7 +69,7 @@ def test_required_kernels_or_batch_invariance_raise_the_compile_error(
     torch.cuda.empty_cache()
 
 
-# By source: a norm that is too large, and rows that draw from their neighbour's logits.
+# A norm that is too large, and rows that draw from their neighbour's logits, by source.
 DAMAGE = {
     "skinny_linear.cu": (b"value *= inverse;", b"value *= 1.1f * inverse;"),
     "draw.cu": (b"logits + (size_t)row * VOCABULARY", b"logits + (size_t)(row / 2) * VOCABULARY"),

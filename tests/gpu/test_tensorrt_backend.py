@@ -57,7 +57,7 @@ def form(tmp_path_factory: pytest.TempPathFactory) -> Form:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """Of the small released size, since the tiny codec has no kernels; its utterances never end by themselves."""
+    """The small released size, since the tiny codec has no kernels; its utterances never end by themselves."""
     folder = tmp_path_factory.mktemp("checkpoint")
     with Progress(disable=True) as progress:
         make_checkpoint(folder, "0.6b", "custom_voice", progress=progress)

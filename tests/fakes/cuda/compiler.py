@@ -14,12 +14,12 @@ def compiled(
 
     Headers are those beside the program, then those of `headers`.
     """
-    # In a folder without the real headers, which the emulator's go before.
+    # A folder without the real headers, so that those of the emulator are found first.
     (folder / name).write_text(source)
     library = folder / "kernel.so"
     definitions = [f"-D{macro}={value}" for macro, value in macros.items()]
     includes = [f"-I{place}" for place in (program.parent, folder, *headers)]
-    # Without unique symbols, which a process's libraries share: the shared memory of an inline function is one.
+    # No unique symbols, which a process's libraries share: the shared memory of an inline function is one.
     options = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fno-gnu-unique", "-w", *includes, *definitions]
     subprocess.run(["g++", *options, str(program), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library)).run

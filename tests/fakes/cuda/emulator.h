@@ -141,7 +141,7 @@ template <class Done> void wait(Done done) {
     progress++;
 }
 
-// Of `threads` threads of this block that call these with one name. Returns the round that ends when all have arrived.
+// A barrier of `threads` threads of this block, by name. Returns the round that ends when all have arrived.
 inline int arrive(const char* name, int number, int threads) {
     Meeting& meeting = now->block->meetings[{name, number}];
     const int round = meeting.round;
@@ -211,7 +211,7 @@ inline void issued() {
 
 inline void end_group_of_products() { now->groups.push_back(now->products); }
 
-// Until at most `pending` groups are incomplete.
+// Waits until at most `pending` groups are incomplete.
 inline void await_products(int pending = 0) {
     const int group = warp() / 4, count = int(now->groups.size()) - pending;
     meet("wait", group, 128);
@@ -226,7 +226,7 @@ inline Block& block_of(unsigned address) {
     if (!block.running) error = "the shared memory of a block that has ended";
     return block;
 }
-// Of a barrier that only its own block prepares and waits at.
+// Place of a barrier that only its own block prepares and waits at.
 inline unsigned own_place(unsigned barrier) {
     if (&block_of(barrier) != now->block) throw std::out_of_range("a barrier of another block");
     return barrier & PLACE;
@@ -275,7 +275,7 @@ inline bool run_cluster(int first_block, int size, int num_threads_of_block, int
     for (int rank = 0; rank < size; rank++) {
         blocks[rank].index = {(first_block + rank) % grid.x, (first_block + rank) / grid.x}, blocks[rank].rank = rank;
         blocks[rank].running = num_threads_of_block;
-        // What nobody has written is not a number.
+        // Unwritten memory is not a number.
         blocks[rank].shared.assign(shared_bytes, 0xff);
         for (int i = 0; i < num_threads_of_block; i++) {
             Thread& thread = threads[rank * num_threads_of_block + i];

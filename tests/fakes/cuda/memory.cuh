@@ -2,7 +2,7 @@
 #pragma once
 #include "barriers.cuh"
 
-// Of 16-bit values [height, width] with tiles of 64 columns by `rows`; a gated layer's has `outputs` gates, then ups.
+// A map of 16-bit values [height, width] in tiles of 64 columns by `rows`; a gated layer has `outputs` gates, then ups.
 struct TensorMap {
     const unsigned short* data;
     long height, width;

@@ -1,7 +1,7 @@
 // Runs the talker's skinny_linear.cu in the emulator; compiled with its macros.
 #include "skinny_linear.cu"
 
-// As tile_linear.cpp; `squares` and `sums` are unused.
+// See tile_linear.cpp; `squares` and `sums` are unused.
 extern "C" int run(const bf16* x, const bf16* w, const bf16* bias, const float* squares, float* sums, void* out, int rows, float eps,
                    int blocks, int shared_bytes, int seed) {
     const int lines = (rows + ROWS - 1) / ROWS;

@@ -27,7 +27,7 @@ META = torch.device("meta")
 
 
 def kernels(gpu: Gpu) -> Iterator[Kernel]:
-    """Also those of the general path where the GPU has another, and of the plugin, which opens rows on the device."""
+    """Includes the general path's where the GPU has another, and the plugin's, which opens rows on the device."""
     path = kernel_path((gpu.major, gpu.minor))
     for choice in dict.fromkeys((path, GENERAL)):
         with gpu.current(), patch.dict(os.environ, {CHOICE_VARIABLE: choice.name}):

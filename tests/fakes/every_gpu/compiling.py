@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.fakes.every_gpu.gpus import GPUS, Gpu
 
-# By model and kernel, then by form: the fields of gpus.Resources, or an error.
+# The fields of gpus.Resources or an error, by model and kernel, then by form.
 Outcomes = dict[str, dict[str, dict[str, Any]]]
 
 

@@ -45,7 +45,7 @@ class RecordingRunner(GraphTalkerRunner):
 
 
 def kernels(gpu: Gpu) -> list[Kernel]:
-    """Also those of the general path where the GPU has another, and of the batch-invariant mode."""
+    """Includes those of the general path where the GPU has another, and of the batch-invariant mode."""
     found: list[Kernel] = []
     for size in SIZES:
         for options in _variants(kernel_path((gpu.major, gpu.minor))):
@@ -57,7 +57,7 @@ def _variants(path: KernelPath) -> Iterator[dict[str, Any]]:
     yield {"path": path, "has_cublas": True}
     yield {"path": path, "has_cublas": True, "batch_invariant": True}
     if path != GENERAL:
-        # With the setting kernel_path, and with a part of the GPU.
+        # The setting kernel_path, and a part of the GPU.
         yield {"path": GENERAL, "has_cublas": True}
         yield {"path": path, "has_cublas": False}
 
@@ -80,7 +80,7 @@ def _record(
 
 
 def _config(size: Size) -> dict[str, Any]:
-    """With one layer in each stack, since all have equal shapes."""
+    """A configuration with one layer in each stack, since all have equal shapes."""
     config = model_config(size, "base", NO_IDS)
     talker = config["talker_config"]
     talker["num_hidden_layers"] = talker["code_predictor_config"]["num_hidden_layers"] = 1

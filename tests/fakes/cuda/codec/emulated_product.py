@@ -40,7 +40,7 @@ class Case:
 
 
 def errors(case: Case, source: str, folder: Path) -> Iterator[float]:
-    """As emulated_unit.errors."""
+    """See emulated_unit.errors."""
     program = Path(__file__).with_name("streamed_product.cpp")
     kernel = compiled(program, SOURCE.name, source, case.form.macros, folder, [SOURCE.parent])
     return (measured(kernel, case, seed) for seed in count())
