@@ -62,7 +62,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
 
 
 def problems(forms: dict[str, dict[str, Any]], gpu: Gpu) -> dict[str, list[str]]:
-    """By form, without those that have none."""
+    """Problems by form, without forms that have none."""
     found = {
         form: [taken["error"]] if "error" in taken else Resources(**taken).problems(gpu)
         for form, taken in forms.items()

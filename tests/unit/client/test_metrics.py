@@ -62,7 +62,7 @@ def test_times_are_none_without_audio() -> None:
 
 def test_throughput_counts_audio_received_in_the_window() -> None:
     streams = [timeline(), timeline(arrivals_ns=[1000 * MS, 1100 * MS, 2000 * MS])]
-    # Of the second stream, the chunk at the start of the window counts; the one at its end does not.
+    # The second stream's chunk at the start of the window counts; the one at its end does not.
     assert metrics.audio_throughput(streams, 1000 * MS, 2000 * MS) == pytest.approx(0.32 + 0.16)
     assert metrics.audio_throughput(streams, 1200 * MS, 1300 * MS) == pytest.approx(0.8)
 

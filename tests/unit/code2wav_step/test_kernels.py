@@ -91,7 +91,7 @@ def test_a_cuda_kernel_is_built_once_and_not_launched(kernel_ops: Any, monkeypat
 
 
 def test_snake_of_large_angles(kernel_ops: Any) -> None:
-    """To 2e-4, where FP16 rounds results to 1e-3 and more: FP32 knows an angle of 1 000 to 6e-5."""
+    """Exact to 2e-4, where FP16 rounds results to 1e-3 and more: FP32 knows an angle of 1 000 to 6e-5."""
     x, alpha = torch.linspace(-20, 20, 64 * 64).view(1, 64, 64), torch.linspace(0.01, 50, 64)
     layer = Product(torch.eye(64), alpha=alpha, inverse_beta=torch.ones(64))
     active = kernel_ops.product(x, layer, active=torch.empty_like(x))

@@ -16,7 +16,7 @@ KEY, OTHER_KEY, NO_KEY = 5, 6, 0
 LAST_OWNED = NUM_ROWS - PUBLIC_ROWS - 1
 PUBLIC = range(LAST_OWNED + 1, NUM_ROWS)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# Without memory on the device.
+# A row without memory on the device.
 MISSING = 40
 
 

@@ -175,7 +175,7 @@ def test_of_two_claims_in_a_call_one_succeeds(rows: Rows) -> None:
 
 
 def test_two_entries_of_one_key_may_write_the_same_row(rows: Rows) -> None:
-    """Their own loss: one of the states is kept."""
+    """One of their states is kept; the loss is their own."""
     places = opened(rows, (ZERO_ROW, 1, 0, KEY), (ZERO_ROW, 1, 0, KEY))
     assert not places.denied.any()
     rows.scatter(places, torch.tensor([[1.0], [2.0]]).expand(2, STATE_SIZE))
@@ -183,7 +183,7 @@ def test_two_entries_of_one_key_may_write_the_same_row(rows: Rows) -> None:
 
 
 def test_entries_of_one_key_may_read_the_same_row(rows: Rows) -> None:
-    """As streams of one voice do."""
+    """Streams of one voice do so."""
     write(rows, 1, 4.0)
     places = opened(rows, *((1, row, 9, KEY) for row in (2, 3, 4)))
     rows.scatter(places, rows.gather(places) + torch.tensor([[1.0], [2.0], [3.0]]))

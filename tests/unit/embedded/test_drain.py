@@ -128,7 +128,7 @@ def test_is_over_when_it_is_cancelled(tmp_path: Path) -> None:
 
 
 def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """As the image runs it: the file alone."""
+    """Runs the file alone, as the image does."""
     program = [sys.executable, "-I", "-S", drain.__file__, *map(str, arguments)]
     known = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
     return subprocess.run(program, env=known | environment, capture_output=True, text=True, timeout=60, check=False)

@@ -181,7 +181,7 @@ def told(tmp_path: Path, body: str, *more: str) -> Supervisor:
 
 
 def test_a_server_that_was_told_to_end_is_not_restarted(tmp_path: Path) -> None:
-    """On newer Triton by the exit code 1, if a stream is open."""
+    """Newer Triton ends with exit code 1 if a stream is open."""
     ended = "until grep -q ending drain 2>/dev/null; do sleep 0.01; done; exit 1"
     assert told(tmp_path, f"sleep 1; touch closed; {ended}", "exit 3").run() == 1
     assert starts(tmp_path) == 1
@@ -233,7 +233,7 @@ def test_a_server_starts_without_the_drain_of_the_one_before(tmp_path: Path) -> 
 
 
 def test_a_killed_launcher_takes_its_server_along() -> None:
-    """Also one that waits for open streams, after any signal."""
+    """Even a server that waits for open streams after any signal."""
     body = "trap '' TERM; echo $$; while :; do sleep 0.01; done"
     program = (
         "import os\nfrom contextlib import nullcontext\nfrom scripts.embedded.supervisor import supervise\n"

@@ -25,7 +25,7 @@ class Line:
     def __init__(self) -> None:
         self.sent: Sent = []
         self.failed: list[str] = []
-        # Which says of each stream that it has ended already.
+        # A state for which each stream has ended already.
         state: Any = SimpleNamespace(end=lambda stream: self.failed.append(stream.key))
         self.delivery = Delivery(state, metrics.Recorder(dict))
 
@@ -96,7 +96,7 @@ def test_a_stream_whose_last_audio_failed_ends_with_the_error(line: Line) -> Non
 
 
 def test_all_is_sent_in_one_context() -> None:
-    """Which writes the messages of a call together."""
+    """The context writes the messages of a call together."""
     line, entered = Line(), list[Sent]()
 
     @contextmanager

@@ -44,7 +44,7 @@ def test_those_of_a_burst_begin_together(
 def test_a_lone_stream_waits_no_longer_than_an_interval(
     launched: tuple[Harness, list[int], threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For what has arrived may be no request, or one that is refused."""
+    """What has arrived may be no request, or one that is refused."""
     monkeypatch.setattr(newcomers, "MAX_INTERVAL", 2.0)
     harness, counts, began = launched
     harness.engine.scheduler.newcomers.more_follow = lambda: True

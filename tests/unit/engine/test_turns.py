@@ -56,7 +56,7 @@ def test_the_first_chunk_is_decoded_after_one_tick(harness: InTurn) -> None:
 
 
 def test_ticks_overlap_while_no_chunk_is_ready(harness: InTurn) -> None:
-    """With chunks of eight frames, up to eight ticks run between calls, each launched before the last one is read."""
+    """Chunks have eight frames: up to eight ticks run between calls, each launched before the last one is read."""
     waiting = []
     collect = harness.runner.collect
 

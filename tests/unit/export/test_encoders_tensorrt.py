@@ -179,7 +179,7 @@ def test_command_exports_encoders_in_their_form(
     checkpoint: Checkpoint, runtime: Runtime, fake_tensorrt: TensorRtSettings, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Without the codec, whose export takes most of a minute."""
+    """Leaves out the codec, whose export takes most of a minute."""
     monkeypatch.setattr(cli, "_export", lambda *arguments: None)
     app = typer.Typer()
     app.command()(cli.main)

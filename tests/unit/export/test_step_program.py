@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu run
 CPU = torch.device("cpu")
 SHAPES = ((1, 1), (2, 1), (3, 2))
 SCRATCH = [0, 0]
-# Those of a call: inputs, output and workspace.
+# Inputs, output and workspace of a call.
 BASES = [Base.CODES, Base.PLACES, Base.PCM, Base.WORKSPACE]
 NOWHERE = [0] * len(BASES)
 KEY, OTHER_KEY = 5, 6
@@ -54,7 +54,7 @@ def weights_of(step: CodecStep) -> StepWeights:
 
 
 class Memory:
-    """Of a call: random codes, the rows that its places name, and bytes of 255 everywhere else."""
+    """Memory of a call: random codes, the rows that its places name, and bytes of 255 everywhere else."""
 
     def __init__(self, weights: StepWeights, recording: Recording, constants: Constants, places: np.ndarray) -> None:
         rows, frames, config = recording.rows, recording.frames, weights.config
@@ -123,7 +123,7 @@ def test_constants_are_stored_once_for_all_shapes(weights: StepWeights) -> None:
 
 
 def test_a_recording_for_hopper_has_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also their weights, once."""
+    """It has their weights, too, once."""
     monkeypatch.setattr(resident_unit, "processors", lambda: 132)
     weights, constants = weights_of(small_step(decoder_dim=1536)), Constants()
     recording = record(weights, constants, 64, 4)

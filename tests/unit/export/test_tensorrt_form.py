@@ -35,7 +35,7 @@ from export.tensorrt import step_program
 
 @pytest.fixture
 def settings(fake_tensorrt: TensorRtSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TensorRtSettings:
-    """With a plugin, whose programs have the weights in place of kernels."""
+    """Settings with a plugin whose programs have the weights in place of kernels."""
 
     def write(weights: StepWeights, shapes: Iterable[tuple[int, int]], path: Path) -> None:
         assert weights.codebooks.dtype == torch.float16
@@ -136,7 +136,7 @@ def test_the_codec_needs_the_plugin(fake_tensorrt: TensorRtSettings, checkpoint:
 def test_a_plan_with_too_few_rows_is_not_kept(
     checkpoint: Checkpoint, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a small GPU."""
+    """This happens on a small GPU."""
     monkeypatch.setenv("QWEN3_TTS_FAKE_PLAN", "rows missing")
     with pytest.raises(PlanError, match="cannot be verified, so it is not kept: code2wav has 0 of 64 rows left"):
         export_plan(checkpoint, tmp_path, form)

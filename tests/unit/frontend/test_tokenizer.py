@@ -70,7 +70,7 @@ def test_texts_tokenized_ahead_have_the_same_ids(texts: TextTokenizer, monkeypat
     expected = [texts.encode(sample.strip()) for sample in samples]
     monkeypatch.setattr(tokenizer, "LONG_TEXT", 10**9)
     texts.ahead([*samples, None, "", b"bytes"])
-    # Without the library: they are known.
+    # Known texts need no library.
     monkeypatch.setattr(texts, "_tokenizer", None)
     assert [texts.encode(sample.strip()) for sample in samples] == expected
     texts.encode(SENTENCE.strip()).clear()

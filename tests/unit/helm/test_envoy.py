@@ -78,7 +78,7 @@ def test_streams_have_no_time_limit() -> None:
 
 
 def test_the_policy_is_that_of_the_fleet_of_one_host() -> None:
-    """Of what both configure; names, addresses and the discovery of servers differ."""
+    """Compares what both configure; names, addresses and the discovery of servers differ."""
     chart, fleet = (policies(config) for config in (configuration(), static_config([SERVER], "0.0.0.0", 8001, 9901)))
     for name, policy in chart.items():
         assert agree(policy, fleet[name]), name

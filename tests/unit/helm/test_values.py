@@ -17,7 +17,7 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 UNMEASURED, OTHER = (CHART / "ci" / f"{name}-values.yaml" for name in ("unmeasured", "other-gpu"))
 PAGE = ROOT / "docs" / "kubernetes.md"
 
-# By the schema.
+# Values that the schema refuses.
 INVALID = [
     ("server.replicas=0", "server.replicas: Must be greater than or equal to 1"),
     ("server.replica=2", "server: Additional property replica is not allowed"),
@@ -40,7 +40,7 @@ INVALID = [
     ("cache.size=lots", "cache.size: Does not match pattern"),
     ("envoy.concurrency=0", "envoy.concurrency: Must be greater than or equal to 1"),
 ]
-# By the templates, which compare values.
+# Values that the templates refuse, which compare them.
 CONTRADICTIONS = [
     (MINIMAL, "preset=h100", 'preset is "h100": presets has h200, unmeasured'),
     (MINIMAL, "secrets.gatewayKeys=null", "secrets.gatewayKeys: the gateway requires API keys"),

@@ -162,7 +162,7 @@ def test_a_process_that_cannot_load_says_why() -> None:
 
 
 def test_the_process_ends_with_its_parent(started: Started) -> None:
-    """As after the death of a stub: the kernel closes its ends of the pipes."""
+    """After the death of a stub, too, the kernel closes its ends of the pipes."""
     process = os.pidfd_open(started.host.pid)
     started.host._requests.close()
     assert _is_ready(process)
@@ -181,7 +181,7 @@ def test_an_error_of_a_sink_cancels_its_request(started: Started) -> None:
 
 
 def test_refuses_requests_while_too_many_wait(started: Started) -> None:
-    """As with an engine whose thread builds prompts too slowly; nothing that waits is lost."""
+    """An engine whose thread builds prompts too slowly has the same effect; nothing that waits is lost."""
     os.kill(started.host.pid, signal.SIGSTOP)
     callers = [Caller(f"request {number}") for number in range(20)]
     refused = [reason for caller in callers if (reason := refusal(started, caller))]
@@ -193,7 +193,7 @@ def test_refuses_requests_while_too_many_wait(started: Started) -> None:
 
 
 def refusal(started: Started, caller: Caller) -> str | None:
-    """Of a request that alone fills a pipe."""
+    """Why a request that alone fills a pipe is refused; None if it is not."""
     try:
         started.host.accept({"do": "speak", "samples": np.zeros(200_000, np.int16)}, caller, None)
     except Unavailable as error:

@@ -87,7 +87,7 @@ def test_the_largest_measured_size_costs_what_it_did() -> None:
 
 
 def tick_of(streams: int) -> float:
-    """About those of one H200."""
+    """About the times of one H200."""
     return 0.002 + 13e-6 * streams
 
 
@@ -174,7 +174,7 @@ def test_streams_beyond_real_time_wait_and_running_ones_never_stall() -> None:
 
 
 def declare_costs(capacity: Capacity, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of those measured, which other load on the machine lengthens."""
+    """Declares costs in place of measured ones, which other load on the machine increases."""
     add_tick, add_call = capacity.add_tick, capacity.add_codec_call
     monkeypatch.setattr(capacity, "add_tick", lambda streams, _, rows: add_tick(streams, ROW_SECONDS * streams, rows))
     monkeypatch.setattr(capacity, "add_codec_call", lambda frames, _: add_call(frames, 1e-5 * frames))

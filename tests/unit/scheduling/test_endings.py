@@ -193,7 +193,7 @@ def test_the_clock_of_a_listener_starts_with_the_first_sample() -> None:
     ],
 )
 def test_an_end_that_comes_too_soon_for_the_text_is_no_stop(tokens: int, frames: int, reason: FinishReason) -> None:
-    """With two frames for each text token; a text of few tokens may have less to speak."""
+    """The least is two frames for each text token; a text of few tokens may have less to speak."""
     talk = Talk(talker(prompt=part(spoken=tokens)), min_token_frames=2.0)
     talk.speak("S" * frames)
     talk.make(0, ended=True)

@@ -85,7 +85,7 @@ def test_does_not_wait_before_the_first_measurement() -> None:
 
 
 def test_the_engine_launches_within_the_tick_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device that runs ticks one after the other; a busy machine makes launches later, not earlier."""
+    """The device runs ticks one after the other; a busy machine makes launches later, not earlier."""
     harness = Harness(lookahead=1)
     begun: list[float] = []
     waited: list[float] = []

@@ -154,7 +154,7 @@ def test_streams_end_without_stalls_with_a_fraction_of_the_pages(
 @settings(max_examples=60)
 @given(st.integers(0, 1 << 30), st.integers(1, 8))
 def test_every_stream_ends_with_the_fewest_possible_pages(seed: int, slots: int) -> None:
-    """Up to two pages more than the longest stream requires; every stream runs to its cap."""
+    """There are up to two pages more than the longest stream requires; every stream runs to its cap."""
     chance = random.Random(seed)
     machine = Machine(make_scheduler(slots, -(-(4 + 120) // PAGE) + chance.randint(0, 2)))
     rows = chance.choice([4, 12])

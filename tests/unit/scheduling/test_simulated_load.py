@@ -35,7 +35,7 @@ def test_newcomers_stall_no_listener_of_a_slower_gpu(monkeypatch: pytest.MonkeyP
 
 
 def test_first_frames_with_the_others_raise_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against newcomers that always make theirs alone."""
+    """Compared with newcomers that always make theirs alone."""
     together = simulate("open", 350)
     policy = "qwen3_tts_engine.scheduling.newcomers.NewcomerPolicy.go_alone"
     monkeypatch.setattr(policy, lambda *_: True)

@@ -16,7 +16,7 @@ PAGE, LAYER = 8, 1
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """In float32, of layer LAYER: `qkv` [rows, heads · D], the cache before and after, the result [rows, heads · D].
+    """Layer LAYER in float32: `qkv` [rows, heads · D], the cache before and after, the result [rows, heads · D].
 
     `starts` and `ends` are the first new position of each slot, and the one after its last, int64 [slots].
     """
@@ -87,6 +87,6 @@ def layer(config: TransformerConfig) -> LayerWeights:
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
-    """Of the worst vector, relative to its norm; infinite for what is not a number."""
+    """Error of the worst vector, relative to its norm; infinite for what is not a number."""
     errors = (found.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1)
     return float(errors.nan_to_num(torch.inf).max())

@@ -28,7 +28,7 @@ def gpu(processors: int, kibibytes: int) -> Any:
 
 
 def expected_of(x: Any, weight: Any, flags: dict[str, int], squares: Any, bias: Any, before: Any) -> torch.Tensor:
-    """In float64; the interpreter cannot multiply bfloat16, so only what the epilogue rounds is rounded."""
+    """The result in float64; the interpreter cannot multiply bfloat16: only what the epilogue rounds is rounded."""
     value: torch.Tensor = x.double() @ weight.double().T
     if "NORM" in flags:
         value *= torch.rsqrt(squares.double().sum(0) / x.shape[1] + EPS)[:, None]

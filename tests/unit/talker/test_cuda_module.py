@@ -22,7 +22,7 @@ def cuda_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
 def test_processes_with_equal_ids_fill_one_cache(
     cuda_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in containers that share a volume; here threads, which write before either renames."""
+    """Containers that share a volume do so; here threads stand for them, which write before either renames."""
     written, replace = threading.Barrier(2), Path.replace
 
     def replace_once_both_have_written(part: Path, target: Path) -> Path:

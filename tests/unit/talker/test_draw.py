@@ -20,7 +20,7 @@ SOURCE = KERNELS / "draw.cu"
 PROGRAM = Path(compiler.__file__).with_name("draw.cpp")
 CODES, EOS, WIDTH, CODEBOOKS = 192, 200, 16, 4
 ROWS, THREADS = 12, 64
-# Of sums in float32.
+# Rounding of sums in float32.
 ROUNDING = 1e-5
 # Temperature, top_k, top_p, repetition penalty.
 OPTIONS = {
@@ -74,7 +74,7 @@ def check_all(kernel: Any, vocabulary: int, codebook: int, names: Iterable[str],
 def check(
     kernel: Any, vocabulary: int, codebook: int, options: tuple[float, int, float, float], seed: int, has_ties: bool
 ) -> None:
-    """Of each row: the distribution allows its code at the row's random number; its embedding and `seen` fit it."""
+    """In each row the distribution allows the code at the row's random number; its embedding and `seen` fit it."""
     random = np.random.default_rng(seed)
     logits = (5 * random.normal(size=(ROWS, vocabulary))).astype(np.float32)
     logits = logits.round() if has_ties else logits
@@ -109,7 +109,7 @@ def check(
 
 
 def distribution(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    """Of one row, float64; equal logits are in it or not together."""
+    """The distribution of one row, float64; equal logits are in it or not together."""
     ranked = np.sort(logits)[::-1]
     if 0 < top_k < len(logits):
         logits = np.where(logits >= ranked[top_k - 1], logits, -np.inf)

@@ -14,7 +14,7 @@ EPS = 1e-6
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the compiled kernel")
 @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 6144), (96, 40)])
 def test_gate_norms_what_it_reads(inputs: int, outputs: int) -> None:
-    """Of rows with a stride, whose products are far from normed."""
+    """Rows have a stride, and their products are far from normed."""
     from qwen3_tts_engine.talker.kernels.rowwise import gate_kernel
 
     torch.manual_seed(0)

@@ -206,7 +206,7 @@ def test_pytorch_serves_where_onnx_runtime_is_missing(
 def test_graphs_whose_rows_depend_on_the_batch_give_way_to_pytorch(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By less than a distance from the golden cases would show."""
+    """They depend on it by less than a distance from the golden cases would show."""
     right = onnx_runner.OnnxTalkerRunner._run_talker
 
     def run(runner: Any, slots: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -52,7 +52,7 @@ def test_padding_rows_do_not_affect_streams(runner: TalkerRunner) -> None:
 
 @torch.inference_mode()
 def test_the_kernel_does_not_advance_the_padding_slot(runner: TalkerRunner) -> None:
-    """In Triton's interpreter; tests/gpu runs the compiled kernel."""
+    """Runs in Triton's interpreter; tests/gpu runs the compiled kernel."""
     pytest.importorskip("triton", reason="Triton is not installed")
     if torch.cuda.is_available():
         pytest.skip("tests/gpu runs the compiled kernel")

@@ -24,7 +24,7 @@ FIRST, SECOND = np.array([0]), np.array([1])
 RANDOM = np.random.default_rng(0)
 VECTOR = RANDOM.normal(0, 0.3, 64).astype(np.float32)
 IN_CONTEXT = Voice(VECTOR, RANDOM.integers(0, 2048, (15, 16), np.int32), "What the reference says.")
-# By name: type of checkpoint, layout, fields, voice, and the pages of the prefix.
+# Type of checkpoint, layout, fields, voice and pages of the prefix, by name.
 CASES: dict[str, tuple[str, str, dict[str, str], Voice | None, int]] = {
     "custom voice": ("custom_voice", "full", {"speaker": "ryan", "language": "english"}, None, 2),
     "with an instruction": ("custom_voice", "streaming", {"speaker": "ryan", "instruct": "Speak slowly."}, None, 4),
@@ -73,7 +73,7 @@ def test_codes_are_the_same_with_a_cached_prefix(case: tuple[Speaker, int]) -> N
     assert runner.prefill([cached]) == []
     assert torch.equal(runner._state.input[1], alone)
     np.testing.assert_array_equal(speaker.codes(SECOND), expected)
-    # After the first has ended, from rows of a graph.
+    # The same after the first has ended, from rows of a graph.
     speaker.codes(FIRST)
     graphs = as_graph_runner(runner)
     runner._state.open([cached])

@@ -67,7 +67,7 @@ def damage_product(patch: pytest.MonkeyPatch) -> None:
 
 
 def damage_rows_beyond(patch: pytest.MonkeyPatch) -> None:
-    """Some rows of a batch only, as where a kernel leaves tiles unwritten."""
+    """Only some rows of a batch differ, as if a kernel left tiles unwritten."""
     right = TorchOps.norm_gated
 
     def damaged(*given: Any) -> torch.Tensor:

@@ -17,7 +17,7 @@ from tests.fakes.cuda.compiler import mutated
 from tests.fakes.cuda.emulated import KERNELS, error
 
 SOURCE = KERNELS / "skinny_linear.cu"
-# Of a multiprocessor, and of a block on GPUs that have least of it.
+# Registers of a multiprocessor, and shared memory of a block on GPUs that have the least.
 REGISTERS, SHARED_BYTES = 1 << 16, 99 * 1024
 # Rows of x; outputs, inputs, HALVES, WARPS, TILES and the epilogue.
 CASES = {

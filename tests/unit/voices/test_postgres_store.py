@@ -156,7 +156,7 @@ def test_reads_do_not_wait_for_another_servers_write(store: PostgresStore, dsn: 
 def test_a_database_that_refuses_writes_is_unavailable_for_them_alone(
     postgres: PostgresServer, dsn: str, store: PostgresStore
 ) -> None:
-    """As a standby does, and a database whose disk is full."""
+    """A standby refuses them, and a database whose disk is full."""
     anna = store.add("anna", make_voice(), 1.0, ORIGIN)
     postgres.execute("ALTER DATABASE " + dsn.rpartition("=")[2] + " SET default_transaction_read_only = on")
     standby = PostgresStore(dsn, 10, MIB)
@@ -205,7 +205,7 @@ def test_a_schema_that_is_gone_is_not_made_again_by_a_running_server(
 
 
 def test_the_table_has_a_unique_constraint_on_names(store: PostgresStore, dsn: str) -> None:
-    """Behind the lock, for programs that do not take it."""
+    """It guards against programs that do not take the lock."""
     store.add("anna", make_voice(), 1.0, ORIGIN)
     columns = postgres_store.NEW_COLUMNS
     copy = columns.replace(" file", " file || 'x'")

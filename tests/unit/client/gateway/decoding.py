@@ -25,7 +25,7 @@ def decode(encoded: bytes, name: str, rate: int | None = None) -> tuple[np.ndarr
 
 
 def frames_of_wav(encoded: bytes) -> int:
-    """By its header, whose sizes must be those of the file."""
+    """Frames by the header, whose sizes must be those of the file."""
     assert struct.unpack_from("<4sI", encoded) == (b"RIFF", len(encoded) - 8)
     with wave.open(io.BytesIO(encoded)) as file:
         return file.getnframes()
