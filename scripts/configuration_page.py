@@ -3,27 +3,53 @@
 python -m scripts.configuration_page
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, PER_MODEL_SETTINGS, EngineConfig
+from qwen3_tts_engine.config import (
+    CODEC_SETTINGS,
+    ENVIRONMENT_PREFIX,
+    PER_MODEL_SETTINGS,
+    SECRET_SETTINGS,
+    EngineConfig,
+)
+from qwen3_tts_engine.environment import OTHER_VARIABLES
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 HEAD = f"""# Configuration
 
 Made by `python -m scripts.configuration_page`; do not edit.
 
 Each setting is a parameter of `model_repository/qwen3_tts/config.pbtxt`. An environment variable overrides it:
 `{ENVIRONMENT_PREFIX}<SETTING>` for all models, `<MODEL>_<SETTING>` for one of another name.
-{", ".join(f"`{name}`" for name in PER_MODEL_SETTINGS)} are never shared between models.
+{_listed(PER_MODEL_SETTINGS)} are never shared between models.
+{_listed(CODEC_SETTINGS)}, which `code2wav` reads as `{ENVIRONMENT_PREFIX}<SETTING>`, and
+{_listed(SECRET_SETTINGS)}, which is secret, are refused as parameters: only the environment may have them.
+
+A parameter that is no setting fails the load. A variable `{ENVIRONMENT_PREFIX}…` that is in neither table is ignored,
+with a warning in the log.
 
 | setting | default | allowed | meaning |
 |---|---|---|---|
+"""
+OTHER_HEAD = """
+Other environment variables:
+
+| variable | meaning |
+|---|---|
 """
 
 
 def page() -> str:
     schema = EngineConfig.model_json_schema()["properties"]
-    return HEAD + "".join(_row(name, field) for name, field in schema.items())
+    others = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in OTHER_VARIABLES.items())
+    return HEAD + "".join(_row(name, field) for name, field in schema.items()) + OTHER_HEAD + others
 
 
 def _row(name: str, field: dict[str, object]) -> str:
@@ -34,7 +60,7 @@ def _row(name: str, field: dict[str, object]) -> str:
 
 def _allowed(field: dict[str, object]) -> str:
     if isinstance(values := field.get("enum"), list):
-        return ", ".join(f"`{value}`" for value in values)
+        return _listed(values)
     if isinstance(options := field.get("anyOf"), list):
         return " or ".join(_allowed(option) for option in options if option.get("type") != "null")
     if "const" in field:

@@ -43,7 +43,7 @@ SHARES = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS
 # Lines of a server's log that a report keeps: proofs, memory, and whatever went wrong.
 KEPT = re.compile(
     r"golden cases|GPU memory|share the GPU|CUDA graphs: |cuBLAS|replace the|could not be built|no request is served"
-    r"|failed to load|error:|\wError:|died",
+    r"|is no setting|failed to load|error:|\wError:|died",
 )
 SECRET = re.compile("KEY|TOKEN|PASSWORD|DSN", re.IGNORECASE)
 POLL_SECONDS = 0.2

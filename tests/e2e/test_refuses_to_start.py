@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.manifest import CODEC_CONTRACT, CodecManifest, EngineFacts
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, state_size
+from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
 from scripts.embedded.installation import ServerError
 from tests.e2e.serving import copy_repository, serve
 
@@ -135,6 +136,16 @@ def test_invalid_setting_prevents_start(scripted_repository: Path, tiny_checkpoi
     with pytest.raises(ServerError), serve(scripted_repository, tmp_path, environment, TALKER_ONLY):
         pass
     assert "max_streams: 'none': Input should be a valid integer" in (tmp_path / "server.log").read_text()
+
+
+def test_log_names_a_misspelled_variable(scripted_repository: Path, tmp_path: Path) -> None:
+    misspelled = f"{ENVIRONMENT_PREFIX}MAX_STREMS"
+    environment = {"QWEN3_TTS_CHECKPOINT": str(tmp_path / "none"), misspelled: "8"}
+    with pytest.raises(ServerError), serve(scripted_repository, tmp_path, environment, TALKER_ONLY):
+        pass
+    log = (tmp_path / "server.log").read_text()
+    assert f"{misspelled} is no setting; did you mean QWEN3_TTS_MAX_STREAMS?" in log
+    assert log.count("is no setting") == 1
 
 
 def test_two_talker_instances_prevent_start(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ ROOT = REPOSITORY / "qwen3_tts" / "1"
 # From the bottom up; packages of one layer do not import each other.
 LAYERS = (
     {"checkpoint"},
-    {"audio", "voice", "request", "metrics", "threads", "pinned_memory", "core", "interfaces", "config", "contract"},
+    {"audio", "voice", "request", "metrics", "threads", "pinned_memory", "core"}
+    | {"interfaces", "config", "environment", "contract"},
     {"scheduling", "talker", "codec", "voices"},
     {"engine"},
     {"frontend"},

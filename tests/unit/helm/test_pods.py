@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from export.tensorrt.api import PLUGIN_LIBRARY
 from qwen3_tts_client.gateway import config
-from qwen3_tts_client.gateway.access import KEYS_VARIABLE
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, EngineConfig
+from qwen3_tts_engine.environment import unknown_variables
 from scripts.embedded.drain import END_SECONDS, EXIT_SECONDS, NOTICE_SECONDS
-from scripts.embedded.mps import MPS_VARIABLE
 from scripts.embedded.ports import Ports
-from scripts.embedded.protection import ADMIN_KEY_VARIABLE, MAX_REGION_BYTES
+from scripts.embedded.protection import MAX_REGION_BYTES
 from tests.unit.helm.chart import (
     CHART,
     FLEET,
@@ -35,10 +33,6 @@ DOCKER = ROOT / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
 SERVICES = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
 METADATA = yaml.safe_load((CHART / "Chart.yaml").read_text())
-# Settings that the launcher and the engine take from the environment of a deployment with several servers.
-FLEET_VARIABLES = {"QWEN3_TTS_DRAIN_SECONDS", "QWEN3_TTS_VOICES_DSN"}
-KNOWN = {ENVIRONMENT_PREFIX + name.upper() for name in EngineConfig.model_fields} | FLEET_VARIABLES
-KNOWN |= {PLUGIN_LIBRARY, ADMIN_KEY_VARIABLE, MPS_VARIABLE, KEYS_VARIABLE}
 every_values_file = pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 
 
@@ -59,7 +53,7 @@ def test_images_and_version_are_those_of_compose() -> None:
 @every_values_file
 def test_variables_name_existing_settings(values: Path) -> None:
     names = {name for found in containers(render(values)) for name in variables(found)}
-    assert {name for name in names if name.startswith(ENVIRONMENT_PREFIX)} <= KNOWN
+    assert not list(unknown_variables(names))
     assert "CODEC_FORM" in names
 
 

@@ -9,6 +9,7 @@ import torch
 from scripts import doctor
 
 LOG = """
+W1128 23:40:11.345678 1234 pb_stub.cc:402] "QWEN3_TTS_MPSS is no setting; did you mean QWEN3_TTS_MPS?"
 I1128 23:40:12.345678 1234 pb_stub.cc:401] "the talker agrees with its golden cases: batches 1, 2, worst distance 0.018"
 I1128 23:40:12.345679 1234 server.cc:676] Started
 W1128 23:40:13.345678 1234 pb_stub.cc:402] "cuBLAS leaves outputs of its products unwritten on this GPU"
@@ -19,6 +20,7 @@ I1128 23:40:14.345678 1234 pb_stub.cc:401] "code2wav agrees with its golden case
 
 def test_a_report_keeps_the_proofs_and_warnings_of_a_log_once() -> None:
     assert doctor.kept_lines(LOG) == [
+        "QWEN3_TTS_MPSS is no setting; did you mean QWEN3_TTS_MPS?",
         "the talker agrees with its golden cases: batches 1, 2, worst distance 0.018",
         "cuBLAS leaves outputs of its products unwritten on this GPU",
         "code2wav agrees with its golden cases: 120 of 120 calls",

@@ -3,7 +3,8 @@
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
@@ -19,6 +20,8 @@ MAX_REFERENCE_SECONDS = 120
 PER_MODEL_SETTINGS = ("checkpoint", "revision", "speaker_encoder")
 # Settings that only the environment may have: Triton shows a model's parameters to every caller.
 SECRET_SETTINGS = ("voices_dsn",)
+# Settings that code2wav reads too, from the environment only: Triton gives it none of this model's parameters.
+CODEC_SETTINGS = ("kernels", "kernel_path", "gpu_memory_share")
 # The value of settings that follow from the machine or the checkpoint; the most streams that it chooses.
 AUTO, MOST_AUTO_STREAMS = "auto", 256
 # Upper bound of a prompt's rows besides instruction and text, max_text_tokens each (docs/model.md, Prompt rows).
@@ -43,10 +46,11 @@ class EngineConfig(BaseModel):
     kernels: Literal["auto", "required", "eager", "off"] = "auto"
     """Fused CUDA kernels under CUDA graphs, on a CPU graphs of ONNX Runtime. auto falls back to PyTorch operations,
     which are slower, where they cannot be built or proven; the others fail instead: required, and for debugging eager,
-    which launches the talker's CUDA kernels one by one. off uses PyTorch operations."""
+    which launches the talker's CUDA kernels one by one. off uses PyTorch operations. code2wav treats eager and off
+    as auto."""
     kernel_path: Literal["auto", "general"] = "auto"
     """Which kernels: auto takes those for the GPU's compute capability, general those of all GPUs since Ampere, for
-    comparison or where the others fail. code2wav reads it from the environment only."""
+    comparison or where the others fail."""
     batch_invariant: bool = False
     """On a GPU, makes equal seeds give equal codes at any load. Without it, kernels for other batch sizes round
     differently and occasionally draw another code. One stream is 14 % slower with it, 64 take twice as long."""
@@ -173,14 +177,13 @@ class EngineConfig(BaseModel):
         """Read settings from model parameters; QWEN3_TTS_<SETTING> in the environment overrides them.
 
         For a model of another name <NAME>_<SETTING> overrides both, and its checkpoint comes only from there or its
-        parameters. Raises ConfigError for an unknown setting or an invalid value.
+        parameters. Raises ConfigError for an invalid value, and for a parameter that is unknown or that only the
+        environment may have.
         """
         environment = os.environ if environment is None else environment
         settings = {name: value for name, value in parameters.items() if value != ""}
-        if public := settings.keys() & set(SECRET_SETTINGS):
-            name = public.pop()
-            variable = ENVIRONMENT_PREFIX + name.upper()
-            raise ConfigError(f"{name}: every caller can read a parameter: set {variable} in the environment instead")
+        for name in settings:
+            _check_parameter(name)
         for name in cls.model_fields:
             for prefix in _prefixes(model, name):
                 if value := environment.get(prefix + name.upper()):
@@ -218,9 +221,39 @@ class EngineConfig(BaseModel):
         return min(self.max_frames_limit, self.base_frames + self.frames_per_text_token * text_tokens)
 
 
+def own_prefix(model: str) -> str:
+    """Prefix of environment variables that apply to `model` alone; to all models, for the main one."""
+    return re.sub(r"\W", "_", model).upper() + "_"
+
+
+def no_setting(name: str, known: Iterable[str]) -> str:
+    """Says that a parameter or variable is unknown, with the nearest of `known`, if any is near."""
+    by_key = {_key(candidate): candidate for candidate in known}
+    near = get_close_matches(_key(name), by_key, n=1)
+    advice = f"did you mean {by_key[near[0]]}?" if near else "docs/configuration.md lists all"
+    return f"{name} is no setting; {advice}"
+
+
+def _key(name: str) -> str:
+    """The part of a name that is compared: the shared prefix would make all names similar."""
+    return name.lower().removeprefix(ENVIRONMENT_PREFIX.lower())
+
+
+def _check_parameter(name: str) -> None:
+    if name not in EngineConfig.model_fields:
+        raise ConfigError(f"config.pbtxt: {no_setting(name, EngineConfig.model_fields)}")
+    variable = ENVIRONMENT_PREFIX + name.upper()
+    if name in SECRET_SETTINGS:
+        raise ConfigError(f"{name}: every caller can read a parameter: set {variable} in the environment instead")
+    if name in CODEC_SETTINGS:
+        raise ConfigError(
+            f"{name}: code2wav does not see this parameter: set {variable} in the environment, which both models read"
+        )
+
+
 def _prefixes(model: str, setting: str) -> list[str]:
     """Prefixes of a setting's environment variables; later ones override earlier ones."""
-    own = re.sub(r"\W", "_", model).upper() + "_"
+    own = own_prefix(model)
     return [own] if setting in PER_MODEL_SETTINGS else [ENVIRONMENT_PREFIX, own]
 
 

@@ -62,6 +62,8 @@ class Service:
         Any exception names the cause why the model cannot be loaded.
         """
         self._args = args
+        # First, since a misspelled variable may be why something below fails.
+        startup.warn_of_unknown_variables(self.repository)
         self._calls = CallWatch()
         self.call_model = self._calls.watched(call_model)
         device = startup.choose_device(config, _assigned_device(args))

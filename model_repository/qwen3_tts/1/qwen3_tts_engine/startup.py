@@ -24,6 +24,7 @@ from qwen3_tts_engine.codec.rows import owner_key
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, ConfigError, EngineConfig
 from qwen3_tts_engine.engine.delivery import Sending
 from qwen3_tts_engine.engine.engine import Engine
+from qwen3_tts_engine.environment import unknown_variables
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.interfaces import CallModel, CodecClient, Runner, SchedulerLimits
 from qwen3_tts_engine.scheduling.capacity import Capacity
@@ -69,6 +70,13 @@ def check_instances(groups: list[dict[str, Any]]) -> None:
         raise ConfigError(
             f"instance_group: {count} instances, only one is allowed: run one server per GPU, with CUDA_VISIBLE_DEVICES"
         )
+
+
+def warn_of_unknown_variables(repository: Path) -> None:
+    """Logs each variable QWEN3_TTS_… that neither a model of the repository nor another program reads."""
+    models = [config.parent.name for config in repository.glob("*/config.pbtxt")]
+    for message in unknown_variables(os.environ, models):
+        log.warning("%s", message)
 
 
 def choose_device(config: EngineConfig, assigned: str) -> torch.device:
