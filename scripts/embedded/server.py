@@ -154,7 +154,7 @@ def is_ready(ports: Ports, model: str | None = None, *, has_metrics: bool = True
 
 
 def _talkers_serve(ports: Ports) -> bool:
-    """By their metrics, since Triton 2.51 does not ask the models. It opens their port after that of its health."""
+    """Reads their metrics, since Triton 2.51 does not ask the models. It opens their port after that of its health."""
     if (text := scrape(f"http://localhost:{ports.metrics}/metrics")) is None:
         return False
     return all(value for name, value in parse(text).items() if name.startswith(READY))
@@ -163,7 +163,7 @@ def _talkers_serve(ports: Ports) -> bool:
 def server_command(repository: Path, options: Sequence[str], admin_key: str) -> list[str]:
     """Serves `repository` with `options`, and with the protections that they do not set."""
     server = find_tritonserver()
-    # To standard error, and with an error's exit code.
+    # Triton writes its help to standard error, and exits with an error's code.
     usage = subprocess.run(
         [server, "--help"],
         env=server_environment(),

@@ -44,7 +44,7 @@ class TritonPythonModel:
         # Loaded objects live as long as the model: keep the collector from scanning them under traffic.
         gc.collect()
         gc.freeze()
-        # After everything that can fail the load, which Triton reports itself.
+        # Started after everything that can fail the load, which Triton reports itself.
         self._guard = guard.start(args["model_name"])
 
     def finalize(self) -> None:

@@ -92,7 +92,7 @@ def test_the_log_names_unknown_variables_without_their_values(
 
 
 def arguments(**parameters: str) -> dict[str, str]:
-    """Of Triton's `initialize`, for the repository's config.pbtxt with more parameters."""
+    """Arguments of Triton's `initialize`, for the repository's config.pbtxt with more parameters."""
     config = text_format.Parse(CONFIG.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
     given = {name: parameter.string_value for name, parameter in config.parameters.items()} | parameters
     values = {name: {"string_value": value} for name, value in given.items()}

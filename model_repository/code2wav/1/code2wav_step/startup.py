@@ -31,7 +31,7 @@ StepRunner = GraphStepRunner | EagerStepRunner
 
 
 def load_runner(folder: Path, executor: str, device: torch.device) -> "StepRunner | OnnxStepRunner":
-    """Of the exported file in a version folder. Raises ValueError naming the file."""
+    """The runner of the exported file in a version folder. Raises ValueError naming the file."""
     if executor == ONNX_RUNTIME:
         # Imported here: a GPU needs no ONNX Runtime.
         from code2wav_step import onnx_runner
@@ -41,14 +41,14 @@ def load_runner(folder: Path, executor: str, device: torch.device) -> "StepRunne
 
 
 def load_weights(path: Path, device: torch.device) -> StepWeights:
-    """FP16 on a GPU; the same weights as FP32 on a CPU. Raises ValueError naming the file."""
+    """The weights in FP16 on a GPU, widened to FP32 on a CPU. Raises ValueError naming the file."""
     if not path.is_file():
         raise ValueError(f"{path}: missing; `python -m export --form python` writes it from a checkpoint")
     return step_weights.load(path, device, torch.float16 if device.type == "cuda" else torch.float32)
 
 
 def make_runner(weights: StepWeights, device: torch.device) -> StepRunner:
-    """On a GPU uses the fused kernels, or PyTorch operations if kernels cannot be built and are not required."""
+    """Uses the fused kernels on a GPU, or PyTorch operations if kernels cannot be built and are not required."""
     if device.type == "cpu":
         return EagerStepRunner(Step(weights, TorchOps(weights.config, device)))
     try:

@@ -54,8 +54,8 @@ log = logging.getLogger(__name__)
 MIN_CAPABILITY = (8, 0)
 # Rows times frames of a codec call on a CPU, which takes as long for each as alone: an urgent chunk waits for one call.
 CPU_CALL_FRAMES = 16
-# Of a call of a plan through Triton, 3 ms for one row and 7 for 15 beside a talker, the GPU works for 0.4 and 1 (one
-# H200), so a second one fills the pause.
+# A call of a plan through Triton beside a talker takes 3 ms for one row and 7 for 15, of which the GPU works 0.4 and 1
+# (one H200): a second call fills the pause.
 PLAN_CALLS = 2
 STATE_DTYPES = {"FP32": torch.float32, "FP16": torch.float16}
 
