@@ -76,7 +76,7 @@ def test_few_rows_run_the_triton_kernels() -> None:
 
 
 def test_tiles_fill_the_multiprocessors_in_few_rounds() -> None:
-    """192 x 192 in one round for 6144 rows of 768 outputs, 128 x 192 in two for 8192 (docs/benchmarks)."""
+    """192 x 192 in one round for 6144 rows of 768 outputs, 128 x 192 in two for 8192 (docs/lab/codec.md)."""
     assert product_form(6144, 128, 768, 768, 7, 1, PROCESSORS) == StreamedProduct(192, 3, 7, 1)
     assert product_form(8192, 128, 768, 768, 7, 1, PROCESSORS) == StreamedProduct(192, 2, 7, 1)
 

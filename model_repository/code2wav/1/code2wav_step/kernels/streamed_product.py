@@ -73,7 +73,7 @@ class Cost(NamedTuple):
         return rounds * (steps * (self.step_by_tap if by_tap else self.step) + self.rest)
 
 
-# Fitted to measurements on an H200 (docs/benchmarks, Kernels of the codec in CUDA).
+# Fitted to measurements on an H200 (docs/lab/codec.md, Kernels of the codec in CUDA).
 COSTS = (
     Cost(192, 3, 0.70, 0.82, 5.5),
     Cost(192, 2, 0.50, 0.75, 4.0),
