@@ -141,7 +141,8 @@ class ReferenceStreams:
 def places(before: NDArray | int, after: NDArray | int, history: NDArray | int = 0, key: int = NO_KEY) -> NDArray:
     """int32 [rows, 4]"""
     columns = np.broadcast_arrays(before, np.atleast_1d(after), history, key)
-    return np.stack(columns, axis=1).astype(np.int32)
+    stacked: NDArray = np.stack(columns, axis=1)
+    return stacked.astype(np.int32)
 
 
 def is_denied(pcm: NDArray) -> NDArray:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,7 +203,7 @@ def neighbours(codec: Codec, keys: Iterator[int]) -> list[tuple[Tensors, NDArray
 Send = Callable[[Codec], Future[Tensors]]
 
 
-def changed(**change: NDArray) -> Send:
+def changed(**change: Any) -> Send:
     return lambda codec: codec.send(codec.request(**change))
 
 

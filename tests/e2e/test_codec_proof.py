@@ -45,7 +45,7 @@ def is_loaded(server: TritonServer) -> bool:
             states = {model["name"]: model.get("state") for model in json.load(response)}
     except OSError:
         return False
-    return states["qwen3_tts"] == "READY"
+    return bool(states["qwen3_tts"] == "READY")
 
 
 def environment(checkpoint: Path, **settings: str) -> dict[str, str]:

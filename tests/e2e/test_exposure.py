@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -31,7 +31,7 @@ from scripts.embedded.server import TritonServer, is_ready
 from tests.e2e.releases import release_of
 from tests.e2e.serving import ROOT, Caller, eventually, serve
 
-SPEECH = {"text": "Hello.", "speaker": "ryan", "max_frames": 3}
+SPEECH: dict[str, Any] = {"text": "Hello.", "speaker": "ryan", "max_frames": 3}
 REGION = "/qwen3_tts_test_exposure"
 FULL = "Failed to increase the shared memory pool size"
 SERVE = ROOT / "scripts" / "serve.sh"
@@ -60,7 +60,7 @@ def launched(repository: Path, folder: Path, environment: Mapping[str, str]) -> 
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, *start[1].split(), *options],
-            cwd=ROOT, stdout=output, stderr=output, env=os.environ | {"PROJECT_ROOT": str(ROOT)} | environment,
+            cwd=ROOT, stdout=output, stderr=output, env={**os.environ, "PROJECT_ROOT": str(ROOT), **environment},
         )  # fmt: skip
     try:
         eventually(lambda: process.poll() is not None or is_ready(ports), 120)
@@ -82,7 +82,7 @@ def server(
 
 @pytest.fixture
 def caller(server: Launched) -> Iterator[Caller]:
-    with Caller(server) as caller:
+    with Caller(cast(TritonServer, server)) as caller:
         yield caller
 
 
@@ -280,10 +280,11 @@ def test_oversized_references_are_rejected_and_streams_still_fit(bounded: Triton
     text = ("BYTES", [1], b"\x02\0\0\0Hi")
     audio = {seconds: np.zeros(seconds * 192_000, np.float32).tobytes() for seconds in (121, 260)}
 
-    def refuse(seconds: int) -> str:
-        return caller.raw(text=text, ref_audio=("FP32", [seconds * 192_000], audio[seconds]))
-
     with Caller(bounded) as caller, ThreadPoolExecutor(2) as pool:
+
+        def refuse(seconds: int) -> str:
+            return caller.raw(text=text, ref_audio=("FP32", [seconds * 192_000], audio[seconds]))
+
         before = regions(bounded)
         assert set(before.values()) == {64 << 20}, "one region for the talker, one for the codec"
         errors = list(pool.map(refuse, [260] * 6))

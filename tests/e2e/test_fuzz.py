@@ -180,7 +180,8 @@ def send(caller: Caller, tensors: dict[str, Tensor], patience: int) -> str:
 
 def test_2000_random_requests_end_and_leave_the_server_working(caller: Caller) -> None:
     reference = {"ref_audio": recording(24000, 30_000), "ref_sample_rate": 24000, "ref_text": "Hey."}
-    request = {"text": "Hello.", "speaker": None, "temperature": 0.0, "max_frames": MAX_FRAMES, **reference}
+    request: dict[str, Any] = {"text": "Hello.", "speaker": None, "temperature": 0.0, "max_frames": MAX_FRAMES}
+    request |= reference
     before = caller.speak(**request)
     assert before.error is None
     outcomes: Counter[str] = Counter()

@@ -35,7 +35,7 @@ SCRIPTS: tuple[dict[str, Any], ...] = (
     {"error": "UNAVAILABLE: busy: 64 streams run"},
     {"chunks": [[0, 1]], "close": True},
 )
-VALUES = (
+VALUES: tuple[Any, ...] = (
     None,
     0,
     -1,
@@ -171,7 +171,8 @@ def message(rng: random.Random) -> str | bytes:
     kind = rng.choice(["input.text", "input.text", "input.done", "input.done", "input.cancel", "session.config", "x"])
     text = rng.choice([json.dumps(rng.choice(SCRIPTS)), " more", "", 7, None])
     plain = json.dumps({"type": kind, "text": text})
-    return rng.choice([plain] * 8 + [plain[:-3], rng.randbytes(20)])
+    sent: list[str | bytes] = [*[plain] * 8, plain[:-3], rng.randbytes(20)]
+    return rng.choice(sent)
 
 
 async def every(count: int, one: Callable[[int, int], Awaitable[str]]) -> Counter[str]:

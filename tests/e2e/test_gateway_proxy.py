@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from websockets.sync.client import connect
+from websockets.typing import Origin
 
 from tests.e2e.serving import ROOT
 from tests.fakes.gateway import RunningGateway
@@ -111,7 +112,7 @@ def test_a_documented_file_serves_pages_audio_and_sockets(
         if proxy is documented_nginx:  # Debian's Caddy 2.6 completes an aborted body
             with pytest.raises(httpx.RemoteProtocolError):
                 client.post(SPEECH, json={"input": script(chunks=[[0, 1]], error="INTERNAL: broken")})
-        with connect(url.replace("http", "ws") + f"{SPEECH}/stream", origin=url) as socket:
+        with connect(url.replace("http", "ws") + f"{SPEECH}/stream", origin=Origin(url)) as socket:
             socket.send(json.dumps({"type": "session.config"}))
             socket.send(json.dumps({"type": "session.close"}))
 

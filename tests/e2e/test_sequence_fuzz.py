@@ -15,6 +15,7 @@ from tests.e2e.serving import Caller, eventually, serve
 STREAMS = 8
 ROUNDS = 12
 REQUESTS = 25
+SEQUENCE_IDS: tuple[int | str, ...] = (0, 1, 2, 3, "a", 2**63 - 1)
 TEXTS = ["", " ", "Hello", " world.", "\n", "今天", "天气。", "1 2 3", "<|im_", "end|>", "é" * 300, "No end", "'s"]
 
 
@@ -30,7 +31,7 @@ def scripted(
 
 def random_request(rng: random.Random) -> Any:
     """A request with one of a few ids, so that sequences collide."""
-    sequence_id: int | str = rng.choice([0, 1, 2, 3, "a", 2**63 - 1])
+    sequence_id = rng.choice(SEQUENCE_IDS)
     piece = TextPiece(sequence_id, start=rng.random() < 0.3, end=rng.random() < 0.2)
     fields: dict[str, Any] = {"speaker": "ryan", "max_frames": rng.choice([1, 9, 40, 5000])} if piece.start else {}
     if rng.random() < 0.05:

@@ -87,9 +87,10 @@ def test_first_request_receives_the_audio_and_each_request_ends_once(caller: Cal
 @pytest.mark.timing
 def test_audio_starts_before_the_third_of_words_sent_every_200_ms(caller: Caller) -> None:
     stream = SequenceStream(caller)
-    sent = []
+    sent: list[int] = []
     for word in ("The", " quick", " brown", " fox", " jumps."):
-        stream.send(word, start=not sent, **({} if sent else {"max_frames": 40}))
+        options: dict[str, Any] = {} if sent else {"max_frames": 40}
+        stream.send(word, start=not sent, **options)
         sent.append(time.perf_counter_ns())
         time.sleep(0.2)
     stream.send("", end=True)

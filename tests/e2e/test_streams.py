@@ -182,8 +182,8 @@ def test_chunk_overhead_is_close_to_bare_triton(
             for seed, pcm in enumerate(received):
                 assert_own_frames(Received(pcm=pcm), seed, frames)
                 assert [len(chunk) for chunk in pcm] == [SAMPLES_PER_FRAME] * frames
-            pcm, bare_cost = measure(bare_caller, [flood.message(frames)] * STREAMS)
-            assert [len(chunks) for chunks in pcm] == [frames] * STREAMS
+            flooded, bare_cost = measure(bare_caller, [flood.message(frames)] * STREAMS)
+            assert [len(chunks) for chunks in flooded] == [frames] * STREAMS
             costs.append([talker_cost, bare_cost])
     seconds, cpu_seconds_used = np.sum(costs, axis=0).T
     chunks = rounds * STREAMS * frames

@@ -8,6 +8,7 @@ import wave
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from tests.e2e.serving import ROOT, Caller, Received, eventually, repository_wit
 from tests.oracle.test_encoders import recording
 
 DESIGN = "qwen3_tts_design"
-CUSTOM = {"speaker": "ryan", "language": "english"}
+CUSTOM: dict[str, Any] = {"speaker": "ryan", "language": "english"}
 LONG = "The first sentence is here. A second one follows it. Now comes the third one! And is this the last one?"
 
 
@@ -104,7 +105,7 @@ def test_metrics_are_separate_for_each_model(caller: Caller) -> None:
 @pytest.mark.timing
 @pytest.mark.parametrize("model", ["qwen3_tts", DESIGN])
 def test_words_sent_one_by_one_equal_the_whole_text(caller: Caller, model: str) -> None:
-    how = {"seed": 4} | (CUSTOM if model == "qwen3_tts" else {"instruct": "A calm old man."})
+    how: dict[str, Any] = {"seed": 4} | (CUSTOM if model == "qwen3_tts" else {"instruct": "A calm old man."})
     whole = request_speech(caller, [SpeechRequest(LONG, **how)], model)
     words = [f"{word} " for word in LONG.split()]
     received = Received()

@@ -128,9 +128,8 @@ def test_one_of_several_concurrent_registrations_succeeds(caller: Caller) -> Non
     def register(index: int) -> str:
         try:
             audio = recording(24000, 30_000 + 500 * index)
-            return caller.operate("register_voice", "race", ref_audio=audio, ref_sample_rate=24000, ref_text=SAID)[0][
-                "name"
-            ]
+            [voice] = caller.operate("register_voice", "race", ref_audio=audio, ref_sample_rate=24000, ref_text=SAID)
+            return str(voice["name"])
         except SpeechError as error:
             return str(error)
 
@@ -317,7 +316,7 @@ def test_voice_operations_and_clones_over_http(caller: Caller) -> None:
 def test_clone_with_streamed_text_equals_the_reference(caller: Caller, reference: Any, cached: bool) -> None:
     """Pieces of text arrive while the encoders run; the speech equals that of the whole text."""
     audio = recording(24000, 37_919 if cached else 60_001)
-    fields = {"ref_audio": audio, "ref_sample_rate": 24000, "ref_text": SAID}
+    fields: dict[str, Any] = {"ref_audio": audio, "ref_sample_rate": 24000, "ref_text": SAID}
     if cached:
         assert caller.speak(**greedy(**fields)).error is None
     text = "Hello there, how are you? I hope that you are well, and that all this is heard in one piece."

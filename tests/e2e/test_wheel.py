@@ -28,7 +28,8 @@ def test_wheel_contains_only_the_client_and_runs_say(tmp_path: Path) -> None:
     assert not packages & {"client", "export", "scripts", "qwen3_tts_engine", "code2wav_step"}
     sound = tmp_path / "hello.wav"
     with StubServer(frames=5) as server:
-        command = [environment / "bin" / "qwen3-tts", "say", "--url", server.url, "Hello.", "--output", sound]
+        client = str(environment / "bin" / "qwen3-tts")
+        command = [client, "say", "--url", server.url, "Hello.", "--output", str(sound)]
         subprocess.run(command, check=True, cwd=tmp_path)
     with wave.open(str(sound)) as file:
         assert file.getnframes() == 5 * 1920

@@ -92,7 +92,7 @@ def test_matrix_products_agree_with_pytorch(
 
 def squares_of(x: Tensor) -> Tensor:
     """Squares as Hidden has them: in two parts, every second row of a larger tensor."""
-    squares = x.float().square().unflatten(1, (2, -1)).sum(2).T
+    squares: Tensor = x.float().square().unflatten(1, (2, -1)).sum(2).T
     return squares.repeat_interleave(2, dim=1)[:, 1::2]
 
 

@@ -55,7 +55,8 @@ class Utterance:
     @property
     def codes(self) -> np.ndarray:
         pcm = np.concatenate([*self.listener.pcm, np.empty(0, np.int16)])
-        return pcm.reshape(-1, SAMPLES_PER_FRAME)[:, :16]
+        frames: np.ndarray = pcm.reshape(-1, SAMPLES_PER_FRAME)
+        return frames[:, :16]
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +107,8 @@ def test_codes_under_random_load_equal_codes_alone(engine: Engine, checkpoint: C
         for cancel in due:
             engine.cancel(cancel[1])
             cancels.remove(cancel)
-    for _, key in cancels:
-        engine.cancel(key)
+    for cancel in cancels:
+        engine.cancel(cancel[1])
     assert all(utterance.listener.ended.wait(30) for utterance in utterances)
     assert_empty(engine)
     outcomes = [utterance.listener.error for utterance in utterances]

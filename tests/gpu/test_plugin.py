@@ -61,7 +61,7 @@ def test_a_key_opens_its_rows_alone(calls: PlanCalls) -> None:
     codes = np.random.default_rng(0).integers(0, 2048, (1, 4, 16), np.int32)
 
     def denied(*place: int) -> bool:
-        return calls(codes, np.array([place], np.int32))[0, :2].tolist() == [NO_SAMPLE] * 2
+        return bool(calls(codes, np.array([place], np.int32))[0, :2].tolist() == [NO_SAMPLE] * 2)
 
     assert not denied(ZERO_ROW, 1, 0, 5)
     assert denied(ZERO_ROW, 1, 0, 6)

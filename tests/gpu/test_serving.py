@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def assert_same_speech(found: Received, expected: Received) -> None:
 def test_equal_seeds_give_equal_speech_beside_other_streams(
     repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    invariant = {"QWEN3_TTS_BATCH_INVARIANT": "1", "QWEN3_TTS_MAX_STREAMS": "32"}
+    invariant: dict[str, Any] = {"QWEN3_TTS_BATCH_INVARIANT": "1", "QWEN3_TTS_MAX_STREAMS": "32"}
     seeds = [11, *range(20, 30), 11, *range(30, 40), 11]
     with (
         serving(repository, tmp_path, tiny_checkpoint, **invariant) as caller,

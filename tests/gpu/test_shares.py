@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.progress import Progress
@@ -63,7 +64,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(("path", "share"), COMBINATIONS)
 def test_a_server_with_a_part_of_the_gpu_passes_both_proofs_and_speaks(
-    environment: dict[str, str], released: tuple[Path, Path], tmp_path: Path, path: str, share: int
+    environment: dict[str, Any], released: tuple[Path, Path], tmp_path: Path, path: str, share: int
 ) -> None:
     checkpoint, repository = released
     settings = environment | {CHOICE_VARIABLE: path, SHARE_VARIABLE: str(share), "QWEN3_TTS_KERNELS": "required"}

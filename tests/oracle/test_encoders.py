@@ -30,7 +30,8 @@ def recording(rate: int, count: int) -> np.ndarray:
     """Gliding tones in noise, float32 [samples]."""
     random, time = np.random.default_rng(count), np.arange(count) / rate
     tone = 0.3 * np.sin(1400 * time * (1 + 0.1 * np.sin(3 * time))) + 0.1 * np.sin(5000 * time)
-    return (tone * (1 + np.sin(7 * time)) / 2 + random.normal(0, 0.05, count)).astype(np.float32)
+    sound: np.ndarray = tone * (1 + np.sin(7 * time)) / 2 + random.normal(0, 0.05, count)
+    return sound.astype(np.float32)
 
 
 @pytest.fixture(scope="module")

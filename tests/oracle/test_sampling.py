@@ -1,5 +1,7 @@
 """Codebook 0 is sampled from the distribution of the reference's logits processors."""
 
+from typing import cast
+
 import pytest
 import torch
 from transformers import (
@@ -34,8 +36,9 @@ def reference_probabilities(
         processors.append(TopKLogitsWarper(top_k))
     if top_p < 1:
         processors.append(TopPLogitsWarper(top_p))
-    ids = torch.tensor([history], dtype=torch.long)
-    return processors(ids, logits[None].clone())[0].softmax(-1)
+    ids = cast(torch.LongTensor, torch.tensor([history], dtype=torch.long))
+    scores = cast(torch.FloatTensor, logits[None].clone())
+    return processors(ids, scores)[0].softmax(-1)
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.05, 1.7])
