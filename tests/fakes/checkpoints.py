@@ -20,7 +20,7 @@ def shard(path: Path, count: int) -> None:
     """Replaces a safetensors file by shards and their index, as transformers writes them."""
     tensors = sorted(load_file(path).items())
     path.unlink()
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number in range(count):
         name = f"{path.stem}-{number + 1:05}-of-{count:05}.safetensors"
         part = dict(tensors[number::count])

@@ -30,8 +30,8 @@ def main() -> None:
 
 
 def compiled(tile: Tile, flags: dict[str, bool]) -> Any:
-    constants = {"OUTPUTS": OUTPUTS, "CHANNELS": WIDTH, "DILATION": 1, "GELU": False, "FAST": True} | flags
-    constants |= {"BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.depth} | dict.fromkeys(ABSENT)
+    constants: dict[str, Any] = {"OUTPUTS": OUTPUTS, "CHANNELS": WIDTH, "DILATION": 1, "GELU": False, "FAST": True}
+    constants |= flags | {"BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.depth} | dict.fromkeys(ABSENT)
     signature, values, attributes = {}, {}, {}
     for i, name in enumerate(product_kernel.arg_names):
         signature[name] = "constexpr" if name in constants else POINTERS.get(name, "fp32" if name == "eps" else "i32")

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -76,5 +77,5 @@ class Service:
 
 
 if __name__ == "__main__":
-    child.read_config = lambda args: None
-    child.main(Service)
+    with patch.object(child, "read_config", lambda args: None):
+        child.main(Service)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "code2wav" / "1"))
 
 import numpy as np
-import onnxruntime  # type: ignore[import-untyped]
+import onnxruntime
 import torch
 from numpy.typing import NDArray
 

@@ -113,7 +113,8 @@ class ScriptedCodec:
 
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         self._answer()
-        self.calls.append(chunks.codes.shape[:2])
+        rows, frames = chunks.codes.shape[:2]
+        self.calls.append((rows, frames))
         return scripted_pcm(chunks.codes), {}
 
     def _answer(self) -> None:

@@ -58,7 +58,7 @@ class Script:
         return np.split(wave, ends)[:-1]
 
 
-class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):
+class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     def __init__(
         self, frames: int, ready: bool, models: tuple[str, ...], voices: dict[str, Any] | None, task: str
     ) -> None:

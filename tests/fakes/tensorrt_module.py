@@ -375,7 +375,7 @@ def tensorrt_module(version: str) -> Any:
         if enum in lacks.get("tensorrt", ()):
             continue
         known = [name for name in members.split() if name not in lacks.get(enum, ())]
-        names[enum] = IntEnum(enum, known, start=0)  # type: ignore[misc]
+        names[enum] = IntEnum(enum, known, start=0)
     for base in STRICT:
         names[base.__name__] = type(base.__name__, (base,), {"trt": module, "lacks": lacks.get(base.__name__, set())})
     names["get_plugin_registry"] = lambda: module.IPluginRegistry()

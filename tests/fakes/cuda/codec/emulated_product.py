@@ -51,7 +51,7 @@ def measured(kernel: Any, case: Case, seed: int) -> float:
     is_unit = case.form.unit
 
     def matrix(taps: int, channels: int) -> np.ndarray:
-        values = random.normal(size=(case.outputs, taps, channels)) / (taps * channels) ** 0.5
+        values: np.ndarray = random.normal(size=(case.outputs, taps, channels)) / (taps * channels) ** 0.5
         return values.astype(np.float16)
 
     x = random.normal(size=(case.entries, past + case.positions, case.channels)).astype(np.float16)

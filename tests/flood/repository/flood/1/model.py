@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -15,11 +16,11 @@ PCM = np.zeros(1920, np.int16)
 
 
 class TritonPythonModel:
-    def initialize(self, args):
-        self.streams = []
+    def initialize(self, args: dict[str, str]) -> None:
+        self.streams: list[list[Any]] = []
         threading.Thread(target=self.run, daemon=True).start()
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> None:
         for request in requests:
             sender = request.get_response_sender()
             count = int(pb_utils.get_input_tensor_by_name(request, "count").as_numpy()[0])
@@ -28,8 +29,8 @@ class TritonPythonModel:
             else:
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("refused")), flags=FINAL)
 
-    def run(self):
-        ends = []
+    def run(self) -> None:
+        ends: list[tuple[Any, float]] = []
         while True:
             time.sleep(TICK_SECONDS)
             now = time.monotonic()
