@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from google.protobuf import text_format  # type: ignore[import-untyped]
+from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from code2wav_step import onnx_runner, startup

@@ -65,7 +65,12 @@ def test_names_a_missing_library(tmp_path: Path) -> None:
 
 def test_the_launcher_passes_a_compiled_backend_to_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(server, "supervise", lambda *given: started.append(given) or 7)
+
+    def supervise(*given: Any) -> int:
+        started.append(given)
+        return 7
+
+    monkeypatch.setattr(server, "supervise", supervise)
     monkeypatch.setattr(server, "bound_files", started.append)
     for name in TENSORRT:
         (tmp_path / name).touch()
@@ -129,7 +134,7 @@ def endpoint() -> Iterator[Callable[[str], int]]:
 def test_a_server_is_ready_once_its_metrics_say_that_the_talkers_serve(endpoint: Callable[[str], int]) -> None:
     health, closed = endpoint(""), Ports.free().metrics
 
-    def is_ready(metrics: int, **has: bool) -> bool:
+    def is_ready(metrics: int, **has: Any) -> bool:
         return server.is_ready(Ports(http=health, metrics=metrics), **has)
 
     assert is_ready(endpoint('qwen3_tts_ready{model="a"} 1\n'))

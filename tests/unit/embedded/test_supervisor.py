@@ -6,8 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import psutil
@@ -17,7 +16,10 @@ from scripts.embedded.drain import Drain
 from scripts.embedded.supervisor import Patience, Supervisor
 
 HASTY = Patience(max_failed_starts=3, pause_seconds=0.001)
-inherited = partial(nullcontext, os.environ)
+
+
+def inherited() -> AbstractContextManager[Mapping[str, str]]:
+    return nullcontext(os.environ)
 
 
 def server(tmp_path: Path, *bodies: str) -> list[str]:

@@ -23,7 +23,7 @@ STATIC = static_config(ENDPOINTS, "127.0.0.1", 8001, 9901)
 def validate(config: dict[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
     file = folder / "envoy.json"
     file.write_text(json.dumps(config))
-    command = [find_envoy(), "--mode", "validate", "--config-path", file]
+    command = [str(find_envoy()), "--mode", "validate", "--config-path", str(file)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,8 @@ def taken() -> Iterator[int]:
 
 @pytest.mark.parametrize("option", ["port", "admin_port"])
 def test_names_a_port_of_envoy_that_is_taken(option: str, fleet: FleetPlan, taken: int) -> None:
-    busy = dataclasses.replace(fleet, **{option: taken})
+    ports: dict[str, Any] = {option: taken}
+    busy = dataclasses.replace(fleet, **ports)
     name = f"--{option.replace('_', '-')}"
     message = rf"^port {taken} of 127\.0\.0\.1 cannot be used \(Address already in use\): choose another {name}$"
     with pytest.raises(FleetError, match=message), reserved(busy):

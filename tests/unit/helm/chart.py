@@ -18,7 +18,7 @@ Object = dict[str, Any]
 
 
 def helm(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [Path(sys.executable).parent / "helm", *map(str, arguments)]
+    command = [str(Path(sys.executable).parent / "helm"), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)
 
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -69,7 +70,9 @@ def test_settings_override_the_presets_and_reach_the_server_alone() -> None:
 @every_values_file
 def test_settings_are_accepted_by_the_engine(values: Path) -> None:
     prefix = ENVIRONMENT_PREFIX.lower()
-    given = {name.lower().removeprefix(prefix): value for name, value in server_variables(values).items()}
+    given: dict[str, Any] = {
+        name.lower().removeprefix(prefix): value for name, value in server_variables(values).items()
+    }
     assert EngineConfig(**{name: value for name, value in given.items() if name in EngineConfig.model_fields})
 
 

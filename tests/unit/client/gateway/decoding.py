@@ -17,7 +17,7 @@ def decode(encoded: bytes, name: str, rate: int | None = None) -> tuple[np.ndarr
     if name == "pcm":
         return np.frombuffer(encoded, "<i2"), rate
     options = {"sample_rate": str(rate)} if name in ("mulaw", "alaw") else {}
-    with av.open(io.BytesIO(encoded), format=FORMATS[name].container or name, options=options) as container:
+    with av.open(io.BytesIO(encoded), "r", format=FORMATS[name].container or name, options=options) as container:
         decoded_rate = container.streams.audio[0].rate
         mono = av.AudioResampler(format="s16", layout="mono", rate=decoded_rate)
         parts = [part.to_ndarray()[0] for frame in container.decode(audio=0) for part in mono.resample(frame)]
@@ -27,7 +27,7 @@ def decode(encoded: bytes, name: str, rate: int | None = None) -> tuple[np.ndarr
 def frames_of_wav(encoded: bytes) -> int:
     """Frames by the header, whose sizes must be those of the file."""
     assert struct.unpack_from("<4sI", encoded) == (b"RIFF", len(encoded) - 8)
-    with wave.open(io.BytesIO(encoded)) as file:
+    with wave.open(io.BytesIO(encoded), "rb") as file:
         return file.getnframes()
 
 

@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -92,7 +93,7 @@ def test_keys_come_from_the_environment(
     ],
 )
 def test_settings_that_leave_it_open_or_broken_are_refused(
-    settings: dict[str, str], keys: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], keys: str | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if keys:
         monkeypatch.setenv(KEYS_VARIABLE, keys)

@@ -24,7 +24,8 @@ def voice(frames: int, rate: int = NATIVE_RATE) -> np.ndarray:
     """A vowel: harmonics of 140 Hz whose loudness changes."""
     time_s = np.arange(frames * FRAME * rate // NATIVE_RATE) / rate
     wave = sum(np.sin(2 * np.pi * 140 * n * time_s) / n for n in range(1, 12))
-    return (3000 * wave * (1 + 0.5 * np.sin(2 * np.pi * 3 * time_s))).astype(np.int16)
+    samples: np.ndarray = 3000 * wave * (1 + 0.5 * np.sin(2 * np.pi * 3 * time_s))
+    return samples.astype(np.int16)
 
 
 def chunks(pcm: np.ndarray) -> list[np.ndarray]:
@@ -120,11 +121,11 @@ def pitch_hz(pcm: np.ndarray) -> float:
     middle = pcm[len(pcm) // 2 :][:8192].astype(float)
     correlated = np.correlate(middle, middle, "full")[len(middle) :]
     lags = np.arange(NATIVE_RATE // 400, NATIVE_RATE // 70)
-    return NATIVE_RATE / (lags[np.argmax(correlated[lags - 1])])
+    return float(NATIVE_RATE / lags[np.argmax(correlated[lags - 1])])
 
 
 def test_a_decoder_reads_a_stream_that_is_cut() -> None:
     encoder = make_encoder("mp3", NATIVE_RATE)
     data = b"".join(map(encoder.encode, np.split(voice(20), 20)))
-    with av.open(io.BytesIO(data), format="mp3") as container:
+    with av.open(io.BytesIO(data), "r", format="mp3") as container:
         assert sum(frame.samples for frame in container.decode(audio=0)) > 10 * FRAME

@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,8 @@ def test_metrics() -> None:
 
 
 def test_endpoints(gateway: RunningGateway) -> None:
-    paths = {re.sub(r"\{[^}]*\}", "NAME", route.path) for route in make_app(gateway.services).routes}
+    routes: list[Any] = make_app(gateway.services).routes
+    paths = {re.sub(r"\{[^}]*\}", "NAME", route.path) for route in routes}
     assert {entry.split()[1] for entry in first_cells("Endpoints")} == paths
 
 

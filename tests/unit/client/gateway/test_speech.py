@@ -4,6 +4,8 @@ import base64
 import json
 import re
 import socket
+from collections.abc import Mapping
+from typing import Any
 
 import httpx
 import numpy as np
@@ -26,7 +28,7 @@ def speak(client: httpx.Client, text: str = TWO_CHUNKS, **fields: object) -> htt
 
 def post(
     gateway: RunningGateway,
-    body: dict[str, object],
+    body: Mapping[str, object],
     receive_buffer: int = 1 << 16,
     authorization: str = "",
     path: str = PATH,
@@ -118,7 +120,7 @@ def test_first_chunk_is_sent_before_the_last_exists(gateway: RunningGateway) -> 
 
 
 @pytest.mark.parametrize("fields", [{"stream_format": "sse"}, {"stream": True}])
-def test_events_carry_the_audio_and_the_usage(client: httpx.Client, fields: dict[str, object]) -> None:
+def test_events_carry_the_audio_and_the_usage(client: httpx.Client, fields: dict[str, Any]) -> None:
     response = speak(client, **fields)
     assert response.headers["content-type"] == "text/event-stream"
     events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
@@ -164,9 +166,7 @@ def test_stream_format_audio_wins_over_stream(client: httpx.Client) -> None:
         ({"temperature": float(2**1000)}, 400, "temperature"),
     ],
 )
-def test_a_wrong_field_is_named(
-    client: httpx.Client, fields: dict[str, object], status: int, param: str | None
-) -> None:
+def test_a_wrong_field_is_named(client: httpx.Client, fields: dict[str, Any], status: int, param: str | None) -> None:
     response = speak(client, **fields) if "input" not in fields else client.post(PATH, json=fields)
     assert (response.status_code, error_of(response)["param"]) == (status, param), response.text
 
@@ -276,5 +276,5 @@ def test_a_body_that_stops_coming_is_refused(stub: StubServer) -> None:
 
 
 def test_a_trace_that_is_no_metadata_is_dropped(client: httpx.Client) -> None:
-    headers = {"traceparent": "a b\u00e9".encode("latin-1")}
+    headers = {b"traceparent": "a b\u00e9".encode("latin-1")}
     assert client.post(PATH, json={"input": TWO_CHUNKS}, headers=headers).status_code == 200

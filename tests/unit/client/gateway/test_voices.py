@@ -151,6 +151,7 @@ def test_a_transcript_registers_a_voice_in_context(cloning: RunningGateway, base
 def test_a_wrong_form_names_the_field(
     cloning: RunningGateway, base: StubServer, form: dict[str, str], files: dict[str, bytes], param: str
 ) -> None:
+    assert base.servicer.voices is not None
     base.servicer.voices["bert"] = {}
     response = httpx.post(cloning.url + PATH, data=form, files=files)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)

@@ -30,7 +30,8 @@ def socket(gateway: RunningGateway) -> Iterator[ClientConnection]:
 
 
 def open_socket(gateway: RunningGateway, **options: Any) -> ClientConnection:
-    return connect(f"ws://{gateway.address}{PATH}", **options)
+    opened: ClientConnection = connect(f"ws://{gateway.address}{PATH}", **options)
+    return opened
 
 
 def configure(socket: ClientConnection, **fields: object) -> None:
@@ -109,6 +110,7 @@ def test_without_stream_audio_an_utterance_is_one_message(socket: ClientConnecti
     say(socket, TWO_CHUNKS)
     assert json.loads(socket.recv(timeout=10))["format"] == "wav"
     audio = socket.recv(timeout=10)
+    assert isinstance(audio, bytes)
     assert (audio[:4], len(audio)) == (b"RIFF", 44 + BYTES)
     assert frames_of_wav(audio) == BYTES // 2
 

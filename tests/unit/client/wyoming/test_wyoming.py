@@ -115,6 +115,7 @@ def test_a_fine_tuned_checkpoint_is_described_with_its_own_speakers(stub: StubSe
 def test_registered_voices_are_described_as_they_come(tmp_path: Path) -> None:
     async def twice(client: AsyncClient) -> list[list[str]]:
         before = (await describe(client)).tts[0].voices
+        assert base.servicer.voices is not None
         base.servicer.voices["anna"] = {"name": "anna", "created": "2026-11-23T00:00:00+00:00"}
         after = (await describe(client)).tts[0].voices
         await say(client, Synthesize("Hello."))
