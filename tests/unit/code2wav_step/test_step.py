@@ -16,6 +16,7 @@ import torch
 from rich.progress import Progress
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from code2wav_step import startup
 from code2wav_step import weights as step_weights
@@ -212,7 +213,7 @@ class FakeTensor(SimpleNamespace):
 
     @staticmethod
     def from_dlpack(name: str, tensor: Tensor) -> "FakeTensor":
-        return FakeTensor(name=name, array=torch.from_dlpack(tensor).numpy())
+        return FakeTensor(name=name, array=from_dlpack(tensor).numpy())
 
 
 class FakeRequest:

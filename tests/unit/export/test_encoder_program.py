@@ -211,7 +211,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         Tensor=SimpleNamespace(from_dlpack=lambda name, tensor: (name, tensor)),
         InferenceResponse=lambda tensors=(), error=None: SimpleNamespace(tensors=tensors, error=error),
     )
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utilities)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utilities)
     monkeypatch.delenv("CUDA_MPS_CLIENT_PRIORITY", raising=False)
     spec = importlib.util.spec_from_file_location("encoder_model", CODE / "model.py")
     assert spec is not None
@@ -227,7 +227,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def request_of(tensors: dict[str, Tensor]) -> Any:
     class Given(SimpleNamespace):
         def to_dlpack(self) -> Any:
-            return torch.utils.dlpack.to_dlpack(self.tensor)
+            return self.tensor.__dlpack__()
 
     return SimpleNamespace(inputs=lambda: [Given(name=lambda n=n: n, tensor=t) for n, t in tensors.items()])
 

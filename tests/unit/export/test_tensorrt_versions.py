@@ -171,7 +171,7 @@ def test_refuses_a_plan_of_another_version(tmp_path: Path, monkeypatch: pytest.M
 def test_network_is_strongly_typed_without_the_deprecated_flag() -> None:
     """TensorRT 11 deprecates and ignores STRONGLY_TYPED."""
     trt = tensorrt_module("11.1")
-    trt.NetworkDefinitionCreationFlag = IntEnum("NetworkDefinitionCreationFlag", [])
+    vars(trt)["NetworkDefinitionCreationFlag"] = IntEnum("NetworkDefinitionCreationFlag", [])
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
     network = create_network(trt, builder)
     assert is_strongly_typed(trt)

@@ -4,7 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from google.protobuf import text_format  # type: ignore[import-untyped]
+import typer
+from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 from typer.testing import CliRunner
 
@@ -107,7 +108,7 @@ def test_reports_invalid_names_and_checkpoints(
     repository: Path, checkpoint_of: CheckpointOf, name: str, checkpoint: str | None, message: str
 ) -> None:
     arguments = [name, "--checkpoint", checkpoint or str(checkpoint_of("base")), "--model-repository", str(repository)]
-    app = command.typer.Typer()
+    app = typer.Typer()
     app.command()(command.main)
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 1

@@ -8,11 +8,13 @@ import pytest
 
 from scripts.benchmarks import demo_voice
 from scripts.demo_voice.sizes import FRAME
+from scripts.demo_voice.texts import held_texts
 
 
 def tone(amplitude: float, frames: int) -> np.ndarray:
     """A sine of 600 Hz, int16 [frames * 1920]."""
-    return np.round(32768 * amplitude * np.sin(np.arange(frames * FRAME) * np.pi / 20)).astype(np.int16)
+    samples: np.ndarray = np.round(32768 * amplitude * np.sin(np.arange(frames * FRAME) * np.pi / 20))
+    return samples.astype(np.int16)
 
 
 def test_level_is_that_of_the_audible_frames() -> None:
@@ -21,7 +23,7 @@ def test_level_is_that_of_the_audible_frames() -> None:
 
 
 def test_requests_repeat_sentences_with_other_seeds() -> None:
-    texts = len(demo_voice.held_texts())
+    texts = len(held_texts())
     asked = demo_voice.requests(0, texts + 1)
     assert asked[0].text == asked[texts].text
     assert asked[0].seed != asked[texts].seed

@@ -1,5 +1,6 @@
 """The report of scripts.doctor, without a server; tests/e2e starts one."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_a_missing_checkpoint_and_codec_are_lines_of_the_report(tmp_path: Path) 
 
 def test_a_machine_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(doctor.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     assert dict(doctor.gpus()) == {"driver": "nvidia-smi is not on PATH", "PyTorch": "sees no CUDA device"}
 
 

@@ -64,8 +64,8 @@ def test_four_servers_behind_one_proxy_make_the_measured_audio() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_equal_seeds_have_equal_figures_and_others_do_not(policy: str) -> None:
-    scenario = {"servers": 8, "proxies": 3, "policy": policy, "rate": 50, "seconds": 0.5, "length_deviation": 0.5}
-    one, again, other = (simulate(seed=seed, **scenario) for seed in (1, 1, 2))
+    scenario: dict[str, Any] = {"servers": 8, "proxies": 3, "rate": 50, "seconds": 0.5, "length_deviation": 0.5}
+    one, again, other = (simulate(policy=policy, seed=seed, **scenario) for seed in (1, 1, 2))
     assert one == again
     assert one != other
 
@@ -73,8 +73,8 @@ def test_equal_seeds_have_equal_figures_and_others_do_not(policy: str) -> None:
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(st.integers(2, 12), st.floats(60, 150), st.integers(0, 1000))
 def test_full_scan_by_one_proxy_is_never_worse_balanced_than_random(servers: int, rate: float, seed: int) -> None:
-    scenario = {"servers": servers, "rate": rate, "seed": seed, "seconds": 1, "warm_up": 1, "step": 0.005}
-    full_scan, drawn = (simulate(policy=policy, **scenario) for policy in ("full-scan", "random"))
+    scenario: dict[str, Any] = {"servers": servers, "rate": rate, "seconds": 1, "warm_up": 1, "step": 0.005}
+    full_scan, drawn = (simulate(policy=policy, seed=seed, **scenario) for policy in ("full-scan", "random"))
     assert full_scan.deviation < drawn.deviation
     assert full_scan.busiest < drawn.busiest
 
@@ -88,14 +88,14 @@ def test_more_choices_balance_better() -> None:
 
 
 def test_even_subsets_balance_better_than_random_ones() -> None:
-    scenario = {"servers": 60, "proxies": 30, "subset": 10, "rate": 100, "seconds": 1}
+    scenario: dict[str, Any] = {"servers": 60, "proxies": 30, "subset": 10, "rate": 100, "seconds": 1}
     even, drawn = (simulate(random_subsets=drawn, **scenario) for drawn in (False, True))
     assert even.deviation < 0.5 * drawn.deviation
     assert even.p95_ms < drawn.p95_ms
 
 
 def test_least_requests_avoid_slow_servers() -> None:
-    scenario = {"servers": 20, "slow": 2, "slowness": 3, "rate": 100, "warm_up": 5}
+    scenario: dict[str, Any] = {"servers": 20, "slow": 2, "slowness": 3, "rate": 100, "warm_up": 5}
     least, in_turn = (simulate(policy=policy, **scenario) for policy in ("full-scan", "round-robin"))
     assert least.p95_ms < 0.8 * in_turn.p95_ms
 
@@ -111,7 +111,7 @@ def test_no_stream_is_lost_or_counted_twice_when_a_server_dies(policy: str, load
 
 
 def test_without_detection_a_dead_server_attracts_the_requests_of_full_scan() -> None:
-    scenario = {"servers": 10, "rate": 50, "lost": 1, "seconds": 2}
+    scenario: dict[str, Any] = {"servers": 10, "rate": 50, "lost": 1, "seconds": 2}
     detected, undetected = (simulate(detected=detected, **scenario) for detected in (0.0, 2.0))
     assert undetected.failed > 0.5
     broken = 0.1 * detected.streams * 9 / (50 * 10 * 2)
@@ -192,7 +192,7 @@ def test_a_record_with_one_closed_loop_has_no_curve() -> None:
 
 @pytest.mark.parametrize("policy", ["full-scan", "choice-4", "choice-2", "round-robin", "random"])
 def test_figures_of_ten_proxies_on_the_page_are_simulated_ones(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
-    load = {"rate": 150, "audio_seconds": AUDIO_SECONDS, "length_deviation": 0.5}
+    load: dict[str, Any] = {"rate": 150, "audio_seconds": AUDIO_SECONDS, "length_deviation": 0.5}
     main(SERVING, servers="100", proxies="10", policy=policy, as_json=True, **load)
     [row] = json.loads(capsys.readouterr().out)["rows"]
     [line] = re.findall(rf"^\| `{policy}` \|.* ms, .*$", PAGE.read_text(), re.MULTILINE)
@@ -230,7 +230,8 @@ def test_the_command_has_a_row_for_each_combination(capsys: pytest.CaptureFixtur
 def test_a_scenario_that_cannot_be_is_refused(
     wish: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    given: dict[str, Any] = {"record": SERVING, "rate": 10.0} | wish
     with pytest.raises(SystemExit) as exit_code:
-        main(**({"record": SERVING, "rate": 10.0} | wish))
+        main(**given)
     assert exit_code.value.code == 2
     assert message in capsys.readouterr().err

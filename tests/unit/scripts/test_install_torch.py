@@ -2,7 +2,8 @@
 
 import importlib.metadata
 import json
-from collections.abc import Iterator
+import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,12 +31,12 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     machine = Machine()
-    monkeypatch.setattr(install_torch.subprocess, "run", machine.run)
+    monkeypatch.setattr(subprocess, "run", machine.run)
     monkeypatch.setattr(install_torch, "installed", lambda: None)
     monkeypatch.setattr(install_torch, "DRIVER", tmp_path / "version")
-    monkeypatch.setattr(install_torch.shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
     return machine
 
 

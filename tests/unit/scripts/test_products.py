@@ -7,7 +7,7 @@ import pytest
 from qwen3_tts_engine.talker.kernels.skinny_linear import BLOCKS, Block
 from qwen3_tts_engine.talker.kernels.tile_linear import STEP, TILES, Tile
 from scripts.benchmarks.products.candidates import blocks, candidates
-from scripts.benchmarks.products.search import Found, descend, line, text
+from scripts.benchmarks.products.search import Choice, Found, descend, line, text
 
 HOPPER_BYTES = 227 * 1024
 GATED = {"NORM": 1, "GATED": 1}
@@ -45,9 +45,9 @@ def test_a_served_block_is_among_those_that_fit(height: int, inputs: int) -> Non
 
 def test_the_search_takes_the_fastest_tile_of_each_product_beside_the_others() -> None:
     narrow, wide, split = Tile(32), Tile(64), Tile(64, 1, 2)
-    costs = {narrow: 3.0, wide: 2.0, split: 2.5}
+    costs: dict[Choice, float] = {narrow: 3.0, wide: 2.0, split: 2.5}
 
-    def layer_us(tiles: Mapping[str, Tile], repeats: int) -> float:
+    def layer_us(tiles: Mapping[str, Choice], repeats: int) -> float:
         # Two wide tiles wait for each other.
         return sum(costs[tile] for tile in tiles.values()) + 2.0 * (list(tiles.values()).count(wide) > 1)
 
@@ -57,7 +57,8 @@ def test_the_search_takes_the_fastest_tile_of_each_product_beside_the_others() -
 
 
 def test_a_product_keeps_its_tile_where_none_is_faster() -> None:
-    tiles, _ = descend(lambda tiles, repeats: float(tiles["a"].rows), {"a": Tile(32)}, {"a": [Tile(64), Tile(96)]})
+    costs: dict[Choice, float] = {Tile(rows): rows for rows in (32, 64, 96)}
+    tiles, _ = descend(lambda tiles, repeats: costs[tiles["a"]], {"a": Tile(32)}, {"a": [Tile(64), Tile(96)]})
     assert tiles == {"a": Tile(32)}
 
 

@@ -2,6 +2,7 @@
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from scripts.embedded.ports import Ports
 @pytest.mark.parametrize("taken", ["grpc_port", "http_port", "metrics_port", "port"])
 def test_a_taken_port_is_named_first(taken: str, tmp_path: Path) -> None:
     free = Ports.free()
-    ports = {"grpc_port": free.grpc, "http_port": free.http, "metrics_port": free.metrics, "port": Ports.free().http}
+    ports: dict[str, Any] = {"grpc_port": free.grpc, "http_port": free.http, "metrics_port": free.metrics}
+    ports["port"] = Ports.free().http
     with (
         socket.create_server(("127.0.0.1", ports[taken])),
         pytest.raises(SystemExit, match=rf"port {ports[taken]}: Address already in use, by .* another --\w+"),

@@ -8,7 +8,7 @@ from tests.unit.client.test_summary import request, run, stream
 
 
 def test_rows_match_the_summary() -> None:
-    refused = Timeline(0, None, [], [], None, None, NS, "unavailable")
+    refused = Timeline(0, end_ns=NS, outcome="unavailable")
     streams = [stream(0, 20_000, 0), stream(0, 22_000, 60_000), stream(0, 24_000, 0), refused]
     [row] = rows(summarise(run(*(request(number, one) for number, one in enumerate(streams)))))
     assert row | {"rtf_p50": 0, "audio_s_per_s": 0} == {
@@ -20,7 +20,7 @@ def test_rows_match_the_summary() -> None:
 
 
 def test_a_load_without_audio_has_a_row() -> None:
-    refused = Timeline(0, None, [], [], None, None, NS, "unavailable")
+    refused = Timeline(0, end_ns=NS, outcome="unavailable")
     [row] = rows(summarise(run(request(0, refused))))
     assert (row["requests"], row["errors"], row["ttfa_p50_ms"], row["stalled_over_50ms"]) == (1, 1, None, 0)
 

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +78,7 @@ def test_the_engine_speaks_what_was_trained(
     miniature: Miniature, layout: Layout, language: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy codes of the engine are the likeliest ones when training reads the same codes."""
-    request = {"text": TEXT, "speaker": "dylan", "language": language}
+    request: dict[str, Any] = {"text": TEXT, "speaker": "dylan", "language": language}
     request |= {"temperature": 0.0, "repetition_penalty": 1.0, "max_frames": 12}
     [codes] = Speaker(miniature.checkpoint, layout).codes([request])
     spoken = SpokenIds()
