@@ -93,7 +93,7 @@ def test_never_polls_a_request_refused_at_once(watched: Watched) -> None:
 
 
 def test_polls_a_stream_once_per_interval_until_it_ends(watched: Watched) -> None:
-    sender, sinks = Sender(), []
+    sender, sinks = Sender(), list[Any]()
     accepted = time.monotonic()
     watched.accept(sender, sinks.append)
     watched.wait_rounds(50)
@@ -104,7 +104,7 @@ def test_polls_a_stream_once_per_interval_until_it_ends(watched: Watched) -> Non
 
 
 def test_notices_a_disconnect_and_sends_final_after_the_settle_time(watched: Watched) -> None:
-    sender, sinks = Sender(), []
+    sender, sinks = Sender(), list[Any]()
     watched.accept(sender, sinks.append)
     sender.cancelled = True
     watched.wait_rounds(50)
@@ -117,7 +117,7 @@ def test_notices_a_disconnect_and_sends_final_after_the_settle_time(watched: Wat
 
 
 def test_delays_final_of_a_stream_that_ends_while_its_client_disconnects(watched: Watched) -> None:
-    sender, sinks = Sender(), []
+    sender, sinks = Sender(), list[Any]()
     watched.accept(sender, sinks.append)
     sinks[0].send(b"audio")
     sender.cancelled = True
@@ -129,7 +129,7 @@ def test_delays_final_of_a_stream_that_ends_while_its_client_disconnects(watched
 
 def test_voices_and_final_are_one_message(watched: Watched) -> None:
     """As two, Triton crashes if the client disconnects between them."""
-    sender, sinks = Sender(), []
+    sender, sinks = Sender(), list[Any]()
     watched.accept(sender, sinks.append)
     sinks[0].reply(["{}"])
     assert sender.ended
@@ -137,7 +137,7 @@ def test_voices_and_final_are_one_message(watched: Watched) -> None:
 
 
 def test_close_sends_every_pending_final(watched: Watched) -> None:
-    sender, sinks = Sender(), []
+    sender, sinks = Sender(), list[Any]()
     watched.accept(sender, sinks.append)
     sinks[0].finish(Cancelled("cancelled by the client"))
     watched.watcher.close()
@@ -146,7 +146,7 @@ def test_close_sends_every_pending_final(watched: Watched) -> None:
 
 def test_counts_requests_until_their_final_is_sent(watched: Watched) -> None:
     """A drain waits for them, and Triton must not end while the end of a cancelled one is due."""
-    ended, cancelled, sinks = Sender(), Sender(), []
+    ended, cancelled, sinks = Sender(), Sender(), list[Any]()
     watched.accept(ended, sinks.append)
     watched.accept(cancelled, sinks.append)
     assert watched.watcher.open_requests() == 2

@@ -1,5 +1,6 @@
 """A plan built for other hardware, versions or shapes is refused with an error that names the difference."""
 
+import ctypes
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,7 @@ def test_version_is_none_without_the_library(monkeypatch: pytest.MonkeyPatch) ->
     def absent(name: str) -> None:
         raise OSError(name)
 
-    monkeypatch.setattr(tensorrt_plan.ctypes, "CDLL", absent)
+    monkeypatch.setattr(ctypes, "CDLL", absent)
     assert tensorrt_plan.tensorrt_version(ENGINE) is None
 
 

@@ -15,12 +15,11 @@ from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.codec.calls import plan_calls
 from qwen3_tts_engine.codec.client import without_audio
-from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, MAX_FRAMES, NO_SAMPLE
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, MAX_CALL_FRAMES, MAX_FRAMES, NO_SAMPLE
 from qwen3_tts_engine.codec.golden import GOLDEN, Golden
 from qwen3_tts_engine.codec.proof import CodecProof, CodecProofError
 from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.request import RequestError, Unavailable
-from qwen3_tts_engine.scheduling.chunker import MAX_CALL_FRAMES
 from scripts.benchmarks.tensorrt import proof_seconds
 
 UTTERANCES, FRAMES = 3, 31
@@ -52,6 +51,9 @@ class FakeCodec:
         self.calls: list[tuple[int, int]] = []
         self.orders: list[list[int]] = []
         self.histories: set[tuple[int, ...]] = set()
+        self.max_calls = 1
+
+    def announce(self) -> None: ...
 
     def decode(self, chunks: Chunks) -> tuple[np.ndarray, dict[int, RequestError]]:
         rows, frames = chunks.codes.shape[:2]
@@ -243,7 +245,8 @@ def test_refuses_different_samples_in_equal_rows(golden: Golden) -> None:
 
     def opposite(pcm: np.ndarray, chunks: Chunks) -> np.ndarray:
         error = np.where(chunks.slots % 2 == 0, 33, -33)[:, None] * np.where(np.arange(pcm.shape[1]) % 2, 1, -1)
-        return (pcm + error).astype(np.int16)
+        samples: np.ndarray = pcm + error
+        return samples.astype(np.int16)
 
     message = refusal(golden, opposite)
     assert " 1x" not in message

@@ -5,9 +5,10 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnxruntime  # type: ignore[import-untyped]
+import onnxruntime
 import pytest
 import torch
 
@@ -38,6 +39,7 @@ SEED = 3
 FAILS_IN_PREFILL, FAILS_IN_CODEC, FAILS_TO_SEND, IS_CANCELLED, ENDS = range(5)
 # INT16 levels by which codec calls of different shapes may round differently.
 LEVELS = 4
+SAMPLING: tuple[dict[str, Any], ...] = ({}, {"top_k": 3}, {"top_k": 0}, {"top_p": 0.7}, {"temperature": 0.0})
 
 
 class RecordingRunner:
@@ -105,11 +107,11 @@ class OnnxCodec:
 
     def _after_reference(self, voice: Voice | None) -> np.ndarray:
         """The state where a stream in this voice starts."""
-        cold = np.zeros_like(self._states[:1])
-        if voice is None or voice.codes is None:
-            return cold[0]
-        _, state = self._step(voice.codes[None], cold, np.zeros((1, 1), np.int32))
-        return state[0]
+        state = cold = np.zeros_like(self._states[:1])
+        if voice is not None and voice.codes is not None:
+            _, state = self._step(voice.codes[None], cold, np.zeros((1, 1), np.int32))
+        first: np.ndarray = state[0]
+        return first
 
     def _step(self, codes: np.ndarray, state: np.ndarray, history: np.ndarray) -> list[np.ndarray]:
         outputs: list[np.ndarray] = self._session.run(OUTPUTS, dict(zip(INPUTS, (codes, state, history), strict=True)))
@@ -144,7 +146,7 @@ class SharedEngine:
         if event == FAILS_TO_SEND:
             listener.send_error = OSError("gone")
         voice = self._make_voice(rng.randrange(9), in_context=rng.random() < 0.5)
-        options = rng.choice([{}, {"top_k": 3}, {"top_k": 0}, {"top_p": 0.7}, {"temperature": 0.0}])
+        options = rng.choice(SAMPLING)
         self._speak(key, "One, two. " * rng.randint(1, 5), voice, rng.randrange(99), listener, **options)
         if event == IS_CANCELLED:
             threading.Timer(rng.random() * 0.2, self.engine.cancel, (key,)).start()

@@ -112,7 +112,7 @@ def test_the_end_never_overtakes_the_last_chunk(harness: Harness) -> None:
             enqueuing.wait()
         return launch(slots)
 
-    delivery.put, delivery.end = put_slowly, end_then_go_on  # type: ignore[method-assign]
+    delivery.put, delivery.end = put_slowly, end_then_go_on  # type: ignore[assignment,method-assign]
     harness.runner.launch = launch_end_after_last_chunk  # type: ignore[method-assign]
     harness.runner.lengths[7] = 1
     listener = harness.speak(seed=7)
@@ -130,7 +130,7 @@ def test_audio_is_sent_before_its_call_is_accounted_for(harness: Harness) -> Non
         sent.append(len(listener.pcm))
         return done(*call)
 
-    chunker.done = done_after_audio  # type: ignore[method-assign]
+    chunker.done = done_after_audio  # type: ignore[assignment,method-assign]
     harness.speak(seed=7, frames=1, listener=listener)
     assert listener.ended.wait(3 * WAIT)
     assert sent == [1]

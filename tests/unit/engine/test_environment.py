@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from google.protobuf import text_format  # type: ignore[import-untyped]
+from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from qwen3_tts_engine import environment

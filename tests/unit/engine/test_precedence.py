@@ -20,7 +20,12 @@ def precedence(monkeypatch: pytest.MonkeyPatch) -> Precedence:
 
 def waiting(precedence: Precedence) -> tuple[threading.Thread, threading.Event]:
     passed = threading.Event()
-    thread = threading.Thread(target=lambda: (precedence.wait(), passed.set()), daemon=True)
+
+    def run() -> None:
+        precedence.wait()
+        passed.set()
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread, passed
 

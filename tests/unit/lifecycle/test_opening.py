@@ -5,12 +5,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.codec.client import Code2Wav
 from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.codec.proof import CodecProofError
 from qwen3_tts_engine.config import EngineConfig
@@ -53,7 +54,7 @@ class Opened:
         self.harness.engine.on_death = self._die
 
     def begin(self, golden: Golden | None = GOLDEN) -> None:
-        self.opening.begin(self.harness.codec, golden, make_warm_up)
+        self.opening.begin(cast(Code2Wav, self.harness.codec), golden, make_warm_up)
 
     def _die(self, error: BaseException) -> None:
         self.deaths.append(error)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen3_tts_engine.audio import FRAME_SECONDS
-from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH
+from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, MAX_CALL_FRAMES
 from qwen3_tts_engine.scheduling.capacity import urgent_lead
-from qwen3_tts_engine.scheduling.chunker import MAX_CALL_FRAMES, Chunker, Need
+from qwen3_tts_engine.scheduling.chunker import Chunker, Need
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from scripts.benchmarks.simulation import audible
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream, start_in_slot
@@ -36,7 +36,7 @@ def speak(frames: int, frame_seconds: float) -> tuple[list[int], float]:
     """Chunk lengths of one stream with evenly spaced frames, and its largest stall in seconds."""
     table = table_with([0])
     chunker = chunker_of(table, frame_seconds)
-    lengths, stalls = [], []
+    lengths, stalls = list[int](), list[float]()
     for made in range(1, frames + 1):
         now = made * frame_seconds
         table.written[0] = made

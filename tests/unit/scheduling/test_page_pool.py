@@ -76,7 +76,8 @@ def test_pages_are_free_after_their_last_reference() -> None:
 def test_no_page_is_lost_and_no_cached_page_has_other_contents(seed: int, size: int) -> None:
     """Random prompts of up to four voices; `contents` is what the memory would hold."""
     chance = random.Random(seed)
-    pool, held, contents = PagePool(size), [], {}
+    pool, held = PagePool(size), list[list[int]]()
+    contents: dict[int, bytes] = {}
     for _ in range(80):
         hashes = [f"{chance.randint(0, 3)} {i}".encode() for i in range(chance.randint(0, 3))]
         found = pool.match(hashes)

@@ -1,5 +1,7 @@
 """After any sequence of submit, tick, decode and cancel, nothing leaks and every stream ends once."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -22,7 +24,7 @@ NOW = 0.0
 TICK_SECONDS, ROW_SECONDS = 0.01, 0.00125
 
 
-def make_scheduler(slots: int = 4, pages: int = 20, **limits: float) -> Scheduler:
+def make_scheduler(slots: int = 4, pages: int = 20, **limits: Any) -> Scheduler:
     """Until a test adds measurements, work takes no time."""
     table = SlotTable(slots, MAX_FRAMES, NUM_CODEBOOKS)
     defaults = {"page_size": 4, "num_pages": pages, "max_batch": slots, "max_waiting": 8, "max_prefill_seconds": 1.0}

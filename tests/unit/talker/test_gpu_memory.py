@@ -1,5 +1,6 @@
 """Free memory, and which of the server's other models have taken theirs."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(gpu_memory, "_servers", lambda: {"7"})
     monkeypatch.setattr(gpu_memory, "_commands", commands)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 * GIB, 8 * GIB))
-    monkeypatch.setattr(gpu_memory.time, "monotonic", lambda: seconds[0])
-    monkeypatch.setattr(gpu_memory.time, "sleep", lambda _: seconds.__setitem__(0, seconds[0] + 60))
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(time, "sleep", lambda _: seconds.__setitem__(0, seconds[0] + 60))
     return seconds
 
 

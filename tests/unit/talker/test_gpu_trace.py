@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +39,9 @@ class FakeEvent:
         return self.at_ms is not None
 
     def elapsed_time(self, other: "FakeEvent") -> float:
-        return other.at_ms - self.at_ms  # type: ignore[operator]
+        assert self.at_ms is not None
+        assert other.at_ms is not None
+        return other.at_ms - self.at_ms
 
     def _pass(self) -> None:
         self.at_ms = self._gpu.now_ms  # type: ignore[assignment]
@@ -62,7 +65,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGpu]:
     monkeypatch.setenv(gpu_trace.VARIABLE, str(tmp_path))
     monkeypatch.setattr(gpu_trace, "timed_event", lambda: FakeEvent(gpu))
     monkeypatch.setattr(torch.cuda, "Stream", object)
-    monkeypatch.setattr(gpu_trace.time, "perf_counter_ns", lambda: 7_000_000_000 + round(gpu.now_ms * 1e6))
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 7_000_000_000 + round(gpu.now_ms * 1e6))
     monkeypatch.setattr(Spans, "_run", lambda spans: None)
     gpu_trace.spans_in.cache_clear()
     yield gpu
@@ -116,7 +119,12 @@ def test_a_span_keeps_the_origin_from_before_it(gpu: FakeGpu, tmp_path: Path) ->
 
 def test_a_thread_writes_until_the_process_ends(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ran, stop = threading.Event(), threading.Event()
-    monkeypatch.setattr(Spans, "_run", lambda spans: (ran.set(), stop.wait(60)))
+
+    def run(spans: Spans) -> None:
+        ran.set()
+        stop.wait(60)
+
+    monkeypatch.setattr(Spans, "_run", run)
     traced(FakeGraph(gpu, 1.0)).replay()
     assert ran.wait(60)
     assert {thread.daemon for thread in threading.enumerate() if thread.name == "gpu trace"} == {True}

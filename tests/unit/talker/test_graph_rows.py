@@ -60,9 +60,13 @@ def test_out_of_memory_fails_only_the_prompt_that_causes_it(
     graphs = as_graph_runner(load_runner(checkpoint, config, torch.device("cpu")))
     load_history, prefilled = graphs._state.load_history, list[np.ndarray]()
     opening = SimpleNamespace(replay=lambda rows: graphs._state.load(torch.from_numpy(rows)))
-    enter = SimpleNamespace(replay=lambda unopened, rows: (opening.replay(unopened), prefilled.append(rows)))
+
+    def enter(unopened: np.ndarray, rows: np.ndarray) -> None:
+        opening.replay(unopened)
+        prefilled.append(rows)
+
     graphs._prefills = captured({512: SimpleNamespace(replay=prefilled.append)})
-    graphs._openings, graphs._entries = captured({64: opening}), captured({512: enter})
+    graphs._openings, graphs._entries = captured({64: opening}), captured({512: SimpleNamespace(replay=enter)})
     graphs._unopened, graphs._pending = graphs._state.padding_rows(0), graphs._padding_rows(0)
 
     def fail_for_slot_1(newcomers: list[Newcomer]) -> None:

@@ -89,7 +89,7 @@ def test_small_cards_serve_several_streams(size: Size, total: float, free: float
 
 def test_an_h200_serves_256_streams_of_512_positions() -> None:
     for size in ("0.6b", "1.7b"):
-        plan = chosen(size, 141, 139)  # type: ignore[arg-type]
+        plan = chosen(size, 141, 139)
         assert plan is not None
         assert (plan.streams, plan.positions, plan.cache) == (256, 256 * 512, 14 * GIB)
 

@@ -15,6 +15,7 @@ from qwen3_tts_engine.request import SynthesisRequest
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.voice import Voice
+from scripts.synthetic.configs import ModelType
 from tests.conftest import CheckpointOf
 from tests.fakes.scripted import Listener
 from tests.unit.talker.test_graph_rows import as_graph_runner
@@ -25,7 +26,7 @@ RANDOM = np.random.default_rng(0)
 VECTOR = RANDOM.normal(0, 0.3, 64).astype(np.float32)
 IN_CONTEXT = Voice(VECTOR, RANDOM.integers(0, 2048, (15, 16), np.int32), "What the reference says.")
 # Type of checkpoint, layout, fields, voice and pages of the prefix, by name.
-CASES: dict[str, tuple[str, str, dict[str, str], Voice | None, int]] = {
+CASES: dict[str, tuple[ModelType, str, dict[str, str], Voice | None, int]] = {
     "custom voice": ("custom_voice", "full", {"speaker": "ryan", "language": "english"}, None, 2),
     "with an instruction": ("custom_voice", "streaming", {"speaker": "ryan", "instruct": "Speak slowly."}, None, 4),
     "designed": ("voice_design", "full", {"instruct": "An old man with a warm voice."}, None, 7),

@@ -16,6 +16,7 @@ from qwen3_tts_engine.config import ConfigError
 from qwen3_tts_engine.request import InvalidRequest, Unavailable
 from qwen3_tts_engine.voices import database, postgres_store
 from qwen3_tts_engine.voices.postgres_store import PostgresStore
+from qwen3_tts_engine.voices.store import NEW_COLUMNS
 from tests.e2e import serving
 from tests.postgres import PostgresServer
 from tests.subprocesses import same_imports
@@ -180,7 +181,7 @@ def test_a_server_that_waited_for_another_to_make_the_schema_uses_it(dsn: str) -
         other.execute(postgres_store.SCHEMA)
         opening = pool.submit(PostgresStore, dsn, 100, MIB)
         with psycopg.connect(dsn, autocommit=True) as watcher:
-            eventually(lambda: watcher.execute(WAITS_FOR_LOCK).rowcount)
+            eventually(lambda: watcher.execute(WAITS_FOR_LOCK).rowcount > 0)
         other.commit()
         store = opening.result(PATIENCE)
     store.add("anna", make_voice(), 1.0, ORIGIN)
@@ -207,7 +208,7 @@ def test_a_schema_that_is_gone_is_not_made_again_by_a_running_server(
 def test_the_table_has_a_unique_constraint_on_names(store: PostgresStore, dsn: str) -> None:
     """It guards against programs that do not take the lock."""
     store.add("anna", make_voice(), 1.0, ORIGIN)
-    columns = postgres_store.NEW_COLUMNS
+    columns = NEW_COLUMNS
     copy = columns.replace(" file", " file || 'x'")
     with psycopg.connect(dsn) as other, pytest.raises(psycopg.errors.UniqueViolation, match="name"):
         other.execute(

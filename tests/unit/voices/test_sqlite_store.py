@@ -52,7 +52,7 @@ def test_a_failed_write_leaves_no_files(store: SqliteStore, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     store.list()
-    monkeypatch.setattr(sqlite_store.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(Unavailable, match=r"voices_folder: .*No space left"):
         store.add("anna", make_voice(), 1.0, ORIGIN)
     assert (store.list(), files(store)) == ([], [])

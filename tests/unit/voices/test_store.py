@@ -69,8 +69,10 @@ def pack_with_state(voice: Voice) -> bytes:
 
 def assert_same(loaded: Voice, voice: Voice) -> None:
     np.testing.assert_array_equal(loaded.x_vector, voice.x_vector)
-    assert (loaded.codes is None) == (voice.codes is None)
-    if voice.codes is not None:
+    if voice.codes is None:
+        assert loaded.codes is None
+    else:
+        assert loaded.codes is not None
         np.testing.assert_array_equal(loaded.codes, voice.codes)
     assert loaded.text == voice.text
 
