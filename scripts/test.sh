@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 source scripts/setup.sh test
 ruff check .
 ruff format --check .
-mypy
+scripts/typecheck.sh
 if [ $# -gt 0 ]; then
     exec python -m pytest "$@"
 fi

@@ -18,7 +18,7 @@ RECORDINGS = "give a recording as WAV, FLAC, Ogg or MP3"
 def read_recording(path: Path) -> tuple[NDArray[np.float32], int]:
     """Samples in -1..1, the mean of the channels, and the rate in Hz. Raises ClientError for an unreadable file."""
     # Imported here: only references require libsndfile.
-    import soundfile  # type: ignore[import-untyped]
+    import soundfile
 
     try:
         content = path.read_bytes()

@@ -19,7 +19,7 @@ from qwen3_tts_engine.checkpoint.manifest import EngineFacts, FormName
 
 # Since 1.29 ONNX Runtime reports events to Microsoft unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-import onnxruntime  # type: ignore[import-untyped]
+import onnxruntime
 
 OPSET = 18
 # Inputs to outputs, by name.

@@ -16,7 +16,7 @@ from export.forms.graph import ONNX_RUNTIME, OnnxGraph, Run
 from export.forms.program_form import ONNX_PROGRAM
 from export.forms.python_form import step_config
 from export.modules.codec import CodecStep
-from export.verify import Verification
+from export.verify import StepFunction, Verification
 from qwen3_tts_engine.audio import NUM_CODEBOOKS
 from qwen3_tts_engine.codec.contract import MAX_BATCH, MAX_FRAMES
 
@@ -35,7 +35,7 @@ class OnnxStep:
         return waveform, state
 
 
-def verification(step: CodecStep, candidate: OnnxStep) -> Verification:
+def verification(step: CodecStep, candidate: StepFunction) -> Verification:
     """Verifies every shape that the runner runs."""
     most = onnx_runner.MAX_FRAMES
     return Verification(step, candidate, range(1, most + 1), most_frames=most)

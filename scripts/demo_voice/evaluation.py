@@ -2,7 +2,7 @@
 
 import sys
 import wave
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +72,13 @@ def copies(folder: Path, sizes: Sizes, sounds: Sequence[np.ndarray]) -> list[np.
     return found
 
 
-def report(texts: Sequence[str], found: Sounds, teacher: Sounds, candidates: list[np.ndarray], ears: Ears) -> Report:
+def report(
+    texts: Sequence[str],
+    found: Sounds,
+    teacher: Sounds,
+    candidates: list[np.ndarray],
+    ears: Callable[[np.ndarray], str],
+) -> Report:
     """`retrieval` among `candidates`, cepstra of the texts in order, if there are any."""
     errors, said = np.sum([word_errors(text, ears(sound)) for text, sound in zip(texts, found, strict=True)], axis=0)
     lengths = np.array([len(sound) / len(own) for sound, own in zip(found, teacher, strict=True)])

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import soxr  # type: ignore[import-untyped]
+import soxr
 
 from scripts.demo_voice.sizes import RATE
 

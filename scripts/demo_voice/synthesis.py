@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import soxr  # type: ignore[import-untyped]
+import soxr
 
 from scripts.demo_voice import flite
 from scripts.demo_voice.flite import FliteVoice, Spoken, Voice

@@ -37,10 +37,10 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = "127.0.0.1"
-    port: int = Field(8080, ge=0, le=65535)
-    servers: tuple[str, ...] = Field(("localhost:8001",), min_length=1)
+    port: int = Field(default=8080, ge=0, le=65535)
+    servers: tuple[str, ...] = Field(default=("localhost:8001",), min_length=1)
     connections: Count = 8  # to each server
-    models: tuple[str, ...] = Field((MODEL_NAME,), min_length=1)  # of Triton; the first is the default
+    models: tuple[str, ...] = Field(default=(MODEL_NAME,), min_length=1)  # of Triton; the first is the default
     model_aliases: tuple[str, ...] = MODEL_ALIASES  # further names of the first model
     languages: tuple[str, ...] = tuple(LANGUAGES)
     voice_aliases: dict[str, str] = VOICE_ALIASES

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import triton_python_backend_utils as pb_utils
+from torch.utils.dlpack import from_dlpack
 
 from encoder_program import guard, instance
 from encoder_program.program import MODEL_FILE, ONNX_FILE, EncoderProgram, InvalidInputError, OnnxEncoder
@@ -61,4 +62,4 @@ def _load(folder: Path, executor: str, device: torch.device) -> EncoderProgram |
 
 
 def _tensors(request: Any) -> dict[str, torch.Tensor]:
-    return {tensor.name(): torch.from_dlpack(tensor.to_dlpack()) for tensor in request.inputs()}
+    return {tensor.name(): from_dlpack(tensor.to_dlpack()) for tensor in request.inputs()}

@@ -26,7 +26,7 @@ def is_due(fault: str) -> bool:
 
 class FaultyService(Service):
     def make_codec(self, *arguments: Any) -> Any:
-        codec = super().make_codec(*arguments)
+        codec: Any = super().make_codec(*arguments)
         decode = codec.decode
 
         def failing(chunks: Any) -> Any:
@@ -38,7 +38,7 @@ class FaultyService(Service):
         return codec
 
     def make_runner(self, *arguments: Any) -> Any:
-        runner = super().make_runner(*arguments)
+        runner: Any = super().make_runner(*arguments)
         # The first step of a prefill, with and without graphs.
         open_slots = runner._state.open
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import av
 import numpy as np
-import soxr  # type: ignore[import-untyped]
+import soxr
 from av.filter import Graph
 
 from qwen3_tts_client.gateway.audio.encoder import Pcm

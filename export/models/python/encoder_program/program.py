@@ -109,7 +109,7 @@ class OnnxEncoder:
             raise _missing(path, "onnx")
         # Since 1.29 ONNX Runtime reports events to Microsoft unless this is set before it is imported.
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-        import onnxruntime  # type: ignore[import-untyped]  # only here: a GPU needs none
+        import onnxruntime  # only here: a GPU needs none
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = THREADS

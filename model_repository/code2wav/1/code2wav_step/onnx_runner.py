@@ -13,7 +13,7 @@ from code2wav_step.rows import Places, Rows
 
 # Since 1.29 ONNX Runtime reports events to Microsoft unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-import onnxruntime  # type: ignore[import-untyped]
+import onnxruntime
 
 MODEL_FILE = "model.onnx"
 # More would gain little, and the talker needs the other half of the cores.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 # Since 1.29 ONNX Runtime reports events to Microsoft unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-import onnxruntime  # type: ignore[import-untyped]
+import onnxruntime
 
 # The first one with Swish and TensorScatter.
 OPSET = 24

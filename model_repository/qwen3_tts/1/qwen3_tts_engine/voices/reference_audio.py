@@ -92,7 +92,7 @@ class ReferenceAudio:
         if self.sample_rate == SAMPLE_RATE:
             return self.samples.astype(np.float32)
         # Imported here, since a 24 kHz reference needs no resampler.
-        import soxr  # type: ignore[import-untyped]
+        import soxr
 
         count = math.ceil(len(self.samples) * SAMPLE_RATE / self.sample_rate)
         resampled = soxr.resample(self.samples.astype(np.float32), self.sample_rate, SAMPLE_RATE, quality="soxr_hq")
