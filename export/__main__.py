@@ -7,6 +7,8 @@ import torch
 import typer
 from rich.progress import Progress
 
+from export.alignment import choose_heads
+from export.alignment import is_current as is_alignment_current
 from export.code2wav import build, export, is_current, version_folder
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, EncoderExport, export_encoder
 from export.encoders import is_current as is_encoder_current
@@ -15,11 +17,13 @@ from export.forms.graph import Runtime
 from export.forms.onnx_form import ONNX
 from export.forms.python_form import PYTHON
 from export.forms.tensorrt_form import tensorrt_form
-from export.model_folder import ExportError
+from export.model_folder import VERSION, ExportError
 from export.tensorrt.api import PLUGIN_LIBRARY
 from export.tensorrt.process import DEFAULTS, TENSORRT_PYTHON, PlanError, TensorRtSettings
+from qwen3_tts_engine.checkpoint.alignment import ALIGNMENT
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
+from qwen3_tts_engine.config import MAIN_MODEL
 from qwen3_tts_engine.talker import cpu
 
 FORMS: dict[str, Form] = {"onnx": ONNX, "python": PYTHON}
@@ -44,7 +48,8 @@ def main(
         typer.Option(exists=True, envvar=PLUGIN_LIBRARY, help="compiled export/plugin library: much faster"),
     ] = DEFAULTS.plugin,
 ) -> None:
-    """Export the codec into MODEL_REPOSITORY/code2wav/1, a Base checkpoint's encoders beside it, and verify them."""
+    """Export the codec into MODEL_REPOSITORY/code2wav/1, a Base checkpoint's encoders beside it, and verify them;
+    choose the talker's heads for word times."""
     settings = TensorRtSettings(tensorrt_python, tensorrt_level, tensorrt_cache, tensorrt_plugin)
     chosen = FORMS.get(form) or tensorrt_form(settings)
     # PyTorch's threads wait for each other after every operation, so that one busy core stops them all.
@@ -55,6 +60,7 @@ def main(
             _build_only(opened, build_only, chosen)
             return
         _export(opened, model_repository, chosen, force)
+        _choose_heads(opened, model_repository / MAIN_MODEL / VERSION, force)
         if opened.config.tts_model_type == "base":
             for encoder, name in ((SPEAKER_ENCODER, speaker_encoder), (CODEC_ENCODER, CODEC_ENCODER.name)):
                 _export_encoder(encoder, opened, model_repository / name, chosen.encoders, force)
@@ -71,6 +77,25 @@ def _export(checkpoint: Checkpoint, repository: Path, form: Form, force: bool) -
     with Progress() as progress:
         exported = export(checkpoint, repository, form, progress)
     _report(path, exported.agreement, exported.lines)
+
+
+def _choose_heads(checkpoint: Checkpoint, folder: Path, force: bool) -> None:
+    path = folder / ALIGNMENT
+    if checkpoint.config.tts_model_type == "base":
+        typer.echo("word times: not for a Base checkpoint, which speaks only as a reference does")
+        return
+    if not force and is_alignment_current(checkpoint, folder):
+        typer.echo(f"{path}: up to date with {checkpoint.folder}; --force chooses its heads again")
+        return
+    with Progress() as progress:
+        task = progress.add_task("choose the heads of word times", total=None)
+        alignment, reports = choose_heads(checkpoint, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        progress.update(task, total=1, completed=1)
+    folder.mkdir(parents=True, exist_ok=True)
+    alignment.write(folder)
+    typer.echo(f"{path}: heads that follow the text")
+    for report in reports:
+        typer.echo(f"  {report}")
 
 
 def _build_only(checkpoint: Checkpoint, path: Path, form: Form) -> None:

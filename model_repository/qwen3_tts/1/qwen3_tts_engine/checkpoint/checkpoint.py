@@ -27,6 +27,8 @@ SPEECH_TOKENIZER = "speech_tokenizer"
 TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 WHOLE_TOKENIZER = "tokenizer.json"
 ADAPTER_CONFIG = "adapter_config.json"
+# Of a file of weights: the first one is its header's beginning.
+SAMPLES, SAMPLE_BYTES = 256, 4096
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,18 @@ class Checkpoint:
         for path in weight_files(self.path(f"{SPEECH_TOKENIZER}/{WEIGHTS}")):
             with path.open("rb") as file:
                 hashlib.file_digest(file, lambda: digest)
+        return digest.hexdigest()
+
+    @cached_property
+    def talker_digest(self) -> str:
+        """SHA-256 of samples of the talker's weights, since to hash all of them takes seconds."""
+        digest = hashlib.sha256()
+        for path in weight_files(self.path(WEIGHTS)):
+            with path.open("rb") as file:
+                size = path.stat().st_size
+                for position in range(0, size, max(1, size // SAMPLES)):
+                    file.seek(position)
+                    digest.update(file.read(SAMPLE_BYTES))
         return digest.hexdigest()
 
     @cached_property

@@ -22,7 +22,8 @@ class Prompt:
 
     Row i is the projected embedding of `text_ids[i]` plus the sum over j of the embedding of codebook j for
     `code_ids[i, j]`; NONE adds nothing. `text_ids` is int32 [rows], `code_ids` int32 [rows, codebooks]. After frame t
-    the talker is fed `trailing[t]`, and the pad token after the last one. `num_spoken` counts the spoken tokens.
+    the talker is fed `trailing[t]`, and the pad token after the last one. The `num_spoken` spoken tokens are at the
+    talker's positions from `text_at` on, also those that are fed after the prompt; then comes the end of the text.
     A cloned voice adds `vector`, float32 [H], to row `vector_row`.
 
     While `is_open`, more ids follow and no pad is fed in their place. New ids enter `arrived`; `complete` marks them as
@@ -33,6 +34,7 @@ class Prompt:
     code_ids: np.ndarray
     trailing: list[int]
     num_spoken: int
+    text_at: int = 0
     vector: np.ndarray | None = None
     vector_row: int = NONE
     prefix_hashes: tuple[bytes, ...] = ()

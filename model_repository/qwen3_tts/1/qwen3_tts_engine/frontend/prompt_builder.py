@@ -209,6 +209,7 @@ class PromptBuilder:
             return self._add_in_context(rows, spoken, voice.text or "", voice.codes)
         talker, model = self._talker, self._model
         text = [*spoken, model.tts_eos_token_id]
+        rows.begin_text()
         if self._streams_text:
             rows.add(text[:1], talker.codec_bos_id)
             return text[1:]
@@ -227,6 +228,7 @@ class PromptBuilder:
         frames = np.full((1 + len(codes), self.num_codebooks), NONE, np.int32)
         frames[0, 0] = talker.codec_bos_id
         frames[1:] = codes
+        rows.begin_text(len(reference))
         rows.end_prefix(min(len(reference), len(frames)) if self._streams_text else len(reference))
         if self._streams_text:
             padded = text[: len(frames)] + [model.tts_pad_token_id] * (len(frames) - len(text))

@@ -12,7 +12,7 @@ class PromptRows:
     def __init__(self, num_codebooks: int, page_size: int) -> None:
         """`page_size` is that of the key/value cache."""
         self._num_codebooks, self._page_size = num_codebooks, page_size
-        self._prefix_rows = 0
+        self._prefix_rows = self._text_at = 0
         self._text: list[int] = []
         # Codes of codebook 0.
         self._codes: list[int] = []
@@ -35,6 +35,10 @@ class PromptRows:
         self._vector, self._vector_row = vector, len(self._text)
         self.add([text_id], NONE)
 
+    def begin_text(self, upcoming: int = 0) -> None:
+        """The spoken tokens follow `upcoming` more rows."""
+        self._text_at = len(self._text) + upcoming
+
     def end_prefix(self, upcoming: int = 0) -> None:
         """The rows so far, and as many `upcoming` ones, are the prefix that prompts of the same voice share."""
         self._prefix_rows = len(self._text) + upcoming
@@ -47,7 +51,7 @@ class PromptRows:
             codes[row : row + len(frames)] = frames
         text = np.array(self._text, np.int32)
         hashes = tuple(self._prefix_hashes(text, codes))
-        return Prompt(text, codes, trailing, num_spoken, self._vector, self._vector_row, hashes)
+        return Prompt(text, codes, trailing, num_spoken, self._text_at, self._vector, self._vector_row, hashes)
 
     def _prefix_hashes(self, text_ids: np.ndarray, code_ids: np.ndarray) -> Iterator[bytes]:
         """Hashes of the prefix's whole pages. One row is left to prefill at least: the first frame requires it."""

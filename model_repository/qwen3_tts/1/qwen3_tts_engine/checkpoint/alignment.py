@@ -1,0 +1,46 @@
+"""The talker's attention heads that follow the text: alignment.json beside the talker's model.py."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.checkpoint.configs import CheckpointError, read_config
+
+ALIGNMENT = "alignment.json"
+TextLayout = Literal["full", "streaming"]
+
+
+class AlignmentHeads(BaseModel):
+    """Those of a text layout."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    heads: list[tuple[int, int]] = Field(min_length=1)  # layer and head
+    advance: list[float]  # probability that a frame moves the position by 0, 1, 2, ... tokens
+    scores: dict[str, float]  # of the heads by language, 0 to 1 (docs/word-times.md)
+
+
+class Alignment(BaseModel):
+    """Written by `python -m export`; a layout that is missing has no word times."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    talker_digest: str
+    layouts: dict[TextLayout, AlignmentHeads]
+
+    @classmethod
+    def read(cls, folder: Path, checkpoint: Checkpoint) -> Self | None:
+        """That of this checkpoint in a version folder, if it has been chosen; raises CheckpointError."""
+        path = folder / ALIGNMENT
+        if not path.is_file():
+            return None
+        try:
+            found = read_config(path, cls)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; run `python -m export` again") from None
+        return found if found.talker_digest == checkpoint.talker_digest else None
+
+    def write(self, folder: Path) -> None:
+        (folder / ALIGNMENT).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
