@@ -1,3 +1,3 @@
 """Client and load generator for a Qwen3-TTS server."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"

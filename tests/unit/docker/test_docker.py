@@ -136,7 +136,7 @@ def test_images_are_pinned() -> None:
         *(f"nvcr.io/nvidia/{name}:${{TRITON_RELEASE}}-py3" for name in NVIDIA),
     ]
     for image in (service["image"] for service in SERVICES.values()):
-        assert re.search(r":v?\d+\.\d+\.\d+(-\$\{TRITON_RELEASE:-[\d.]+\})?$", image), image
+        assert re.search(r":v?\d+\.\d+\.\d+(rc\d+)?(-\$\{TRITON_RELEASE:-[\d.]+\})?$", image), image
 
 
 def test_all_files_default_to_one_triton_release() -> None:
