@@ -130,6 +130,16 @@ def test_words_are_spoken_while_more_are_typed(page: Browser, stub: StubServer) 
     assert page.messages() == []
 
 
+@pytest.mark.parametrize(("reason", "shown"), [("incomplete", "before the end"), ("repetition", "got stuck")])
+def test_speech_that_ended_early_is_said_to(page: Browser, reason: str, shown: str) -> None:
+    page.click("live")
+    ending = {"chunks": [[0, 1]], "usage": [1, 7, 20, 0], "reason": reason}
+    # Typed, it would be sent in pieces.
+    page.run("document.getElementById('words').value = arguments[0]", json.dumps(ending))
+    page.type("words", "\n")
+    page.until(lambda: shown in page.text("alert"))
+
+
 def test_chinese_needs_no_spaces(page: Browser, stub: StubServer) -> None:
     page.click("live")
     page.type("words", "你好\n")

@@ -40,7 +40,8 @@ class Script:
     error: str | None = None  # sent after the chunks
     close: bool = False  # close the stream after the chunks, without an end
     hang: bool = False  # never end
-    usage: list[int] = field(default_factory=list)  # with a finish_reason, of the last response
+    usage: list[int] = field(default_factory=list)  # in the last response, with `reason`
+    reason: str = "stop"
     exact: bool = True  # to a tenth of a millisecond, by busy waiting
 
     @staticmethod
@@ -141,7 +142,7 @@ class StubServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         if script.error:
             yield service_pb2.ModelStreamInferResponse(error_message=script.error)
         elif not script.close:
-            yield final_response(usage=script.usage)
+            yield final_response(usage=script.usage, reason=script.reason)
 
 
 @functools.lru_cache(maxsize=64)
@@ -167,14 +168,15 @@ def is_more_text(request: Any) -> bool:
     return "sequence_start" in parameters and not parameters["sequence_start"].bool_param
 
 
-def final_response(request_id: str = "", usage: Sequence[int] = ()) -> Any:
+def final_response(request_id: str = "", usage: Sequence[int] = (), reason: str = "stop") -> Any:
     final = service_pb2.ModelStreamInferResponse()
     result = final.infer_response
     result.id = request_id
     if usage:
         result.outputs.add(name="finish_reason", datatype="BYTES", shape=[1])
         result.outputs.add(name="usage", datatype="INT32", shape=[4])
-        result.raw_output_contents.extend([struct.pack("<I", 4) + b"stop", struct.pack("<4i", *usage)])
+        encoded = struct.pack("<I", len(reason)) + reason.encode()
+        result.raw_output_contents.extend([encoded, struct.pack("<4i", *usage)])
     final.infer_response.parameters["triton_final_response"].bool_param = True
     return final
 

@@ -55,10 +55,15 @@ class EventWire:
         return _event({"type": "speech.audio.delta", "audio": base64.b64encode(encoded).decode()})
 
     def done(self, speech: Speech) -> bytes:
-        return _event({"type": "speech.audio.done", "usage": usage(speech)})
+        return _event({"type": "speech.audio.done", **ending(speech)})
 
     def error(self, error: SpeechError) -> bytes:
         return _event({"type": "speech.audio.error", "error": from_speech(error).body})
+
+
+def ending(speech: Speech) -> dict[str, Any]:
+    """Fields of the message that ends audio."""
+    return {"usage": usage(speech), "finish_reason": speech.end.finish_reason}
 
 
 def usage(speech: Speech) -> dict[str, Any]:

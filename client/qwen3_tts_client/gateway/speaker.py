@@ -10,7 +10,7 @@ from qwen3_tts_client.gateway.access import Key
 from qwen3_tts_client.gateway.audio.encoder import complete
 from qwen3_tts_client.gateway.audio.pipeline import Pipeline
 from qwen3_tts_client.gateway.backend import Speech
-from qwen3_tts_client.gateway.body import audio_seconds, encoded_chunks, usage
+from qwen3_tts_client.gateway.body import audio_seconds, encoded_chunks, ending
 from qwen3_tts_client.gateway.errors import APIError, from_speech
 from qwen3_tts_client.gateway.log import Exchange, exchange_of, record
 from qwen3_tts_client.gateway.parts import PartedSpeaker
@@ -158,8 +158,8 @@ class Output:
         await self._start()
         if self._held and not error:
             await self._websocket.send_bytes(complete(self._turn.options.response_format, bytes(self._held)))
-        counts = {"usage": usage(speech)} if speech else {}
-        await self._send("audio.done", total_bytes=self._total_bytes, error=error, **counts)
+        told = ending(speech) if speech else {}
+        await self._send("audio.done", total_bytes=self._total_bytes, error=error, **told)
 
     async def cancel(self) -> None:
         """Ends audio that the client has cancelled, if any was announced."""

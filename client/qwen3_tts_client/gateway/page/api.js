@@ -51,8 +51,8 @@ export async function* speech(fields, signal) {
   }
 }
 
-// Speaks utterances as their text is sent. Handlers: audio(samples), done() after each utterance, error(error), and
-// closed(isCutOff) when the gateway ends the connection, perhaps before the end of an utterance.
+// Speaks utterances as their text is sent. Handlers: audio(samples), cut(reason) for one that ended early, done() after
+// each utterance, error(error), and closed(isCutOff) when the gateway ends the connection, perhaps before the end of an utterance.
 export class Session {
   #waiting = [];
   #undone = 0; // utterances
@@ -101,6 +101,9 @@ export class Session {
     const message = JSON.parse(data);
     // A connection that nobody uses is closed, and the next utterance opens another.
     if (message.type === "error" && message.code !== "idle") handlers.error(new ApiError(message));
+    if (message.type === "audio.done" && (message.finish_reason ?? "stop") !== "stop") {
+      handlers.cut(message.finish_reason);
+    }
     if (message.type === "session.done") {
       this.#undone--;
       handlers.done();

@@ -134,7 +134,13 @@ async function speak() {
   }
 }
 
+const CUTS = {
+  incomplete: "The voice stopped before the end of the text.",
+  length: "The speech was too long and was cut.",
+};
+
 function openSession() {
+  const cut = (reason) => show(new Error(CUTS[reason] ?? "The voice got stuck, so the speech was cut."));
   const done = () => player.send("end");
   const closed = (isCutOff) => {
     session = undefined;
@@ -142,7 +148,7 @@ function openSession() {
     if (isCutOff) done();
     $("stop").disabled = !isHeard;
   };
-  return new Session({ audio: hear, done, error: show, closed });
+  return new Session({ audio: hear, cut, done, error: show, closed });
 }
 
 function send(text) {

@@ -137,6 +137,15 @@ def test_usage_is_the_servers_where_it_reports_one(client: httpx.Client) -> None
     assert counts == {"input_tokens": 7, "output_tokens": 1, "total_tokens": 8}
 
 
+@pytest.mark.parametrize(("ended", "reason"), [({}, None), ({"usage": [1, 7, 20, 0], "reason": "length"}, "length")])
+def test_the_last_event_says_why_the_speech_ended(
+    client: httpx.Client, ended: dict[str, Any], reason: str | None
+) -> None:
+    response = speak(client, script(chunks=[[0, 1]], **ended), stream_format="sse")
+    done = json.loads(response.text.strip().splitlines()[-1].removeprefix("data: "))
+    assert done["finish_reason"] == reason
+
+
 def test_stream_format_audio_wins_over_stream(client: httpx.Client) -> None:
     assert speak(client, stream=True, stream_format="audio").headers["content-type"] == "audio/pcm"
 

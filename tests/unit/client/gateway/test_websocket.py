@@ -75,6 +75,13 @@ def test_text_becomes_audio(socket: ClientConnection) -> None:
     assert (session["utterance_index"], session["total_sentences"]) == (0, 1)
 
 
+def test_the_end_of_audio_says_why(socket: ClientConnection) -> None:
+    say(socket, script(chunks=[[0, 1]], usage=[1, 7, 20, 0], reason="incomplete"))
+    messages, _ = until_done(socket)
+    assert messages[1]["type"] == "audio.done"
+    assert (messages[1]["finish_reason"], messages[1]["usage"]["output_tokens"]) == ("incomplete", 1)
+
+
 def test_a_session_has_language_codes_and_null(socket: ClientConnection, stub: StubServer) -> None:
     nothing = dict.fromkeys(SessionOptions.model_fields)
     configure(socket, **nothing | {"language": "zh-CN", "seed": -1, "top_k": -1})
