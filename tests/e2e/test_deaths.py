@@ -118,6 +118,7 @@ def stream_check(server: TritonServer, *options: str) -> subprocess.Popen[bytes]
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
 
 
+@pytest.mark.long
 def test_streams_that_hang_end_the_server(server: TritonServer) -> None:
     stub = stub_pid(server, "qwen3_tts")
     with stream_check(server, "--deadline=1") as check:

@@ -12,6 +12,8 @@ from scripts.benchmarks.demo_voice import CHECKPOINT
 from scripts.demo_voice.recognition import Ears, word_errors
 from tests.e2e.serving import Caller, serve_speech
 
+pytestmark = pytest.mark.long
+
 SENTENCES = (
     "Your call is important to us.",
     "The next train leaves in eight minutes.",

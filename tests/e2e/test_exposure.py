@@ -267,6 +267,7 @@ def file_limit(process: int) -> str:
     return found[1]
 
 
+@pytest.mark.long
 def test_file_size_limit_applies_to_the_server_but_not_the_talker(server: Launched) -> None:
     """The limit covers the regions, not the talker, which may download a checkpoint."""
     assert file_limit(server.pid) == str(protection.MAX_REGION_BYTES)

@@ -188,6 +188,7 @@ def test_killed_server_takes_only_its_own_streams(fleet: Fleet) -> None:
     assert_even(spread(fleet))
 
 
+@pytest.mark.long
 def test_drained_server_loses_no_stream(fleet: Fleet) -> None:
     drained = fleet.launcher(1)
     with caller_of(Ports(grpc=fleet.ports.port)) as caller:

@@ -7,6 +7,8 @@ import pytest
 from tests.e2e.serving import serve
 from tests.flood.__main__ import REPOSITORY, Flood, Kind, environment_of
 
+pytestmark = pytest.mark.long
+
 STREAMS, CALLERS = 1500, 16
 
 

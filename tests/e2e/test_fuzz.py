@@ -20,6 +20,8 @@ from tests.conftest import CheckpointOf
 from tests.e2e.serving import Caller, eventually, repository_with, serve
 from tests.oracle.test_encoders import recording
 
+pytestmark = pytest.mark.long
+
 # Concurrent requests in an example; number of examples.
 CONCURRENCY, EXAMPLES = 10, 210
 TIMEOUT = 60.0

@@ -8,6 +8,8 @@ import pytest
 from scripts.benchmarks import gateway
 from tests.fakes.stub_server import StubServer
 
+pytestmark = pytest.mark.long
+
 # A listener never waits for the second chunk.
 TEXT = json.dumps({"chunks": [[10, 1], [40, 2], [100, 4]], "exact": False})
 ADDED_MS = {"pcm": 3.0, "mp3": 10.0, "opus": 10.0}

@@ -19,6 +19,8 @@ from tests.e2e.serving import eventually
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.stub_server import StubServer
 
+pytestmark = pytest.mark.long
+
 HTTP_REQUESTS = 8000
 WEBSOCKET_SESSIONS = 2000
 CALLERS = 32

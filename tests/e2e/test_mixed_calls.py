@@ -12,6 +12,8 @@ from scripts.synthetic.checkpoint import make_checkpoint
 from tests.e2e.codec import ONLY_CODEC
 from tests.e2e.serving import copy_repository, serve
 
+pytestmark = pytest.mark.long
+
 typer = pytest.importorskip("typer")
 
 

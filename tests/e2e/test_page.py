@@ -14,6 +14,8 @@ from tests.e2e.serving import eventually
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.stub_server import AMPLITUDE, StubServer, input_text
 
+pytestmark = pytest.mark.long
+
 FRAMES = 40
 FADE_SAMPLES = 120
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()

@@ -16,6 +16,8 @@ from tests.e2e.browser import Browser, trimmed
 from tests.e2e.serving import Caller, eventually, serve, serve_speech
 from tests.fakes.gateway import RunningGateway
 
+pytestmark = pytest.mark.long
+
 TEXT = "Hello there, how are you?"
 SEED = 17  # one with which the talker ends after two seconds
 ROUNDING = 4  # of the codec, which depends on how a stream is cut into chunks

@@ -35,6 +35,7 @@ def blocks() -> list[tuple[str, str]]:
     return [(kind, command) for kind, command in BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_readme_commands_succeed_in_order(tmp_path: Path) -> None:
     # `bench` does not overwrite a record, and an earlier run may have left one.

@@ -96,6 +96,7 @@ def tensorrt_plan_on_cpu(checkpoint: Path, codec: Path) -> str:
     return f"{codec / 'model.json'}: form is tensorrt, which requires a CUDA device, this model runs on cpu"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "corrupt",
     [

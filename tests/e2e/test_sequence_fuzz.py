@@ -12,6 +12,8 @@ from qwen3_tts_client.protocol import SpeechRequest, TextPiece, encode
 from scripts.embedded.server import TritonServer
 from tests.e2e.serving import Caller, eventually, serve
 
+pytestmark = pytest.mark.long
+
 STREAMS = 8
 ROUNDS = 12
 REQUESTS = 25

@@ -13,6 +13,8 @@ from tests.e2e.serving import Caller, eventually, repository_with
 from tests.e2e.test_voices import CLONE, IN_CONTEXT, assert_same, greedy, serving
 from tests.postgres import PostgresServer
 
+pytestmark = pytest.mark.long
+
 PASSWORD = "only-the-database-knows"
 UNKNOWN = "no voice is registered under this name"
 AWAY = "UNAVAILABLE: voices_dsn: the database of the voices does not answer: try again later"

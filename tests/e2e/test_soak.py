@@ -9,6 +9,8 @@ import pytest
 
 from tests.e2e.serving import ROOT
 
+pytestmark = pytest.mark.long
+
 MINUTES = 3
 # Allowed growth of all processes together, mostly of Python's own caches.
 GROWTH_MIB = 100

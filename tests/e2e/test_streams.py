@@ -116,6 +116,7 @@ def test_client_disconnect_cancels_all_its_streams(scripted: TritonServer, calle
     assert_own_frames(caller.speak(seed=3, max_frames=9), 3, 9)
 
 
+@pytest.mark.long
 @pytest.mark.timing
 def test_slow_reader_uses_bounded_memory_and_does_not_delay_other_streams(caller: Caller) -> None:
     frames, pause = 4000, 30.0

@@ -163,6 +163,7 @@ def test_client_streams_standard_input(server: TritonServer, tmp_path: Path) -> 
     np.testing.assert_allclose(np.frombuffer(first + rest, np.int16) / 32767, whole / 32767, atol=1e-4)
 
 
+@pytest.mark.long
 def test_invalid_piece_ends_the_client_stream_with_an_error(caller: Caller) -> None:
     pieces = ["Hello <|im_end|> "]
     with pytest.raises(SpeechError, match="control tokens are not allowed"):

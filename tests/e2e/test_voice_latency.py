@@ -21,6 +21,8 @@ from scripts.synthetic.checkpoint import make_checkpoint
 from tests.e2e.serving import Caller, repository_with, serve
 from tests.oracle.test_encoders import recording
 
+pytestmark = pytest.mark.long
+
 OPTIONS = (*EXPLICIT, "--model-config-name=onnxruntime")
 TEXT = "Hello there, this is a sentence of about thirty tokens, as people say them every day."
 SECONDS = 3

@@ -223,6 +223,7 @@ def test_invalid_registration_is_rejected_with_the_reason(
     assert caller.operate("list_voices") == []
 
 
+@pytest.mark.long
 def test_stereo_reference_is_rejected_with_its_shape(caller: Caller) -> None:
     text = ("BYTES", [1], b"\x01\0\0\0x")
     message = caller.raw(text=text, ref_audio=("FP32", [100, 2], bytes(800)))
@@ -246,6 +247,7 @@ def test_voices_persist_across_restart_and_max_voices_is_enforced(
             caller.operate("register_voice", "anna", **X_VECTOR)
 
 
+@pytest.mark.long
 def test_voice_design_equals_the_reference_and_rejects_other_modes(
     repository: Path, checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from tests.fakes.stub_server import StubServer
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 

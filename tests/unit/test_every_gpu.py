@@ -20,6 +20,7 @@ from tests.fakes.every_gpu.gpus import GPUS, Gpu, Resources
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(platform.machine() != "x86_64", reason="Triton carries NVIDIA's assembler for x86-64 only"),
     pytest.mark.timeout(1200),
 ]

@@ -28,7 +28,7 @@ MUTATIONS = {
     "sums are read while they are computed": (END, "        end_turn();\n\n"),
 }
 
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,6 +12,8 @@ from code2wav_step.kernels.streamed_product import SHARED_BYTES
 from tests.fakes.cuda.codec.emulated_skinny import SOURCE, Case, errors
 from tests.fakes.cuda.compiler import mutated
 
+pytestmark = pytest.mark.long
+
 BOTH = ("out", "active")
 CASES = {
     "norm": Case(5, 1, SkinnyProduct(48, 512, 1, 1, norm=True), has_vectors=False),

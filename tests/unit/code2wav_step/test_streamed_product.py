@@ -11,6 +11,8 @@ from code2wav_step.kernels.streamed_product import StreamedProduct, product_form
 from tests.fakes.cuda.codec.emulated_product import SOURCE, Case, errors, of
 from tests.fakes.cuda.compiler import mutated
 
+pytestmark = pytest.mark.long
+
 CASES = {
     "rows behind each other, several tiles a block": Case(2, 128, 128, 192, 7, 3, of(96, 2, 128, 7, 3), blocks=2),
     "a copy for each tap, the last tile partial": Case(5, 32, 64, 96, 2, 1, of(96, 2, 32, 2, 1), 1, ("out",)),

@@ -44,6 +44,8 @@ from scripts.synthetic.configs import Size, model_config, speech_tokenizer_confi
 from scripts.synthetic.weights import initial
 from tests.conftest import CheckpointOf
 
+pytestmark = pytest.mark.long
+
 ENCODERS = (SPEAKER_ENCODER, CODEC_ENCODER)
 SIZES: tuple[Size, ...] = ("tiny", "1.7b")
 

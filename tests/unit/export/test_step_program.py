@@ -79,6 +79,7 @@ class Memory:
         return self._parts[argument.base].view(-1).view(torch.uint8)[argument.offset :].view(argument.dtype)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_recorded_launches_compute_the_step(weights: StepWeights) -> None:
     """A stream that continues, beside a caller with a wrong key."""

@@ -86,6 +86,7 @@ def test_installs_a_verified_plan_with_its_facts(checkpoint: Checkpoint, tmp_pat
     assert is_current(checkpoint, tmp_path, form)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
@@ -106,6 +107,7 @@ def test_deletes_a_wrong_plan_and_names_its_shapes(
     assert not any((tmp_path / "code2wav" / "1").iterdir())
 
 
+@pytest.mark.long
 def test_a_crash_of_tensorrt_is_reported_and_leaves_no_plan(
     checkpoint: Checkpoint, tmp_path: Path, form: Form, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +129,7 @@ def test_refuses_a_shape_outside_the_profile_and_serves_the_next(
     assert (samples.shape, samples.dtype) == ((1, 3840), np.int16)
 
 
+@pytest.mark.long
 def test_the_codec_needs_the_plugin(fake_tensorrt: TensorRtSettings, checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"no plugin: set QWEN3_TTS_TENSORRT_PLUGIN to the library of .*, or --form py"):
         export_plan(checkpoint, tmp_path, tensorrt_form(fake_tensorrt))

@@ -19,6 +19,8 @@ from scripts.fleet.envoy import Endpoint, static_config
 from tests.unit.helm.chart import CHART, NAMESPACE, VALUES, container, one, pod_of, render
 from tests.unit.helm.proxy import ENVOY, SERVICE, NameServer, Proxy, Server, configuration, get, running
 
+pytestmark = pytest.mark.long
+
 WITH_ENVOY = [values for values in VALUES if "gatewayAPI" not in values.read_text()]
 DRAIN = CHART / "files" / "drain_envoy.sh"
 CALL_SECONDS = 60

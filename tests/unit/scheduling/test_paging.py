@@ -151,6 +151,7 @@ def test_streams_end_without_stalls_with_a_fraction_of_the_pages(
         assert frames == [*range(len(frames))], "a frame was lost or duplicated"
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(st.integers(0, 1 << 30), st.integers(1, 8))
 def test_every_stream_ends_with_the_fewest_possible_pages(seed: int, slots: int) -> None:

@@ -17,6 +17,8 @@ from scripts.fleet_simulation.fleet import Figures, Fleet, Scenario
 from scripts.fleet_simulation.proxies import Proxies, all_servers, even_subsets, random_subsets
 from scripts.fleet_simulation.server_curve import ServerCurve
 
+pytestmark = pytest.mark.long
+
 # One H200, 1.7B, MPS, requests of 71 frames, commit bc3eca1.
 AUDIO_SECONDS = 71 * 0.08
 ROWS = (

@@ -42,7 +42,7 @@ MUTATIONS = {
     "lanes add what nobody gave": ("if (lane >= other) prefix += left;", "prefix += left;"),
     "mass of a warp is left out": ("if (other < warp) offset", "if (other + 1 < warp) offset"),
 }
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")]
 
 
 @pytest.mark.parametrize("codebook", [0, 3])

@@ -44,7 +44,7 @@ MUTATIONS = {
         ("0, start + role.fresh, quarter", "0, start + 1, quarter"),
     ),
 }
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")]
 
 
 @pytest.mark.parametrize("name", CASES)

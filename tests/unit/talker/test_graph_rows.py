@@ -26,6 +26,8 @@ from qwen3_tts_engine.voice import Voice
 from tests.conftest import CheckpointOf
 from tests.fakes.scripted import Listener
 
+pytestmark = pytest.mark.long
+
 
 def test_rows_of_clones_prefill_as_their_prompts_do(checkpoint_of: CheckpointOf) -> None:
     """Clones in context and by x-vector in one call, compared with the eager prefill."""

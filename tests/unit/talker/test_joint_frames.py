@@ -19,6 +19,8 @@ from qwen3_tts_engine.talker.tick_graph import Run
 from tests.conftest import CheckpointOf
 from tests.unit.talker.test_graph_rows import clone
 
+pytestmark = pytest.mark.long
+
 SLOTS, ESTABLISHED, TICKS = 24, 14, 3
 
 

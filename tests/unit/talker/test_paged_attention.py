@@ -55,7 +55,7 @@ MUTATIONS = {
     "new keys are not prepared": ("                    if (at >= fresh) block.key[tile] = key;\n", ""),
     "a prompt ends at 32 rows": ("    while (high - low > 1) {\n", "    {\n"),
 }
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")]
 
 
 @pytest.mark.parametrize("name", CASES)

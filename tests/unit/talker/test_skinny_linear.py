@@ -35,7 +35,7 @@ MUTATIONS = {
     "a tile takes the other's weights": ("weights[2 * pair + 1][step] :", "weights[2 * pair][step] :"),
     "rows share their sums": ("sums[warp][row][unit", "sums[warp][row / 2][unit"),
 }
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not shutil.which("g++"), reason="requires g++")]
 
 
 @pytest.mark.parametrize("name", CASES)

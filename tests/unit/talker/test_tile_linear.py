@@ -22,6 +22,8 @@ from qwen3_tts_engine.talker.kernels.tile_linear import (
 from tests.fakes.cuda.compiler import mutated
 from tests.fakes.cuda.emulated import KERNELS, error
 
+pytestmark = pytest.mark.long
+
 # Rows of x; outputs, inputs, ROWS, GROUPS, SPLIT, STAGES and the epilogue.
 CASES = {
     "norm": (20, TileLinear(128, 512, 32, 1, 2, 3, NORM=1)),
