@@ -153,6 +153,7 @@ def test_shutdown_ends_every_stream_in_flight(
                 assert received.error.startswith("UNAVAILABLE")
 
 
+@pytest.mark.long
 @pytest.mark.timing
 def test_chunk_overhead_is_close_to_bare_triton(
     scripted_repository: Path, scripted_environment: dict[str, str], tmp_path: Path

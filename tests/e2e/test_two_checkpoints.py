@@ -30,6 +30,8 @@ from tests.conftest import CheckpointOf
 from tests.e2e.serving import ROOT, Caller, Received, eventually, repository_with, serve
 from tests.oracle.test_encoders import recording
 
+pytestmark = pytest.mark.long
+
 DESIGN = "qwen3_tts_design"
 CUSTOM: dict[str, Any] = {"speaker": "ryan", "language": "english"}
 LONG = "The first sentence is here. A second one follows it. Now comes the third one! And is this the last one?"
@@ -163,7 +165,6 @@ def test_client_streams_standard_input(server: TritonServer, tmp_path: Path) -> 
     np.testing.assert_allclose(np.frombuffer(first + rest, np.int16) / 32767, whole / 32767, atol=1e-4)
 
 
-@pytest.mark.long
 def test_invalid_piece_ends_the_client_stream_with_an_error(caller: Caller) -> None:
     pieces = ["Hello <|im_end|> "]
     with pytest.raises(SpeechError, match="control tokens are not allowed"):

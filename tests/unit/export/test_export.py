@@ -208,6 +208,7 @@ def test_unreadable_manifest_names_file_and_field(content: str, message: str, tm
     assert str(tmp_path / "model.json") in str(refused.value)
 
 
+@pytest.mark.long
 def test_missing_manifest_names_the_export_command(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="python -m export"):
         CodecManifest.read(tmp_path)
