@@ -100,6 +100,7 @@ def test_benchmark_of_references(callers: tuple[Caller, Caller]) -> None:
     assert encoded() == before + 2 * (2 + references.WARM_UP)
 
 
+@pytest.mark.timing
 def test_cached_voices_reach_first_audio_within_the_limit(callers: tuple[Caller, Caller]) -> None:
     custom, base = callers
     base.operate("register_voice", "anna", **reference(0))
