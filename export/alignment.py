@@ -114,10 +114,11 @@ def choose_heads(checkpoint: Checkpoint, device: torch.device) -> tuple[Alignmen
     tensors = MovedTensors(load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config)), device)
     talker = Talker(checkpoint.config.talker_config, tensors, recorder)
     predictor = CodePredictor(talker, tensors, recorder)
-    reports = []
+    requests, reports = _requests(checkpoint), []
     for layout in LAYOUTS:
-        requests = _requests(checkpoint)
-        streams = [_stream(checkpoint, layout, request) for _, request in requests]
+        config = EngineConfig(checkpoint=str(checkpoint.folder), text_layout=layout)
+        prompts = PromptBuilder(checkpoint, config)
+        streams = [prompts.stream(request, DiscardSink(), "alignment") for _, request in requests]
         runner = _runner(checkpoint, talker, predictor, recorder, streams)
         by_language: dict[str, list[Spoken]] = {}
         for (language, _), spoken in zip(requests, speak(runner, recorder, streams), strict=True):
@@ -151,8 +152,8 @@ def mean_scores(spoken: Sequence[Spoken]) -> np.ndarray:
 
 
 def head_parts(spoken: Spoken) -> np.ndarray:
-    """Of each head [4, layers, heads]: correlation of the expected position with time, share of frames without a step
-    back, 1 less the relative entropy, and share of the text that it passes."""
+    """The parts of each head's score, [4, layers, heads]: correlation of the expected position with time, share of
+    frames without a step back, 1 less the relative entropy, and share of the text that it passes."""
     weights = spoken.attention[spoken.first_whole :] + FLOOR
     weights /= weights.sum(-1, keepdims=True)
     frames, tokens = len(weights), spoken.num_tokens
@@ -169,7 +170,7 @@ def head_parts(spoken: Spoken) -> np.ndarray:
 
 
 def choose(scores: np.ndarray) -> list[tuple[int, int]]:
-    """Layer and head of those that follow the text, the best first."""
+    """The heads that follow the text, as layer and head, the best first."""
     best = scores.max()
     if best < MIN_SCORE:
         return []
@@ -192,7 +193,7 @@ class AttentionRecorder(TorchOps):
         self.texts: dict[int, tuple[int, int]] = {}
         """First position and number of tokens, the text's end included, of each slot."""
         self.frames: dict[int, list[list[np.ndarray]]] = {}
-        """By slot: for each frame and layer float32 [heads, tokens]."""
+        """Attention of each slot's frames, by layer, float32 [heads, tokens]."""
 
     def norm_linear(
         self, x: Hidden, product: NormLinear, eps: float, bias: Tensor | None = None, out: Tensor | None = None
@@ -240,9 +241,8 @@ class AttentionRecorder(TorchOps):
     def _visible(self, cache: PagedCache, slot: int, position: int) -> Tensor:
         """Cache indices of the text that a position sees."""
         start, count = self.texts[slot]
-        past = torch.arange(start, min(start + count, position + 1), device=cache.data.device)
-        index: Tensor = cache.page_table[slot][past // cache.page_size] * cache.page_size + past % cache.page_size
-        return index
+        end = min(start + count, position + 1)
+        return cache.index(slot, torch.arange(start, end, device=cache.data.device))
 
 
 def _together(hidden: Hidden) -> Hidden:
@@ -286,11 +286,6 @@ def _requests(checkpoint: Checkpoint) -> list[tuple[str, SynthesisRequest]]:
         for language in languages
         for seed, text in enumerate(SENTENCES[language])
     ]
-
-
-def _stream(checkpoint: Checkpoint, layout: TextLayout, request: SynthesisRequest) -> Stream:
-    config = EngineConfig(checkpoint=str(checkpoint.folder), text_layout=layout)
-    return PromptBuilder(checkpoint, config).stream(request, DiscardSink(), "alignment")
 
 
 def _runner(

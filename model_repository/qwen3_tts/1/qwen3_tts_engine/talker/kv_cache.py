@@ -23,6 +23,11 @@ class PagedCache:
         # Zeros, since uninitialised positions are masked, but a NaN times a weight of 0 is still NaN.
         self.data = torch.zeros(shape, dtype=dtype, device=page_table.device)
 
+    def index(self, slots: Tensor | int, positions: Tensor) -> Tensor:
+        """Where `data` has positions of slots, int64 in the shape to which both broadcast."""
+        pages = self.page_table[slots, positions // self.page_size]
+        return pages * self.page_size + positions % self.page_size
+
 
 class FrameCache:
     """The code predictor's cache: the positions of one frame, overwritten by the next.

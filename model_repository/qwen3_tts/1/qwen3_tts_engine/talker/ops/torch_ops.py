@@ -52,7 +52,7 @@ class TorchOps:
         return table[indices].sum(1)
 
     def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prompts: int = 0) -> Attention:
-        written = cache.page_table[slots, positions // cache.page_size] * cache.page_size + positions % cache.page_size
+        written = cache.index(slots, positions)
         cos, sin = cache.cos[positions], cache.sin[positions]
         # Mixed context lengths change rounding.
         at_once = 1 if slots.is_cpu else GATHER_ROWS
@@ -209,8 +209,7 @@ def _visible_keys(cache: PagedCache, slots: Tensor, positions: Tensor) -> tuple[
     The mask is None for a single row, which sees all of them.
     """
     past = torch.arange(int(positions.max()) + 1, device=positions.device)
-    index = cache.page_table[slots][:, past // cache.page_size] * cache.page_size + past % cache.page_size
-    return index, None if len(slots) == 1 else past <= positions[:, None, None]
+    return cache.index(slots[:, None], past), None if len(slots) == 1 else past <= positions[:, None, None]
 
 
 def _copy_to(value: Tensor, out: Tensor | None) -> Tensor:
