@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from qwen3_tts_engine.checkpoint.alignment import TextLayout
 from scripts.demo_voice import flite, snapshots
 from scripts.demo_voice.codec.training import SNAPSHOT, CodecModel
 from scripts.demo_voice.flite import FliteVoice
 from scripts.demo_voice.recognition import Ears, cepstra, nearest, word_errors
 from scripts.demo_voice.sizes import RATE, VOICE_SPEAKERS, Sizes
-from scripts.demo_voice.speaking import PCM_SCALE, Layout, Speaker
+from scripts.demo_voice.speaking import PCM_SCALE, Speaker
 from scripts.demo_voice.synthesis import GAINS, prepare
 from scripts.demo_voice.texts import held_texts
 
@@ -25,7 +26,7 @@ Sounds = Sequence[np.ndarray]
 
 
 def evaluate(
-    checkpoint: Path | None, count: int, layout: Layout, output: Path | None, folder: Path | None, sizes: Sizes
+    checkpoint: Path | None, count: int, layout: TextLayout, output: Path | None, folder: Path | None, sizes: Sizes
 ) -> Iterator[tuple[str, Report]]:
     """Reports of the teacher, of copies by the codec in `folder`, and of the checkpoint, for each voice."""
     texts, ears = held_texts()[:count], Ears()

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from export.modules.codec import CodecStep
+from qwen3_tts_engine.checkpoint.alignment import TextLayout
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.contract import split_frames
 from qwen3_tts_engine.config import EngineConfig
@@ -22,11 +23,10 @@ from scripts.demo_voice.sizes import FRAME
 CPU = torch.device("cpu")
 PCM_SCALE = 32767
 STREAMS = 16
-Layout = Literal["full", "streaming"]
 
 
 class Speaker:
-    def __init__(self, folder: Path, text_layout: Layout = "full") -> None:
+    def __init__(self, folder: Path, text_layout: TextLayout = "full") -> None:
         self._checkpoint = Checkpoint.open(str(folder))
         self._config = EngineConfig(
             checkpoint=str(folder), max_streams=STREAMS, max_frames_limit=512, text_layout=text_layout

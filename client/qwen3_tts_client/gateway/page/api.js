@@ -52,7 +52,8 @@ export async function* speech(fields, signal) {
 }
 
 // Speaks utterances as their text is sent. Handlers: audio(samples), cut(reason) for one that ended early, done() after
-// each utterance, error(error), and closed(isCutOff) when the gateway ends the connection, perhaps before the end of an utterance.
+// each utterance, error(error), and closed(isCutOff) when the gateway ends the connection, perhaps before the end of an
+// utterance.
 export class Session {
   #waiting = [];
   #undone = 0; // utterances

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from code2wav_step.kernel_ops import MIN_DIMENSION
+from qwen3_tts_engine.checkpoint.alignment import TextLayout
 from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS
 from qwen3_tts_engine.checkpoint.configs import CodecDecoderConfig, ModelConfig
 from qwen3_tts_engine.checkpoint.tensor_shapes import codec_decoder_shapes, talker_shapes
@@ -22,7 +23,7 @@ from scripts.demo_voice.evaluation import report
 from scripts.demo_voice.packing import decoder_tensors, is_inactive
 from scripts.demo_voice.recognition import cepstra
 from scripts.demo_voice.sizes import ACTIVE, CODES, FRAME, VOICE_SPEAKERS, model_config, sizes
-from scripts.demo_voice.speaking import Layout, Speaker
+from scripts.demo_voice.speaking import Speaker
 from scripts.demo_voice.talker import packs
 from scripts.demo_voice.talker.model import Talker
 from scripts.demo_voice.talker.packs import PackedRows
@@ -75,7 +76,7 @@ def test_the_served_codec_is_the_trained_one(miniature: Miniature) -> None:
 @pytest.mark.parametrize("layout", ["full", "streaming"])
 @pytest.mark.parametrize("language", ["english", "auto"])
 def test_the_engine_speaks_what_was_trained(
-    miniature: Miniature, layout: Layout, language: str, monkeypatch: pytest.MonkeyPatch
+    miniature: Miniature, layout: TextLayout, language: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy codes of the engine are the likeliest ones when training reads the same codes."""
     request: dict[str, Any] = {"text": TEXT, "speaker": "dylan", "language": language}

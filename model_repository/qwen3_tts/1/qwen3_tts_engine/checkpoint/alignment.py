@@ -13,13 +13,13 @@ TextLayout = Literal["full", "streaming"]
 
 
 class AlignmentHeads(BaseModel):
-    """Those of a text layout."""
+    """The heads of a text layout."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     heads: list[tuple[int, int]] = Field(min_length=1)  # layer and head
     advance: list[float]  # probability that a frame moves the position by 0, 1, 2, ... tokens
-    scores: dict[str, float]  # of the heads by language, 0 to 1 (docs/word-times.md)
+    scores: dict[str, float]  # mean score of the heads by language, 0 to 1 (docs/word-times.md)
 
 
 class Alignment(BaseModel):
@@ -32,7 +32,7 @@ class Alignment(BaseModel):
 
     @classmethod
     def read(cls, folder: Path, checkpoint: Checkpoint) -> Self | None:
-        """That of this checkpoint in a version folder, if it has been chosen; raises CheckpointError."""
+        """This checkpoint's heads, if they have been chosen in a version folder; raises CheckpointError."""
         path = folder / ALIGNMENT
         if not path.is_file():
             return None

@@ -27,7 +27,7 @@ SPEECH_TOKENIZER = "speech_tokenizer"
 TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 WHOLE_TOKENIZER = "tokenizer.json"
 ADAPTER_CONFIG = "adapter_config.json"
-# Of a file of weights: the first one is its header's beginning.
+# Samples of each file of weights; the first is the beginning of its header.
 SAMPLES, SAMPLE_BYTES = 256, 4096
 
 
