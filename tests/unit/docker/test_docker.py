@@ -233,8 +233,9 @@ def run_script(
     """Runs a script of the image with stand-ins for its programs; also returns the last command that it starts."""
     tools, record = tmp_path / "tools", tmp_path / "command"
     tools.mkdir()
-    report = f'ulimit -f >"{tmp_path}/limit"\ngrep SigIgn /proc/$$/status >"{tmp_path}/ignored"\nenv >"{tmp_path}/env"'
-    report += '\ncase "$*" in *stream_check.py*) exit ;; esac'
+    # The check of streams runs beside the server, and would write the same files.
+    report = 'case "$*" in *stream_check.py*) exit ;; esac\n'
+    report += f'ulimit -f >"{tmp_path}/limit"\ngrep SigIgn /proc/$$/status >"{tmp_path}/ignored"\nenv >"{tmp_path}/env"'
     for name in ("tritonserver", "python3"):
         (tools / name).write_text(f'#!/bin/bash\n{report}\nprintf "%s\\n" {name} "$@" >"{record}"\n')
         (tools / name).chmod(0o755)
