@@ -1,8 +1,8 @@
 """Records the launches of the codec step's fused kernels, shape by shape, without running them.
 
-A recorded argument is a number, None, or a place: a byte offset into the constants (weights and tables), an input, the
-output, the tables of rows (code2wav_step.kernels.places), or the workspace, where each temporary tensor is allocated
-for its lifetime.
+A recorded argument is a number, None, or an address: a byte offset into the constants (weights and tables), an input,
+the output, the tables of rows (code2wav_step.kernels.places), or the workspace, where each temporary tensor is
+allocated for its lifetime.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ META = torch.device("meta")
 
 
 class Base(IntEnum):
-    """The memory that a place is an offset into."""
+    """The memory that an address is an offset into."""
 
     CODES = 0
     PLACES = 1
@@ -40,22 +40,22 @@ class Base(IntEnum):
 
 
 @dataclass(frozen=True)
-class Place:
-    """An address: `offset` bytes into `base`, of elements of `dtype`."""
+class Address:
+    """`offset` bytes into `base`, of elements of `dtype`."""
 
     base: Base
     offset: int
     dtype: torch.dtype
 
 
-Argument = Place | int | float | None
+Argument = Address | int | float | None
 
 
 @dataclass(frozen=True)
 class Launch:
     """One launch of a Triton function, whose options are its compile-time arguments and warps, or of a CUDA form.
 
-    Arguments are of the type Argument; during recording, tensors stand in for places.
+    Arguments are of the type Argument; during recording, tensors stand in for addresses.
     """
 
     kernel: Any
@@ -132,7 +132,7 @@ def record(weights: StepWeights, constants: Constants, rows: int, frames: int) -
     temporaries = _temporaries(ops.launches, set(named))
     offsets, workspace = plan(temporaries)
 
-    def place(argument: Any) -> Argument:
+    def address(argument: Any) -> Argument:
         if not isinstance(argument, Tensor):
             return argument  # type: ignore[no-any-return]
         begin = int(argument.storage_offset()) * argument.element_size()
@@ -143,9 +143,9 @@ def record(weights: StepWeights, constants: Constants, rows: int, frames: int) -
             base = named.get(key, Base.WORKSPACE)
             begin += offsets.get(key, 0)
         assert begin % POINTER_ALIGNMENT == 0
-        return Place(base, begin, argument.dtype)
+        return Address(base, begin, argument.dtype)
 
-    launches = [replace(launch, arguments=tuple(map(place, launch.arguments))) for launch in ops.launches]
+    launches = [replace(launch, arguments=tuple(map(address, launch.arguments))) for launch in ops.launches]
     return Recording(rows, frames, workspace, launches)
 
 

@@ -16,7 +16,7 @@ import triton
 from code2wav_step.config import StepConfig
 from code2wav_step.kernels.cuda_form import CudaForm, compile_form
 from code2wav_step.weights import StepWeights
-from export.tensorrt.launches import Argument, Base, Constants, Launch, Place, Recording, record
+from export.tensorrt.launches import Address, Argument, Base, Constants, Launch, Recording, record
 
 MAGIC = b"C2WSTEP2"
 WARP = 32
@@ -84,7 +84,7 @@ def _build(launch: Launch) -> Compiled:
 
 def _warm_up(launch: Launch) -> Any:
     # A dtype stands for an aligned pointer of that type.
-    arguments = [argument.dtype if isinstance(argument, Place) else argument for argument in launch.arguments]
+    arguments = [argument.dtype if isinstance(argument, Address) else argument for argument in launch.arguments]
     return launch.kernel.warmup(*arguments, grid=launch.grid, **launch.options)
 
 
@@ -123,7 +123,7 @@ def _write_recording(
 
 
 def _argument(argument: Argument) -> bytes:
-    if isinstance(argument, Place):
+    if isinstance(argument, Address):
         return struct.pack("<Bq", argument.base, argument.offset)
     if isinstance(argument, float):  # in the low four of eight bytes
         return struct.pack("<Bfi", Base.NUMBER, argument, 0)

@@ -17,12 +17,12 @@ from qwen3_tts_client.analysis.results import SUMMARY_NAME, conclude, open_recor
 from qwen3_tts_client.analysis.summary import is_good, summarise, sustained_rate
 from qwen3_tts_client.analysis.table import load_name
 from qwen3_tts_client.bench import options as bench_options
-from qwen3_tts_client.bench.fleet import Fleet
 from qwen3_tts_client.bench.load import Phase, Share, poisson_arrivals_ns
 from qwen3_tts_client.bench.progress import Progress
 from qwen3_tts_client.bench.prompt import BenchPrompt, read_prompts
 from qwen3_tts_client.bench.target import TargetConfig, make_target
 from qwen3_tts_client.bench.worker import PhaseDone, WorkerConfig
+from qwen3_tts_client.bench.workers import Workers
 from qwen3_tts_client.errors import ExitCode
 from qwen3_tts_client.records.environment import environment
 from qwen3_tts_client.records.prometheus import label_of, parse, scrape
@@ -101,20 +101,20 @@ class Bench:
 
     def run(self, loads: list[tuple[str, float]]) -> ExitCode:
         """Measurements made before an interruption or error stay on disk."""
-        with Fleet(self._config, self._args.workers) as fleet:
+        with Workers(self._config, self._args.workers) as workers:
             rates = [value for mode, value in loads if mode == "open"] if self._args.binary_search else []
             loads = loads[: len(loads) - len(rates)]
             for number, (mode, value) in enumerate(loads):
-                if self._measure(fleet, number, mode, value):
+                if self._measure(workers, number, mode, value):
                     return ExitCode.INTERRUPTED
-            return self._search(fleet, len(loads), sorted(rates))
+            return self._search(workers, len(loads), sorted(rates))
 
-    def _search(self, fleet: Fleet, number: int, rates: list[float]) -> ExitCode:
+    def _search(self, workers: Workers, number: int, rates: list[float]) -> ExitCode:
         """Measures the rates that a binary search for the largest good one visits."""
         low, high = 0, len(rates)
         while low < high:
             middle = (low + high) // 2
-            if self._measure(fleet, number, "open", rates[middle]):
+            if self._measure(workers, number, "open", rates[middle]):
                 return ExitCode.INTERRUPTED
             run = read_run(self._config.records.parent)
             [row] = summarise(replace(run, loads=run.loads[-1:]), round(self._args.prebuffer_ms * MS))
@@ -125,25 +125,25 @@ class Bench:
             number += 1
         return ExitCode.OK
 
-    def _measure(self, fleet: Fleet, number: int, mode: str, value: float) -> bool:
+    def _measure(self, workers: Workers, number: int, mode: str, value: float) -> bool:
         """Returns whether it was interrupted."""
         check_target(self._config.target)
         print(load_name(mode, value), file=sys.stderr)
         if mode in ("burst", "first"):
-            return self._measure_bursts(fleet, number, mode, value)
+            return self._measure_bursts(workers, number, mode, value)
         warmups = self._args.warmup_request_count
         if mode == "closed" and warmups:
             warmup = self._phase(number, "warmup", mode, value, warmups)
-            if any(done.interrupted for done in self._run(fleet, warmup)):
+            if any(done.interrupted for done in self._run(workers, warmup)):
                 return True
         self._scrape(number, "before")
         phase = self._phase(number, "measure", mode, value, self._args.request_count)
         self._writer.append(LoadRecord(number, mode, value, window_start_ns(phase), phase.stop_ns or 0, end_ns=0))
-        done = self._run(fleet, phase, lambda: self._scrape(number, "during", "gauge"))
+        done = self._run(workers, phase, lambda: self._scrape(number, "during", "gauge"))
         self._scrape(number, "after")
         return self._record(phase, done)
 
-    def _measure_bursts(self, fleet: Fleet, number: int, mode: str, value: float) -> bool:
+    def _measure_bursts(self, workers: Workers, number: int, mode: str, value: float) -> bool:
         """Each round starts once all streams of the last one have ended."""
         rounds = 1 if mode == "first" else self._args.burst_rounds
         self._scrape(number, "before")
@@ -152,20 +152,20 @@ class Bench:
         self._writer.append(LoadRecord(number, mode, value, first.start_ns, 0, end_ns=0))
         for _ in range(rounds):
             phase = self._phase(number, "measure", mode, value, int(value))
-            done += self._run(fleet, phase)
+            done += self._run(workers, phase)
             if any(part.interrupted for part in done):
                 break
         self._scrape(number, "after")
         return self._record(first, done)
 
-    def _run(self, fleet: Fleet, phase: Phase, on_poll: Callable[[], None] = lambda: None) -> list[PhaseDone]:
+    def _run(self, workers: Workers, phase: Phase, on_poll: Callable[[], None] = lambda: None) -> list[PhaseDone]:
         with Progress(self._config.records, load_name(phase.mode, phase.value), phase) as progress:
 
             def poll() -> None:
                 on_poll()
                 progress.update()
 
-            return fleet.run(phase, poll)
+            return workers.run(phase, poll)
 
     def _phase(self, number: int, name: str, mode: str, value: float, requests: int | None) -> Phase:
         warmups = self._args.warmup_request_count if mode == "open" else 0

@@ -24,7 +24,7 @@ from code2wav_step.step import Step
 from code2wav_step.weights import StepWeights
 from export.forms import python_form
 from export.modules.codec import CodecStep
-from export.tensorrt.launches import ALIGNMENT, Base, Constants, Launch, Place, Recording, Temporary, plan, record
+from export.tensorrt.launches import ALIGNMENT, Address, Base, Constants, Launch, Recording, Temporary, plan, record
 from export.tensorrt.step_program import Compiled, Kernel, _argument, compile_all, write_program
 from qwen3_tts_engine.codec.contract import NUM_ROWS, PLAN_ROWS_PART, PUBLIC_ROWS, plan_rows
 from tests.fakes.codec_layers import small_step
@@ -74,7 +74,7 @@ class Memory:
         self._parts = [self.codes, torch.from_numpy(places), self.pcm, workspace, blocks, addresses, self.keys, typed]
 
     def argument(self, argument: Any) -> Any:
-        if not isinstance(argument, Place):
+        if not isinstance(argument, Address):
             return argument
         return self._parts[argument.base].view(-1).view(torch.uint8)[argument.offset :].view(argument.dtype)
 
@@ -142,15 +142,15 @@ def test_a_cuda_kernel_is_compiled_in_its_form(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "code2wav_step.kernels.cuda_module", compiler)
     monkeypatch.setattr(kernels, "cuda_module", compiler, raising=False)
     form = ResidentUnit(7, 3)
-    place = Place(Base.CONSTANTS, 16, torch.float16)
-    [compiled] = compile_all([Launch(form, (60, 1), (place, None, 64), {})])
+    address = Address(Base.CONSTANTS, 16, torch.float16)
+    [compiled] = compile_all([Launch(form, (60, 1), (address, None, 64), {})])
     image = repr((form.source, form.macros, "sm_90a")).encode()
     assert compiled == Compiled(Kernel("unit", image, form.threads, form.shared_bytes), (0, 1, 2))
     assert _argument(None) == _argument(0)
 
 
 def stand_in_compile(launches: Sequence[Launch]) -> list[Compiled]:
-    """Kernels identified by name and options; numbers and places are parameters."""
+    """Kernels identified by name and options; numbers and addresses are parameters."""
     return [_stand_in(launch) for launch in launches]
 
 
@@ -200,7 +200,7 @@ def test_plugin_replays_the_recorded_launches(
     bases |= {Base.CONSTANTS: memory.constants, Base.ADDRESSES: memory.addresses, Base.KEYS: memory.keys}
 
     def value(argument: Any) -> int:
-        if isinstance(argument, Place):
+        if isinstance(argument, Address):
             return bases.get(argument.base, 0) + argument.offset
         if isinstance(argument, float):
             return int(torch.tensor(argument).view(torch.int32))

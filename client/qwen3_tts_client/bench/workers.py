@@ -17,7 +17,7 @@ POLL_S = 1.0
 CLOSE_TIMEOUT_S = 10.0
 
 
-class Fleet:
+class Workers:
     """Raises ClientError if a worker dies or cannot reach the server."""
 
     def __init__(self, config: WorkerConfig, workers: int) -> None:
@@ -33,7 +33,7 @@ class Fleet:
             self._processes.append(process)
             self._pipes.append(pipe)
 
-    def __enter__(self) -> "Fleet":
+    def __enter__(self) -> "Workers":
         for pipe in self._pipes:
             status = self._receive(pipe)
             if isinstance(status, ClientError):
