@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from qwen3_tts_client.gateway.config import Settings
 from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_gateway.config import Settings
 
 SCHEMA = Path(__file__).parents[1] / "docker" / "helm" / "qwen3-tts" / "values.schema.json"
 # Set by the chart from other values, by the image or by its launcher; the export knows no revision.

@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 
 from qwen3_tts_client.proxies import bypass_for_local_addresses
-from scripts.embedded.drain import responds
-from scripts.embedded.installation import ServerError, backend_options
-from scripts.embedded.ports import Ports, check_port
-from scripts.embedded.server import EXPLICIT, TritonServer
+from scripts.server.drain import responds
+from scripts.server.installation import ServerError, backend_options
+from scripts.server.ports import Ports, check_port
+from scripts.server.tritonserver import TritonServer
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = ROOT / "model_repository"
@@ -49,7 +49,7 @@ def main(
     export = ("export", "--checkpoint", CHECKPOINT, "--model-repository", REPOSITORY)
     run("Exporting the codec (half a minute the first time)", *export)
     log = build_folder / "server.log"
-    options = [*EXPLICIT, "--model-config-name=onnxruntime", *backend_options(build_folder)]
+    options = backend_options(build_folder)
     environment = {"QWEN3_TTS_CHECKPOINT": str(CHECKPOINT)}
     with log.open("wb") as file, ExitStack() as running:
         server = TritonServer(REPOSITORY, options=options, ports=ports, environment=environment, log=file)

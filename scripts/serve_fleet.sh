@@ -3,4 +3,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh fleet
-exec python -m scripts.fleet "$@"
+exec python -m scripts.server fleet "$@"

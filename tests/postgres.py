@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from scripts.embedded.supervisor import end_with_parent
+from scripts.server.supervisor import end_with_parent
 
 START_SECONDS = 120
 # The server refuses to run as root.

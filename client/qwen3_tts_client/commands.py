@@ -11,8 +11,8 @@ PROGRAM = "qwen3-tts"
 COMMANDS = {
     "say": ("qwen3_tts_client.say", "synthesise one text"),
     "voices": ("qwen3_tts_client.voices", "list built-in speakers; register, list and delete cloned voices"),
-    "gateway": ("qwen3_tts_client.gateway.command", "serve OpenAI's speech API in front of a server"),
-    "wyoming": ("qwen3_tts_client.wyoming.command", "serve Home Assistant's Wyoming protocol in front of a server"),
+    "gateway": ("qwen3_tts_gateway.command", "serve OpenAI's speech API in front of a server"),
+    "wyoming": ("qwen3_tts_gateway.wyoming.command", "serve Home Assistant's Wyoming protocol in front of a server"),
     "bench": ("qwen3_tts_client.bench.command", "benchmark a server under load"),
     "report": ("qwen3_tts_client.analysis.report", "render a record as an HTML page"),
     "import": ("qwen3_tts_client.analysis.perf_analyzer", "import a perf_analyzer export"),

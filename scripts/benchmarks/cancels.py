@@ -51,7 +51,7 @@ def main(
     for count in map(int, streams.split(",")):
         log, cache = artifact_dir / f"server-{count}.log", {"KV_CACHE_GIB": str(kv_cache_gib)}
         with (
-            server_of(form, checkpoint, count, log, [], cache) as server,
+            server_of(checkpoint, count, log, [], cache) as server,
             grpc.insecure_channel(f"localhost:{server.ports.grpc}") as channel,
         ):
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)

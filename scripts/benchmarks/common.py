@@ -19,7 +19,7 @@ from qwen3_tts_client.sync_stream import speak
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, SECRET_SETTINGS
 from qwen3_tts_engine.core.streams import Summary
 from qwen3_tts_engine.request import RequestError
-from scripts.embedded.protection import ADMIN_KEY_VARIABLE
+from scripts.server.protection import ADMIN_KEY_VARIABLE
 
 Item = TypeVar("Item")
 

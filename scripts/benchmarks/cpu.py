@@ -35,7 +35,7 @@ def main(
 ) -> None:
     artifact_dir.mkdir(parents=True, exist_ok=True)
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", FORM)
-    with server_of(FORM, str(checkpoint), STREAMS, artifact_dir / "server.log", []) as server:
+    with server_of(str(checkpoint), STREAMS, artifact_dir / "server.log", []) as server:
         load = ["--concurrency", concurrency, "--request-count", requests, "--warmup-request-count", WARMUP]
         request = ["--speaker", speaker, "--language", "english", *(["--max-frames", max_frames] if max_frames else [])]
         run_bench("bench", "--url", f"localhost:{server.ports.grpc}", *load, *request, "--artifact-dir", artifact_dir)

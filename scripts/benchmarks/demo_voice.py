@@ -49,7 +49,7 @@ def main(
 ) -> None:
     artifact_dir.mkdir(parents=True, exist_ok=True)
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", form)
-    with server_of(form, str(checkpoint), max(streams, 8), artifact_dir / "server.log", []) as server:
+    with server_of(str(checkpoint), max(streams, 8), artifact_dir / "server.log", []) as server:
         url = f"localhost:{server.ports.grpc}"
         served = ServedVoice(url, streams)
         spoken = speak_words(served, sentences) if part == "words" else {}

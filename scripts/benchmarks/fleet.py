@@ -21,9 +21,9 @@ from rich.console import Console
 
 from qwen3_tts_client.records.environment import environment
 from scripts.benchmarks.common import origin_of, settings_of_environment, show
-from scripts.benchmarks.serving import REPOSITORY, configuration, environment_of, read_summary, rows, run, run_bench
-from scripts.fleet.background import BackgroundFleet
-from scripts.fleet.plan import FleetError, plan_servers
+from scripts.benchmarks.serving import REPOSITORY, environment_of, read_summary, rows, run, run_bench
+from scripts.server.fleet.background import BackgroundFleet
+from scripts.server.fleet.plan import FleetError, plan_servers
 
 FIGURES = (
     "load",
@@ -80,7 +80,6 @@ def fleet_of(count: int, folder: Path, form: str, settings: dict[str, str]) -> I
     fleet = BackgroundFleet(
         count,
         folder,
-        options=configuration(form),
         environment=settings,
         patience=START_SECONDS,
     )

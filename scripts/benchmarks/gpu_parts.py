@@ -53,7 +53,7 @@ def main(
             folder, settings = artifact_dir / f"{path}-{share}", {"KERNEL_PATH": path, "KERNELS": "required"}
             folder.mkdir()
             part = {SHARE_VARIABLE: str(share)}
-            with server_of("python", checkpoint, max_streams, folder / "server.log", [], settings, part):
+            with server_of(checkpoint, max_streams, folder / "server.log", [], settings, part):
                 run_bench(*bench, "--artifact-dir", folder / "bench")
             summary = read_summary(folder / "bench")
             found += rows_of(path, share, summary)

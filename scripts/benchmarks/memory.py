@@ -23,7 +23,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.talker.memory_plan import GIB
 from scripts.benchmarks.common import origin, show
 from scripts.benchmarks.serving import REPOSITORY, read_summary, rows, run, run_bench, server_of
-from scripts.embedded.installation import ServerError
+from scripts.server.installation import ServerError
 
 PLAN = re.compile(r"GPU memory: .* GiB free; (?P<parts>.*?\((?P<streams>\d+) streams?, .*?)\"?$", re.MULTILINE)
 REFUSAL = re.compile(r"max_streams: .* are required .*? reserve \d+\.\d")
@@ -82,7 +82,7 @@ def measure(checkpoint: str, folder: Path, speaker: str, streams: str, card: flo
         settings["GPU_MEMORY_SHARE"] = str(card * GIB / torch.cuda.mem_get_info()[1])
     row: dict[str, Any] = {"card_gib": card, "max_streams": streams}
     try:
-        with server_of("python", checkpoint, 1, log, [], settings):
+        with server_of(checkpoint, 1, log, [], settings):
             ready = before - free_gib()
             chosen = PLAN.search(log.read_text(errors="replace"))
             assert chosen, f"{log} has no plan"

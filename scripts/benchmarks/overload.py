@@ -85,7 +85,7 @@ def main(
     rates = f"{request_rate:g},{request_rate * OVERLOAD:g},{request_rate:g}"
     bench = ["bench", "--request-rate", rates, "--measurement-interval", seconds * 1000, "--artifact-dir", artifact_dir]
     bench += ["--warmup-request-count", WARM_UP, "--speaker", speaker, "--max-frames", max_frames]
-    with server_of(form, checkpoint, max_streams, artifact_dir / "server.log", [], {"OVERLOAD": "refuse"}):
+    with server_of(checkpoint, max_streams, artifact_dir / "server.log", [], {"OVERLOAD": "refuse"}):
         run_bench(*bench)
     record = recorded(read_run(artifact_dir))
     show(record["rows"], console)

@@ -43,7 +43,7 @@ def main(
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", form)
     voices = {"VOICES_FOLDER": str(artifact_dir.resolve() / "voices")}
     with (
-        server_of(form, checkpoint, MAX_STREAMS, artifact_dir / "server.log", [], voices) as server,
+        server_of(checkpoint, MAX_STREAMS, artifact_dir / "server.log", [], voices) as server,
         grpc.insecure_channel(f"localhost:{server.ports.grpc}") as channel,
     ):
         rows = measure(service_pb2_grpc.GRPCInferenceServiceStub(channel), requests, seconds)

@@ -24,8 +24,8 @@ from qwen3_tts_client.records.prometheus import total
 from qwen3_tts_client.records.record import read_run
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
 from scripts.benchmarks.common import origin_of, settings_of_environment
-from scripts.embedded.installation import backend_options
-from scripts.embedded.server import EXPLICIT, TritonServer
+from scripts.server.installation import backend_options
+from scripts.server.tritonserver import TritonServer
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
@@ -62,7 +62,7 @@ def main(
     bench += ["--workers", workers, "--speaker", speaker, *(["--text", text] if text else [])]
     # With random weights, streams seldom end by themselves.
     bench += ["--max-frames", max_frames] if max_frames else []
-    with server_of(form, checkpoint, max_streams, artifact_dir / "server.log", backend or []):
+    with server_of(checkpoint, max_streams, artifact_dir / "server.log", backend or []):
         run_bench(*bench, *loads)
         if search_rate:
             search = ["--binary-search", "--request-rate", search_rate, "--artifact-dir", artifact_dir / "search"]
@@ -79,7 +79,6 @@ def main(
 
 @contextmanager
 def server_of(
-    form: str,
     checkpoint: str,
     max_streams: int,
     log_file: Path,
@@ -89,7 +88,7 @@ def server_of(
 ) -> Iterator[TritonServer]:
     """A ready server of this repository; `variables` are others of its environment than settings."""
     environment = environment_of(checkpoint, max_streams, **(more_settings or {})) | (variables or {})
-    options = [*EXPLICIT, *configuration(form), *backend_options(ROOT / "build", backends)]
+    options = backend_options(ROOT / "build", backends)
     with ExitStack() as running:
         log = running.enter_context(log_file.open("wb"))
         server = TritonServer(REPOSITORY, options=options, environment=environment, log=log, ready_timeout=600)
@@ -102,13 +101,6 @@ def environment_of(checkpoint: str, max_streams: int, **more: str) -> dict[str, 
     """Settings of a server under load; `more` are by name without the prefix."""
     settings = {"CHECKPOINT": checkpoint, "MAX_STREAMS": str(max_streams), "MAX_WAITING": "1024"} | more
     return {f"{ENVIRONMENT_PREFIX}{name}": value for name, value in settings.items()}
-
-
-def configuration(form: str) -> list[str]:
-    """Server options for this form of the codec."""
-    if form == "onnx":
-        return ["--model-config-name=onnxruntime"]
-    return ["--model-config-name=python"] if form == "python" else []
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def main(
     plan = list(plan_rows(checkpoint, TensorRtSettings(tensorrt_python, tensorrt_level)))
     talk = ["--speaker", "vivian", "--max-frames", 71, "--text", text]
     log = artifact_dir / "server.log"
-    with server_of("tensorrt", checkpoint, MAX_STREAMS, log, [backend]):
+    with server_of(checkpoint, MAX_STREAMS, log, [backend]):
         first = first_requests(text)
         interval = ["--measurement-interval", measurement_interval, "--warmup-request-count", 8]
         bench = ["bench", "--concurrency", LOADS, *interval, *talk, "--artifact-dir", artifact_dir / "serving"]

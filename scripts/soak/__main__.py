@@ -33,7 +33,6 @@ from qwen3_tts_client.records.environment import environment
 from qwen3_tts_client.stream import Timeouts
 from qwen3_tts_client.sync_stream import speak
 from scripts.benchmarks.common import origin_of
-from scripts.benchmarks.serving import configuration
 from scripts.soak.callers import KINDS, MIXED, Caller, Outcome
 from scripts.soak.faults import Fault, Faults
 from scripts.soak.figures import Figures
@@ -101,7 +100,7 @@ def main(
     folder: Annotated[Path, typer.Option(help="checkpoints, repository, the server's log")] = Path("build/soak"),
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
-    setting = Setting(folder.resolve(), size, form, configuration(form))
+    setting = Setting(folder.resolve(), size, form)
     setting.prepare()
     seconds, tally = minutes * 60, Tally()
     with launched(setting, SETTINGS) as server:

@@ -22,7 +22,7 @@ from qwen3_tts_client.server import Server as Connection
 from qwen3_tts_client.stream import CHANNEL_OPTIONS, Timeouts
 from qwen3_tts_client.sync_stream import speak
 from qwen3_tts_client.voices import operate
-from scripts.embedded.ports import Ports
+from scripts.server.ports import Ports
 from scripts.soak.utterances import BASE, CUSTOM, REFERENCE_RATE, Utterance, recording
 
 # Longer than a dead server takes to serve again.

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 from rich.progress import Progress
 
-from scripts.add_model import add_model
-from scripts.embedded.ports import Ports
-from scripts.embedded.server import BUILT, is_ready
+from scripts.server.add_model import add_model
+from scripts.server.ports import Ports
+from scripts.server.tritonserver import BUILT, is_ready
 from scripts.soak.utterances import BASE, CUSTOM, DESIGN
 from scripts.synthetic.checkpoint import make_checkpoint
 from scripts.synthetic.configs import ModelType, Size
@@ -35,7 +35,6 @@ class Setting:
     folder: Path
     size: Size
     form: str
-    options: Sequence[str]
     """Options of tritonserver."""
 
     @property
@@ -113,8 +112,8 @@ class Server:
 @contextmanager
 def launched(setting: Setting, environment: dict[str, str]) -> Iterator[Server]:
     ports = Ports.free()
-    command = [sys.executable, "-m", "scripts.embedded.server", f"--model-repository={setting.repository}"]
-    command += [f"--build-folder={setting.folder}", *ports.options, *setting.options]
+    command = [sys.executable, "-m", "scripts.server", "serve", f"--model-repository={setting.repository}"]
+    command += [f"--build-folder={setting.folder}", *ports.options]
     own = {"SOAK_FAULTS": str(setting.faults), "QWEN3_TTS_CHECKPOINT": str(setting.checkpoint(CUSTOM))}
     own["QWEN3_TTS_VOICES_FOLDER"] = str(setting.folder / "voices")
     with setting.log.open("wb") as log:

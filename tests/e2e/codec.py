@@ -152,10 +152,8 @@ def is_denied(pcm: NDArray) -> NDArray:
 
 
 @contextmanager
-def serve_codec(
-    repository: Path, folder: Path, options: Sequence[str], backends: Sequence[Path] = ()
-) -> Iterator[Codec]:
-    with serve(repository, folder, {}, (*ONLY_CODEC, *options), backends) as server:
+def serve_codec(repository: Path, folder: Path, backends: Sequence[Path] = ()) -> Iterator[Codec]:
+    with serve(repository, folder, {}, ONLY_CODEC, backends) as server:
         url = f"localhost:{server.ports.grpc}"
         client = InferenceServerClient(url)
         yield Codec(url, client)

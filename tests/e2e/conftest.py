@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.embedded.server import TritonServer
+from scripts.server.tritonserver import TritonServer
 from tests.e2e.serving import Caller, copy_repository, scripted_settings, serve
 
 

@@ -4,7 +4,7 @@ import json
 import urllib.request
 from typing import NamedTuple
 
-from scripts.embedded.ports import Ports
+from scripts.server.ports import Ports
 
 
 class Release(NamedTuple):

@@ -22,9 +22,9 @@ from qwen3_tts_client.server import Server
 from qwen3_tts_client.stream import Responses, Timeouts
 from qwen3_tts_client.sync_stream import speak
 from qwen3_tts_client.voices import operate
-from scripts.embedded.installation import backend_options
-from scripts.embedded.ports import Ports
-from scripts.embedded.server import BUILT, EXPLICIT, TritonServer
+from scripts.server.installation import backend_options
+from scripts.server.ports import Ports
+from scripts.server.tritonserver import BUILT, TritonServer
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
@@ -62,7 +62,7 @@ def serve(
     repository: Path,
     folder: Path,
     environment: dict[str, str],
-    options: tuple[str, ...] = EXPLICIT,
+    options: tuple[str, ...] = (),
     backends: Sequence[Path] = (),
     ready_timeout: float = 120.0,
 ) -> Iterator[TritonServer]:
@@ -89,7 +89,7 @@ def serve_speech(exported: Path, checkpoint: Path, folder: Path) -> Iterator[Tri
     """Yields a ready server of the real talker with the codec exported into `exported`, through ONNX Runtime."""
     repository = repository_with(exported, folder)
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint)}
-    with serve(repository, folder, environment, (*EXPLICIT, "--model-config-name=onnxruntime")) as server:
+    with serve(repository, folder, environment) as server:
         yield server
 
 

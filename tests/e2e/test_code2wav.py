@@ -39,7 +39,6 @@ from tests.e2e.codec import (
 )
 from tests.e2e.serving import repository_with
 
-OPTIONS = ("--model-config-name=onnxruntime",)
 # Largest difference between samples of calls of different shapes, and of PyTorch.
 LEVELS = 2
 # (rows, frames)
@@ -51,7 +50,7 @@ CALLERS, OWN_STREAMS, OWN_CALLS = 4, 8, 12
 @pytest.fixture(scope="module")
 def codec(tiny_code2wav: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Codec]:
     repository = repository_with(tiny_code2wav, tmp_path_factory.mktemp("codec"))
-    with serve_codec(repository, tmp_path_factory.mktemp("server"), OPTIONS) as codec:
+    with serve_codec(repository, tmp_path_factory.mktemp("server")) as codec:
         yield codec
 
 

@@ -13,12 +13,11 @@ from onnx import TensorProto, helper
 
 from export.forms.onnx_form import ONNX
 from qwen3_tts_engine.codec.golden import GOLDEN
-from scripts.embedded.installation import ServerError
-from scripts.embedded.protection import HTTP_HEADER
-from scripts.embedded.server import EXPLICIT, TritonServer
+from scripts.server.installation import ServerError
+from scripts.server.protection import HTTP_HEADER
+from scripts.server.tritonserver import TritonServer
 from tests.e2e.serving import Caller, repository_with, serve
 
-OPTIONS = (*EXPLICIT, "--model-config-name=onnxruntime")
 TALKER_ONLY = ("--model-control-mode=explicit", "--load-model=qwen3_tts")
 DIFFERS = "code2wav differs from its golden cases at "
 AGREES = "code2wav agrees with its golden cases: "
@@ -68,7 +67,7 @@ def lines(folder: Path, beginning: str) -> list[str]:
 
 
 def test_valid_codec_agrees_once_and_serves_requests(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with serve(repository, tmp_path, environment(tiny_checkpoint), OPTIONS) as server, Caller(server) as caller:
+    with serve(repository, tmp_path, environment(tiny_checkpoint)) as server, Caller(server) as caller:
         assert lines(tmp_path, "warm-up speech took "), "the server is ready before it is warm"
         assert caller.speak(max_frames=4).error is None
         frames = caller.metric("qwen3_tts_frames_total")
@@ -85,7 +84,7 @@ def test_codec_that_differs_rejects_requests_and_ends_the_server(
     repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     halve_volume(repository)
-    with serve(repository, tmp_path, environment(tiny_checkpoint), OPTIONS) as server, Caller(server) as caller:
+    with serve(repository, tmp_path, environment(tiny_checkpoint)) as server, Caller(server) as caller:
         assert str(caller.speak().error).startswith(f"UNAVAILABLE: {DIFFERS}")
         # Differs from the signal after serving, as a restart would not help.
         assert server.wait(PATIENCE) == -signal.SIGUSR1
@@ -102,7 +101,7 @@ def test_codec_that_differs_with_when_dead_stay_rejects_every_request(
 ) -> None:
     halve_volume(repository)
     stay = environment(tiny_checkpoint, WHEN_DEAD="stay")
-    with serve(repository, tmp_path, stay, OPTIONS) as server, Caller(server) as caller:
+    with serve(repository, tmp_path, stay) as server, Caller(server) as caller:
         for _ in range(2):
             assert str(caller.speak().error).startswith(f"UNAVAILABLE: {DIFFERS}")
 
@@ -113,7 +112,7 @@ def test_codec_that_differs_is_served_without_the_comparison(
     halve_volume(repository)
     (repository / "code2wav" / "1" / GOLDEN).unlink()
     off = environment(tiny_checkpoint, CODEC_PROOF_SECONDS="0")
-    with serve(repository, tmp_path, off, OPTIONS) as server, Caller(server) as caller:
+    with serve(repository, tmp_path, off) as server, Caller(server) as caller:
         assert caller.speak(max_frames=4).error is None
         assert not lines(tmp_path, "code2wav agrees")
 
@@ -123,7 +122,7 @@ def test_missing_golden_cases_prevent_start(repository: Path, tiny_checkpoint: P
     golden.unlink()
     with (
         pytest.raises(ServerError, match="ended with exit code 1"),
-        serve(repository, tmp_path, environment(tiny_checkpoint), OPTIONS),
+        serve(repository, tmp_path, environment(tiny_checkpoint)),
     ):
         pass
     assert lines(tmp_path, f"{golden}: missing; `python -m export` of the checkpoint writes it beside the codec")

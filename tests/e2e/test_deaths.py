@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts.embedded.ports import Ports
-from scripts.embedded.server import TritonServer, is_ready
+from scripts.server.ports import Ports
+from scripts.server.tritonserver import TritonServer, is_ready
 from tests.e2e.serving import ROOT, Caller, Received, eventually, serve, stub_pid
 from tests.e2e.test_streams import assert_own_frames
 
@@ -113,7 +113,7 @@ def test_dead_engine_with_when_dead_stay_rejects_requests(
 
 
 def stream_check(server: TritonServer, *options: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "scripts.embedded.stream_check"]
+    command = [sys.executable, "-m", "scripts.server.stream_check"]
     command += [f"--port={server.ports.grpc}", f"--process={server.pid}", "--interval=0.1", *options]
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
 
@@ -159,7 +159,7 @@ def test_launcher_restarts_a_dead_server(
         with Caller(TritonServer(scripted_repository, ports=ports)) as caller:
             assert_own_frames(caller.speak(seed=1, max_frames=9), 1, 9)
             [check] = [
-                c for c in psutil.Process(launcher.pid).children() if "scripts.embedded.stream_check" in c.cmdline()
+                c for c in psutil.Process(launcher.pid).children() if "scripts.server.stream_check" in c.cmdline()
             ]
             assert "injected" in str(caller.speak(seed=FATAL_SEED).error)
             eventually(lambda: "ended with exit code 137; it is started again" in read_log(tmp_path), PATIENCE)
@@ -176,7 +176,7 @@ def launched(
     repository: Path, environment: dict[str, str], ports: Ports, folder: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The launcher that scripts/serve.sh starts after the setup."""
-    command = [sys.executable, "-m", "scripts.embedded.server", f"--model-repository={repository}"]
+    command = [sys.executable, "-m", "scripts.server", "serve", f"--model-repository={repository}"]
     command += [f"--build-folder={folder}", *ports.options]
     environment = dict(os.environ) | {"PROJECT_ROOT": str(ROOT)} | environment
     with (folder / "server.log").open("wb") as log:

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from scripts.embedded.drain import END_SECONDS, EXIT_SECONDS, NOTICE_SECONDS, REFUSING
-from scripts.embedded.ports import Ports
-from scripts.embedded.server import is_ready
+from scripts.server.drain import END_SECONDS, EXIT_SECONDS, NOTICE_SECONDS, REFUSING
+from scripts.server.ports import Ports
+from scripts.server.tritonserver import is_ready
 from tests.e2e.serving import Caller, eventually
 from tests.e2e.test_deaths import PATIENCE, launched
 from tests.e2e.test_streamed_text import SequenceStream

@@ -24,10 +24,10 @@ import pytest
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import shared_memory
 
-from scripts.embedded import protection
-from scripts.embedded.ports import Ports
-from scripts.embedded.protection import ADMIN_KEY_VARIABLE, GRPC_HEADER, HTTP_HEADER
-from scripts.embedded.server import TritonServer, is_ready
+from scripts.server import protection
+from scripts.server.ports import Ports
+from scripts.server.protection import ADMIN_KEY_VARIABLE, GRPC_HEADER, HTTP_HEADER
+from scripts.server.tritonserver import TritonServer, is_ready
 from tests.e2e.releases import release_of
 from tests.e2e.serving import ROOT, Caller, eventually, serve
 
@@ -54,7 +54,7 @@ class Launched:
 @contextmanager
 def launched(repository: Path, folder: Path, environment: Mapping[str, str]) -> Iterator[Launched]:
     ports, log = Ports.free(), folder / "server.log"
-    start = re.search(r"exec python (-m \S+)", SERVE.read_text())
+    start = re.search(r'exec python (-m .*) "\$@"', SERVE.read_text())
     assert start is not None
     options = [f"--model-repository={repository}", f"--build-folder={folder}", *ports.options]
     with log.open("wb") as output:

@@ -19,11 +19,11 @@ from tritonclient.grpc import service_pb2_grpc
 from qwen3_tts_client.analysis.playback import play
 from qwen3_tts_client.protocol import SAMPLE_RATE
 from scripts.benchmarks import fleet as benchmark
-from scripts.embedded.ports import Ports
-from scripts.embedded.server import is_ready
-from scripts.fleet import admin
-from scripts.fleet.background import BackgroundFleet, FleetPorts
-from scripts.fleet.plan import PORTS_PER_SERVER
+from scripts.server.fleet import admin
+from scripts.server.fleet.background import BackgroundFleet, FleetPorts
+from scripts.server.fleet.plan import PORTS_PER_SERVER
+from scripts.server.ports import Ports
+from scripts.server.tritonserver import is_ready
 from tests.e2e.serving import ROOT, Caller, Received, eventually
 from tests.e2e.test_streamed_text import SequenceStream
 from tests.e2e.test_streams import assert_own_frames

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from qwen3_tts_client.protocol import AudioChunk, End, Error, VoiceList, decode
-from scripts.embedded.server import EXPLICIT
 from tests.conftest import CheckpointOf
 from tests.e2e.serving import Caller, eventually, repository_with, serve
 from tests.oracle.test_encoders import recording
@@ -135,8 +134,7 @@ def caller(
         "QWEN3_TTS_VOICE_CACHE_MIB": "1",
     }
     # Triton 2.51 may keep a reference to the model after a disconnect, so the exit timeout is short.
-    options = (*EXPLICIT, "--model-config-name=onnxruntime")
-    with serve(repository, folder / "server", environment, options) as server, Caller(server) as caller:
+    with serve(repository, folder / "server", environment) as server, Caller(server) as caller:
         yield caller
 
 

@@ -13,16 +13,16 @@ import openai
 import pytest
 from websockets.sync.client import connect
 
-from qwen3_tts_client.gateway.audio.formats import FORMATS, NATIVE_RATE
-from qwen3_tts_client.gateway.audio.pipeline import Encoders, Pipeline
 from qwen3_tts_client.protocol import SpeechRequest
 from qwen3_tts_client.say import streamed
 from qwen3_tts_client.stream import Timeouts
 from qwen3_tts_client.sync_stream import speak
-from scripts.embedded.server import TritonServer
+from qwen3_tts_gateway.audio.formats import FORMATS, NATIVE_RATE
+from qwen3_tts_gateway.audio.pipeline import Encoders, Pipeline
+from scripts.server.tritonserver import TritonServer
 from tests.e2e.serving import Caller, serve_speech
 from tests.fakes.gateway import RunningGateway
-from tests.unit.client.gateway.decoding import correlation, decode
+from tests.unit.gateway.decoding import correlation, decode
 
 TEXT = "Hello there, how are you?"
 FRAMES = 30

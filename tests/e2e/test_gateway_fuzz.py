@@ -13,8 +13,8 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from qwen3_tts_client.gateway.audio.formats import FORMATS
-from qwen3_tts_client.gateway.schema import SpeechBody
+from qwen3_tts_gateway.audio.formats import FORMATS
+from qwen3_tts_gateway.schema import SpeechBody
 from tests.e2e.serving import eventually
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.stub_server import StubServer

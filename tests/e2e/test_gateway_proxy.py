@@ -18,7 +18,7 @@ from tests.e2e.serving import ROOT
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.stub_server import StubServer
 from tests.ports import free_ports
-from tests.unit.client.gateway.conftest import script
+from tests.unit.gateway.conftest import script
 
 DOCS = (ROOT / "docs" / "gateway.md").read_text()
 SPEECH = "/v1/audio/speech"

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from scripts.embedded.server import TritonServer
+from scripts.server.tritonserver import TritonServer
 from tests.e2e.serving import Caller, eventually, serve
 from tests.fakes.gateway import RunningGateway
 

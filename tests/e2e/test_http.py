@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scripts.embedded.server import TritonServer
+from scripts.server.tritonserver import TritonServer
 
 
 def generate_stream(server: TritonServer, fields: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from qwen3_tts_client.__main__ import main
 from qwen3_tts_client.analysis.summary import summarise
 from qwen3_tts_client.errors import ExitCode
 from qwen3_tts_client.records.record import read_run
-from scripts.embedded.server import TritonServer
+from scripts.server.tritonserver import TritonServer
 
 ROOT = Path(__file__).parents[2]
 

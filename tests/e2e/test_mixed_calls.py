@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scripts.benchmarks.mixed_calls import main
-from scripts.embedded.server import TritonServer
+from scripts.server.tritonserver import TritonServer
 from scripts.synthetic.checkpoint import make_checkpoint
 from tests.e2e.codec import ONLY_CODEC
 from tests.e2e.serving import copy_repository, serve
@@ -23,7 +23,7 @@ def server(tiny_code2wav: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     repository = copy_repository(folder / "model_repository", fakes=False)
     for file in (tiny_code2wav / "code2wav" / "1").iterdir():
         (repository / "code2wav" / "1" / file.name).write_bytes(file.read_bytes())
-    with serve(repository, folder, {}, (*ONLY_CODEC, "--model-config-name=onnxruntime")) as server:
+    with serve(repository, folder, {}, ONLY_CODEC) as server:
         yield server
 
 

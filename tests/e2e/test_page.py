@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qwen3_tts_client.gateway.access import KEYS_VARIABLE, new_key
+from qwen3_tts_gateway.access import KEYS_VARIABLE, new_key
 from tests.e2e.browser import INSECURE_HOST, Browser, trimmed
 from tests.e2e.serving import eventually
 from tests.fakes.gateway import RunningGateway

@@ -11,7 +11,7 @@ from qwen3_tts_client.protocol import SpeechRequest
 from qwen3_tts_client.say import streamed
 from qwen3_tts_client.stream import Timeouts
 from qwen3_tts_client.sync_stream import speak
-from scripts.embedded.server import TritonServer
+from scripts.server.tritonserver import TritonServer
 from tests.e2e.browser import Browser, trimmed
 from tests.e2e.serving import Caller, eventually, serve, serve_speech
 from tests.fakes.gateway import RunningGateway

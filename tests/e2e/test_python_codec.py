@@ -19,7 +19,7 @@ from export.forms.python_form import PYTHON
 from export.modules.codec import CodecStep
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.contract import NUM_ROWS, PCM, PCM_SCALE, ZERO_ROW
-from scripts.embedded.server import EXPLICIT, TritonServer
+from scripts.server.tritonserver import TritonServer
 from tests.e2e.codec import FIRST_PUBLIC, NO_KEY, Codec, CodecStreams, ReferenceStreams, is_denied, places
 from tests.e2e.serving import Caller, Received, copy_repository, eventually, serve, stub_pid
 from tests.e2e.test_streamed_text import SequenceStream
@@ -40,9 +40,8 @@ def repository(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 @contextmanager
 def serving(repository: Path, folder: Path, checkpoint: Path, **settings: str) -> Iterator[Caller]:
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), **settings}
-    options = (*EXPLICIT, "--model-config-name=python")
     server: TritonServer
-    with serve(repository, folder, environment, options) as server, Caller(server) as caller:
+    with serve(repository, folder, environment) as server, Caller(server) as caller:
         yield caller
 
 

@@ -16,8 +16,8 @@ from tritonclient.grpc import service_pb2
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
 from export.forms.program_form import PROGRAM
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from scripts.embedded.installation import ServerError
-from scripts.embedded.server import TritonServer
+from scripts.server.installation import ServerError
+from scripts.server.tritonserver import TritonServer
 from tests.conftest import CheckpointOf
 from tests.e2e.serving import Caller, copy_repository, stub_pid
 from tests.e2e.test_voices import IN_CONTEXT, SAID, X_VECTOR, assert_speech, expected_speech, greedy, serving

@@ -16,8 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from scripts.embedded.ports import Ports
-from scripts.embedded.server import is_ready
+from scripts.server.ports import Ports
+from scripts.server.tritonserver import is_ready
 from tests.e2e.serving import ROOT, eventually
 
 # The info string selects how a block runs: `bash server` runs in the background of the following blocks; `bash gpu`

@@ -13,7 +13,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.manifest import CODEC_CONTRACT, CodecManifest, EngineFacts
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, state_size
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
-from scripts.embedded.installation import ServerError
+from scripts.server.installation import ServerError
 from tests.e2e.serving import copy_repository, serve
 
 TALKER_ONLY = ("--model-control-mode=explicit", "--load-model=qwen3_tts")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qwen3_tts_client.protocol import SpeechRequest, TextPiece, encode
-from scripts.embedded.server import TritonServer
+from scripts.server.tritonserver import TritonServer
 from tests.e2e.serving import Caller, eventually, serve
 
 pytestmark = pytest.mark.long

@@ -12,7 +12,7 @@ from qwen3_tts_client.analysis.playback import play
 from qwen3_tts_client.protocol import SAMPLE_RATE
 from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.scheduling.capacity import URGENT_FRAMES, URGENT_LEAD
-from scripts.embedded.server import EXPLICIT, TritonServer
+from scripts.server.tritonserver import TritonServer
 from tests.e2e.serving import Caller, Received, repository_with, serve
 from tests.oracle.reference import load_processor, load_reference, reference_generate
 
@@ -35,10 +35,9 @@ def exported_repository(tiny_code2wav: Path, tmp_path_factory: pytest.TempPathFa
 def server(
     exported_repository: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    options = (*EXPLICIT, "--model-config-name=onnxruntime")
     # The machine's speed must not decide how many streams run at a time.
     environment = {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint), "QWEN3_TTS_LOAD_LIMIT": "0"}
-    with serve(exported_repository, tmp_path_factory.mktemp("server"), environment, options) as server:
+    with serve(exported_repository, tmp_path_factory.mktemp("server"), environment) as server:
         yield server
 
 

@@ -13,7 +13,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from qwen3_tts_client.protocol import SpeechRequest, encode
-from scripts.embedded.server import TritonServer
+from scripts.server.tritonserver import TritonServer
 from tests.e2e.serving import Caller, Received, eventually, pcm_of, serve
 from tests.flood import __main__ as flood
 

@@ -24,8 +24,8 @@ from qwen3_tts_client.say import streamed
 from qwen3_tts_client.stream import Timeouts
 from qwen3_tts_client.sync_stream import speak
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from scripts.add_model import add_model
-from scripts.embedded.server import EXPLICIT, TritonServer
+from scripts.server.add_model import add_model
+from scripts.server.tritonserver import TritonServer
 from tests.conftest import CheckpointOf
 from tests.e2e.serving import ROOT, Caller, Received, eventually, repository_with, serve
 from tests.oracle.test_encoders import recording
@@ -50,8 +50,7 @@ def server(
         "QWEN3_TTS_BASE_FRAMES": "12",
         "QWEN3_TTS_FRAMES_PER_TEXT_TOKEN": "1",
     }
-    options = (*EXPLICIT, "--model-config-name=onnxruntime")
-    with serve(repository, tmp_path_factory.mktemp("server"), environment, options) as server:
+    with serve(repository, tmp_path_factory.mktemp("server"), environment) as server:
         yield server
 
 
@@ -190,8 +189,7 @@ def test_two_base_checkpoints_use_separate_speaker_encoders(
         "Hello there.", ref_audio=recording(24000, 30_000), ref_sample_rate=24000, x_vector_only=True,
         temperature=0.0, max_frames=12,
     )  # fmt: skip
-    options = (*EXPLICIT, "--model-config-name=onnxruntime")
-    with serve(repository, tmp_path / "server", environment, options) as server, Caller(server) as caller:
+    with serve(repository, tmp_path / "server", environment) as server, Caller(server) as caller:
         first, second = (request_speech(caller, [clone], model).samples for model in ("qwen3_tts", "qwen3_tts_other"))
     assert len(first) > 0
     assert len(second) > 0

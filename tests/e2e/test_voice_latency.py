@@ -15,7 +15,6 @@ from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
 from export.forms.onnx_form import ONNX
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.benchmarks import references
-from scripts.embedded.server import EXPLICIT
 from scripts.synthetic import configs as synthetic_configs
 from scripts.synthetic.checkpoint import make_checkpoint
 from tests.e2e.serving import Caller, repository_with, serve
@@ -23,7 +22,6 @@ from tests.oracle.test_encoders import recording
 
 pytestmark = pytest.mark.long
 
-OPTIONS = (*EXPLICIT, "--model-config-name=onnxruntime")
 TEXT = "Hello there, this is a sentence of about thirty tokens, as people say them every day."
 SECONDS = 3
 REQUESTS, ROUNDS = 12, 3
@@ -60,7 +58,7 @@ def callers(
                 "QWEN3_TTS_CHECKPOINT": str(checkpoint),
                 "QWEN3_TTS_VOICES_FOLDER": str(folder / "voices"),
             }
-            server = stack.enter_context(serve(repository, folder / name / "server", environment, OPTIONS))
+            server = stack.enter_context(serve(repository, folder / name / "server", environment))
             opened.append(stack.enter_context(Caller(server)))
         yield opened[0], opened[1]
 

@@ -17,7 +17,7 @@ import torch
 
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.wav import WavWriter, read_recording
-from scripts.embedded.server import EXPLICIT, TritonServer
+from scripts.server.tritonserver import TritonServer
 from tests.conftest import CheckpointOf
 from tests.e2e.serving import ROOT, Caller, copy_repository, eventually, repository_with, serve
 from tests.e2e.test_http import generate_stream
@@ -26,7 +26,6 @@ from tests.oracle.reference import clone_voice, load_processor, load_reference, 
 from tests.oracle.test_encoders import recording
 
 FRAMES = 24
-OPTIONS = (*EXPLICIT, "--model-config-name=onnxruntime")
 REFERENCE = recording(24000, 72007)
 SAID = "What the reference says."
 CLONE: dict[str, Any] = {"ref_audio": REFERENCE, "ref_sample_rate": 24000}
@@ -43,7 +42,7 @@ def repository(tiny_base_models: Path, tmp_path_factory: pytest.TempPathFactory)
 def serving(repository: Path, checkpoint: Path, folder: Path, **settings: str) -> Iterator[TritonServer]:
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), "QWEN3_TTS_VOICES_FOLDER": str(folder / "store")}
     environment |= {f"QWEN3_TTS_{name.upper()}": value for name, value in settings.items()}
-    with serve(repository, folder, environment, OPTIONS) as server:
+    with serve(repository, folder, environment) as server:
         yield server
 
 

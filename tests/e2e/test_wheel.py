@@ -26,7 +26,7 @@ def test_wheel_contains_only_the_client_and_runs_say(tmp_path: Path) -> None:
     subprocess.run([environment / "bin" / "pip", "install", "--quiet", *constraints, wheel], check=True)
     packages = {path.name for path in environment.glob("lib/*/site-packages/*")}
     assert "qwen3_tts_client" in packages
-    assert list(environment.glob("lib/*/site-packages/qwen3_tts_client/gateway/page/index.html"))
+    assert list(environment.glob("lib/*/site-packages/qwen3_tts_gateway/page/index.html"))
     assert not packages & {"client", "export", "scripts", "qwen3_tts_engine", "code2wav_step"}
     sound = tmp_path / "hello.wav"
     with StubServer(frames=5) as server:

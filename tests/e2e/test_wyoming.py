@@ -19,8 +19,8 @@ from wyoming.tts import (
     SynthesizeVoice,
 )
 
-from scripts.embedded.ports import Ports
-from scripts.embedded.server import TritonServer
+from scripts.server.ports import Ports
+from scripts.server.tritonserver import TritonServer
 from tests.e2e.serving import Caller
 from tests.subprocesses import same_imports
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import uvicorn
 
-from qwen3_tts_client.gateway.access import Access
-from qwen3_tts_client.gateway.config import Settings
-from qwen3_tts_client.gateway.metrics import Metrics
-from qwen3_tts_client.gateway.services import Services
-from qwen3_tts_client.gateway.serving import server_config
+from qwen3_tts_gateway.access import Access
+from qwen3_tts_gateway.config import Settings
+from qwen3_tts_gateway.metrics import Metrics
+from qwen3_tts_gateway.services import Services
+from qwen3_tts_gateway.serving import server_config
 
 START_SECONDS = 20
 

@@ -1,4 +1,4 @@
-"""Stands in for scripts.embedded.server in tests of the fleet: a stub server that is ready at once, and drains."""
+"""Stands in for scripts.server.tritonserver in tests of the fleet: a stub server that is ready at once, and drains."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from scripts.embedded.drain import FILE_VARIABLE
+from scripts.server.drain import FILE_VARIABLE
 from tests.fakes.stub_server import StubServer
 
 

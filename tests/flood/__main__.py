@@ -22,7 +22,7 @@ import grpc
 import typer
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from scripts.embedded.server import TritonServer
+from scripts.server.tritonserver import TritonServer
 from tests.e2e.serving import serve
 
 REPOSITORY = Path(__file__).parent / "repository"

@@ -29,8 +29,8 @@ import typer
 from tritonclient.grpc import service_pb2_grpc
 
 from qwen3_tts_client.protocol import SpeechRequest, encode
-from scripts.embedded.ports import Ports
-from scripts.embedded.server import is_ready
+from scripts.server.ports import Ports
+from scripts.server.tritonserver import is_ready
 from scripts.synthetic.checkpoint import make_checkpoint
 from tests.e2e.serving import copy_repository, eventually, pcm_of, scripted_settings
 from tests.e2e.test_deaths import launched

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.embedded.mps import CONTROL, DRIVER_PROGRAMS
+from scripts.server.mps import CONTROL, DRIVER_PROGRAMS
 from tests.e2e.serving import Caller, eventually, stub_pid
 from tests.gpu.test_serving import ENDLESS, STREAMS, serving
 

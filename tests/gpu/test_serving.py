@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from scripts.benchmarks.serving import configuration
-from scripts.embedded.server import EXPLICIT
 from tests.e2e.serving import Caller, Received, eventually, serve
 
 STREAMS, FRAMES = 8, 40
@@ -37,9 +35,8 @@ def serving(
 ) -> Iterator[Caller]:
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), "QWEN3_TTS_MAX_STREAMS": str(STREAMS)}
     environment |= settings
-    options = (*EXPLICIT, *configuration(form))
     with (
-        serve(repository, folder, environment, options, backends, READY_SECONDS) as server,
+        serve(repository, folder, environment, (), backends, READY_SECONDS) as server,
         Caller(server) as caller,
     ):
         yield caller

@@ -18,7 +18,7 @@ from export.code2wav import export
 from export.forms.python_form import PYTHON
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.talker.kernels.kernel_path import CHOICE_VARIABLE
-from scripts.embedded.mps import MpsDaemon
+from scripts.server.mps import MpsDaemon
 from scripts.synthetic.checkpoint import make_checkpoint
 from tests.e2e.serving import copy_repository
 from tests.gpu.conftest import FOLDER

@@ -21,7 +21,7 @@ from export.tensorrt.process import TENSORRT_PYTHON, TensorRtSettings
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.contract import MAX_BATCH, MAX_FRAMES, PCM, max_history
 from scripts.benchmarks.mixed_calls import FRAMES, UTTERANCES, Caller, connect, run
-from scripts.embedded.installation import LIBRARIES, ServerError, find_library
+from scripts.server.installation import LIBRARIES, ServerError, find_library
 from scripts.synthetic.checkpoint import make_checkpoint, make_endless
 from tests.e2e.codec import Codec, serve_codec
 from tests.e2e.serving import compiled_backend, copy_repository
@@ -76,7 +76,7 @@ def plans(checkpoint: Checkpoint, form: Form, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def codec(backend: Path, plans: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Codec]:
-    with serve_codec(plans, tmp_path_factory.mktemp("server"), (), [backend]) as codec:
+    with serve_codec(plans, tmp_path_factory.mktemp("server"), [backend]) as codec:
         yield codec
 
 

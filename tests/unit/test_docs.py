@@ -28,7 +28,7 @@ CAPACITY = DOCS / "capacity.md"
 # Pages whose double quotes are messages.
 API, OPERATIONS = DOCS / "api.md", DOCS / "operations.md"
 # Sources of messages; the tests contain those of Triton.
-MESSAGE_FOLDERS = ("model_repository", "scripts/embedded", "tests/e2e")
+MESSAGE_FOLDERS = ("model_repository", "scripts/server", "tests/e2e")
 MIN_QUOTED = 8
 SERIES = {"histogram": ("", "_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
 DATATYPES = {"TYPE_STRING": "BYTES"}
@@ -96,7 +96,7 @@ def test_documented_metrics_are_those_of_the_engine() -> None:
         labels = [f"`{name}`: " + ", ".join(f"`{split[name]}`" for split in metric.labels) for name in metric.labels[0]]
         assert f"| `{metric.name}` | {metric.kind} | {''.join(f'{label} ' for label in labels)}| " in text
     known = {metric.name + ending for metric in metrics.METRICS for ending in SERIES[metric.kind]}
-    models = re.findall(r"add_model (\w+)", text)
+    models = re.findall(r"add-model (\w+)", text)
     assert set(re.findall(r"\bqwen3_tts_\w+", text)) <= known | set(models)
 
 

@@ -9,10 +9,10 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from qwen3_tts_client.errors import SpeechError
-from qwen3_tts_client.gateway.backend import TritonServer, _operate
 from qwen3_tts_client.protocol import SpeechRequest, encode
 from qwen3_tts_client.server import Server
 from qwen3_tts_client.voices import operate
+from qwen3_tts_gateway.backend import TritonServer, _operate
 
 DELETE = SpeechRequest("", operation="delete_voice", voice="anna")
 

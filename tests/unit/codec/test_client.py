@@ -23,7 +23,7 @@ from qwen3_tts_engine.request import RequestError
 from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from qwen3_tts_engine.voice import Voice
-from scripts.benchmarks.simulation import audible
+from scripts.lab.simulation import audible
 from tests.fakes.codec_layers import pcm_of
 from tests.fakes.scripted import Listener, make_stream, start_in_slot
 

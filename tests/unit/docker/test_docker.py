@@ -22,7 +22,7 @@ from export.tensorrt.api import PLUGIN_LIBRARY
 from qwen3_tts_engine.config import MAIN_MODEL
 from qwen3_tts_engine.environment import unknown_variables
 from scripts.benchmarks.common import settings_of_environment
-from scripts.embedded.drain import (
+from scripts.server.drain import (
     DEFAULT_SECONDS,
     END_SECONDS,
     EXIT_SECONDS,
@@ -30,16 +30,15 @@ from scripts.embedded.drain import (
     NOTICE_SECONDS,
     SECONDS_VARIABLE,
 )
-from scripts.embedded.mps import MPS_VARIABLE
-from scripts.embedded.ports import Ports
-from scripts.embedded.protection import (
+from scripts.server.mps import MPS_VARIABLE
+from scripts.server.ports import Ports
+from scripts.server.protection import (
     ADMIN_KEY_VARIABLE,
-    LIMITS,
     MAX_REGION_BYTES,
     region_options,
     restrictions,
 )
-from scripts.embedded.server import EXIT, EXPLICIT
+from scripts.server.tritonserver import EXIT, EXPLICIT
 
 ROOT = Path(__file__).parents[3]
 DOCKER = ROOT / "docker"
@@ -52,8 +51,7 @@ TOOLS = Path(sys.executable).parent
 SERVED = Path("/var/lib/qwen3-tts")
 BUILD, SERVE = (DOCKER / name for name in ("build_codec.sh", "serve.sh"))
 PLUGIN = "/opt/qwen3-tts/libcode2wav_plugin.so"
-FORMS = {"tensorrt": [f"--backend-config=tensorrt,plugins={PLUGIN}"], "python": ["--model-config-name=python"]}
-"""Options of tritonserver by CODEC_FORM."""
+FORMS = ("tensorrt", "python")
 # Images of one release have the same TensorRT.
 NVIDIA = ("tensorrt", "tritonserver")
 HALF = 2  # bytes
@@ -204,9 +202,9 @@ def test_dockerfile_installs_the_tensorrt_requirement() -> None:
 
 
 def test_client_images_find_the_package() -> None:
-    """COPY client client in WORKDIR /opt/client."""
-    paths = re.findall(r"^ENV PYTHONPATH=/opt/client/(\S+)$", DOCKERFILE, re.MULTILINE)
-    assert len(paths) == 2
+    """COPY client client in WORKDIR /opt/client, and in the server's."""
+    paths = re.findall(r"\bPYTHONPATH=/opt/[^/]+/(\S+)", DOCKERFILE)
+    assert len(paths) == 3
     assert all((ROOT / path / "qwen3_tts_client" / "__main__.py").is_file() for path in paths)
 
 
@@ -227,49 +225,54 @@ def test_copied_files_exist() -> None:
             assert (ROOT / source).exists(), source
 
 
-def run_script(
-    script: Path, tmp_path: Path, form: str | None, *arguments: str, key: str | None = None
-) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Runs a script of the image with stand-ins for its programs; also returns the last command that it starts."""
-    tools, record = tmp_path / "tools", tmp_path / "command"
-    tools.mkdir()
-    # The check of streams runs beside the server, and would write the same files.
-    report = 'case "$*" in *stream_check.py*) exit ;; esac\n'
-    report += f'ulimit -f >"{tmp_path}/limit"\ngrep SigIgn /proc/$$/status >"{tmp_path}/ignored"\nenv >"{tmp_path}/env"'
-    for name in ("tritonserver", "python3"):
-        (tools / name).write_text(f'#!/bin/bash\n{report}\nprintf "%s\\n" {name} "$@" >"{record}"\n')
-        (tools / name).chmod(0o755)
-    (tmp_path / "model_repository").mkdir()
-    (tmp_path / "model_repository" / "config.pbtxt").touch()
-    text = script.read_text().replace(str(SERVED), str(tmp_path / "served"))
-    environment = {"PATH": f"{tools}:{os.environ['PATH']}", "QWEN3_TTS_CHECKPOINT": "/checkpoint"}
-    environment |= {"TMPDIR": str(tmp_path), ADMIN_KEY_VARIABLE: KEY if key is None else key}
-    environment |= {PLUGIN_LIBRARY: PLUGIN, MPS_VARIABLE: "off"} | ({} if form is None else {"CODEC_FORM": form})
-    command = ["bash", "-c", text, script.name, *arguments]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+TRITONSERVER = """#!/bin/bash
+[ "$1" = --help ] && exit 1
+ulimit -f >"$RECORDS/limit"
+grep SigIgn /proc/$$/status >"$RECORDS/ignored"
+env >"$RECORDS/env"
+printf "%s\\n" "$@" >"$RECORDS/command"
+"""
+
+
+def serve(folder: Path, *arguments: str, **environment: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Runs the image's launcher with a tritonserver that records its options and ends; also returns these."""
+    program(folder / "tools" / "tritonserver", TRITONSERVER)
+    (folder / "served" / "model_repository").mkdir(parents=True, exist_ok=True)
+    text = SERVE.read_text().replace(str(SERVED), str(folder / "served")).replace("=/tmp ", f"={folder} ")
+    given = os.environ | {"PATH": f"{folder / 'tools'}:{TOOLS}:{os.environ['PATH']}", "RECORDS": str(folder)}
+    given |= {ADMIN_KEY_VARIABLE: KEY, PLUGIN_LIBRARY: "", MPS_VARIABLE: "off"} | environment
+    command = ["bash", "-c", text, SERVE.name, *Ports.free().options, *arguments]
+    done = subprocess.run(command, env=given, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    record = folder / "command"
     return done, record.read_text().splitlines() if record.exists() else []
 
 
+def program(file: Path, text: str) -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    file.chmod(0o755)
+
+
 @pytest.mark.parametrize("form", FORMS)
-def test_server_starts_with_the_options_of_the_embedded_server(form: str, tmp_path: Path) -> None:
-    done, command = run_script(SERVE, tmp_path, form, "--log-verbose=1")
+def test_the_image_serves_the_form_that_was_built(form: str, tmp_path: Path) -> None:
+    """By the exporter's manifest, since a plan is not built everywhere (build_codec.sh)."""
+    manifest = tmp_path / "served" / "model_repository" / "code2wav" / "1" / "model.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"form": form}))
+    done, command = serve(tmp_path, "--log-verbose=1", **{PLUGIN_LIBRARY: PLUGIN})
     assert done.returncode == 0, done.stderr
-    assert command == [
-        "tritonserver",
-        f"--model-repository={tmp_path}/served/model_repository",
-        *EXPLICIT,
-        *EXIT,
-        *restrictions([], KEY),
-        *LIMITS,
-        *region_options("python"),
-        *FORMS[form],
-        "--log-verbose=1",
-    ]
-    assert instructions("EXPOSE") == [" ".join(map(str, sorted(vars(Ports()).values())))]
+    assert command[0] == f"--model-repository={tmp_path}/served/model_repository"
+    assert {*EXPLICIT, *EXIT, *restrictions([], KEY), *region_options("python"), "--log-verbose=1"} < set(command)
+    assert {f"--{protocol}-address=0.0.0.0" for protocol in ("http", "grpc", "metrics")} < set(command)
+    assert not [option for option in command if "127.0.0.1" in option]
+    chosen = [option for option in command if option.startswith("--model-config-name=")]
+    assert chosen == ([] if form == "tensorrt" else ["--model-config-name=python"])
+    assert f"--backend-config=tensorrt,plugins={PLUGIN}" in command
+    assert ADMIN_KEY_VARIABLE not in (tmp_path / "env").read_text()
 
 
 def test_region_size_is_limited_to_fit_the_shared_memory(tmp_path: Path) -> None:
-    run_script(SERVE, tmp_path, "python")
+    serve(tmp_path)
     assert int((tmp_path / "limit").read_text()) << 10 == MAX_REGION_BYTES
     ignored = int((tmp_path / "ignored").read_text().split()[1], 16)
     assert ignored >> (signal.SIGXFSZ - 1) & 1
@@ -278,18 +281,40 @@ def test_region_size_is_limited_to_fit_the_shared_memory(tmp_path: Path) -> None
 
 
 def test_each_start_generates_an_admin_key_when_none_is_given(tmp_path: Path) -> None:
-    starts = [tmp_path / "first", tmp_path / "second"]
     keys = []
-    for folder in starts:
-        folder.mkdir()
-        done, command = run_script(SERVE, folder, "python", key="")
-        keys.append((folder / "admin_key").read_text().strip())
+    for _ in range(2):
+        done, command = serve(tmp_path, **{ADMIN_KEY_VARIABLE: ""})
+        [file] = tmp_path.glob("admin_key-*")
+        keys.append(file.read_text().strip())
         assert set(restrictions([], keys[-1])) < set(command)
-        assert stat.S_IMODE((folder / "admin_key").stat().st_mode) == 0o600
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert keys[-1] not in done.stdout + done.stderr
-        assert str(folder / "admin_key") in done.stderr
+        assert str(file) in done.stderr
+        file.unlink()
     assert len(set(keys)) == 2
     assert all(re.fullmatch(r"[0-9a-f]{32}", key) for key in keys)
+    assert SERVICES["server"]["environment"][ADMIN_KEY_VARIABLE] == f"${{{ADMIN_KEY_VARIABLE}:-}}"
+
+
+@pytest.mark.parametrize("key", ["short", "with:a=colon-and-more", "two words two words"])
+def test_rejects_an_admin_key_that_triton_would_misread(key: str, tmp_path: Path) -> None:
+    done, command = serve(tmp_path, **{ADMIN_KEY_VARIABLE: key})
+    assert (done.returncode, command) == (1, [])
+    assert ADMIN_KEY_VARIABLE in done.stderr
+
+
+def run_build(folder: Path, form: str | None) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Runs build_codec.sh with a stand-in for Python; also returns the last command that it starts."""
+    record = folder / "command"
+    program(folder / "tools" / "python3", f'#!/bin/bash\nprintf "%s\\n" python3 "$@" >"{record}"\n')
+    (folder / "model_repository").mkdir()
+    (folder / "model_repository" / "config.pbtxt").touch()
+    text = BUILD.read_text().replace(str(SERVED), str(folder / "served"))
+    environment = {"PATH": f"{folder / 'tools'}:{os.environ['PATH']}", "QWEN3_TTS_CHECKPOINT": "/checkpoint"}
+    environment |= {} if form is None else {"CODEC_FORM": form}
+    command = ["bash", "-c", text, BUILD.name]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    return done, record.read_text().splitlines() if record.exists() else []
 
 
 def test_benchmark_records_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,19 +324,6 @@ def test_benchmark_records_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> No
     recorded = settings_of_environment()
     assert recorded["QWEN3_TTS_MAX_STREAMS"] == "7"
     assert KEY not in recorded.values()
-
-
-def test_admin_key_is_removed_from_the_servers_environment(tmp_path: Path) -> None:
-    run_script(SERVE, tmp_path, "python")
-    assert ADMIN_KEY_VARIABLE not in (tmp_path / "env").read_text()
-    assert SERVICES["server"]["environment"][ADMIN_KEY_VARIABLE] == f"${{{ADMIN_KEY_VARIABLE}:-}}"
-
-
-@pytest.mark.parametrize("key", ["short", "with:a=colon-and-more", "two words two words"])
-def test_rejects_an_admin_key_that_triton_would_misread(key: str, tmp_path: Path) -> None:
-    done, command = run_script(SERVE, tmp_path, "python", key=key)
-    assert (done.returncode, command) == (2, [])
-    assert ADMIN_KEY_VARIABLE in done.stderr
 
 
 def test_ports_are_published_on_localhost_by_default() -> None:
@@ -331,13 +343,10 @@ def test_image_requires_the_kernels() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_build_exports_the_served_form(form: str, tmp_path: Path) -> None:
-    done, command = run_script(BUILD, tmp_path, form)
+    done, command = run_build(tmp_path, form)
     assert done.returncode == 0, done.stderr
     assert command[:5] == ["python3", "-m", "export", "--form", form]
     assert (tmp_path / "served" / "model_repository" / "config.pbtxt").is_file()
-    configs = ROOT / "model_repository" / "code2wav" / "configs"
-    selected = [option.split("=")[1] for option in FORMS[form] if option.startswith("--model-config-name=")]
-    assert all((configs / f"{name}.pbtxt").is_file() for name in selected)
 
 
 def test_build_falls_back_to_the_kernels_without_tensorrt(tmp_path: Path) -> None:
@@ -353,15 +362,6 @@ def test_build_falls_back_to_the_kernels_without_tensorrt(tmp_path: Path) -> Non
         assert ("no TensorRT plan here" in done.stderr) == (form == "tensorrt")
 
 
-def test_server_serves_the_kernels_where_no_plan_was_built(tmp_path: Path) -> None:
-    folder = tmp_path / "served" / "model_repository" / "code2wav" / "1"
-    folder.mkdir(parents=True)
-    (folder / "model.json").write_text('{\n  "form": "python",\n}\n')
-    done, command = run_script(SERVE, tmp_path, "tensorrt")
-    assert done.returncode == 0, done.stderr
-    assert "--model-config-name=python" in command
-
-
 def test_plugin_is_built_and_used_by_export_and_server() -> None:
     assert "COPY --from=plugin /libcode2wav_plugin.so ./" in DOCKERFILE
     assert f"{PLUGIN_LIBRARY}={PLUGIN} " in instructions("ENV")[-1]
@@ -371,17 +371,9 @@ def test_plugin_is_built_and_used_by_export_and_server() -> None:
     assert os.access(ROOT / "export/plugin/build.sh", os.X_OK)
 
 
-def test_server_loads_no_plugin_when_none_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "PLUGIN", "")
-    done, command = run_script(SERVE, tmp_path, "tensorrt")
-    assert done.returncode == 0, done.stderr
-    assert not any("plugins" in option for option in command)
-
-
-@pytest.mark.parametrize("script", [BUILD, SERVE], ids=lambda script: script.name)
 @pytest.mark.parametrize("form", ["onnx", "TensorRT", "", None])
-def test_scripts_reject_other_forms(script: Path, form: str | None, tmp_path: Path) -> None:
-    done, command = run_script(script, tmp_path, form)
+def test_build_rejects_other_forms(form: str | None, tmp_path: Path) -> None:
+    done, command = run_build(tmp_path, form)
     assert done.returncode != 0
     assert "CODEC_FORM" in done.stderr
     assert "tensorrt or python" in done.stderr
@@ -389,88 +381,10 @@ def test_scripts_reject_other_forms(script: Path, form: str | None, tmp_path: Pa
     assert not (tmp_path / "served").exists()
 
 
-def test_one_variable_selects_the_form_for_build_and_server() -> None:
-    [command] = instructions("CMD")[-1:]
-    assert command == '["./serve.sh"]'
-    assert SERVICES["codec"]["command"] == ["./build_codec.sh"]
-    assert "command" not in SERVICES["server"]
-    for name in ("codec", "server"):
-        assert SERVICES[name]["environment"]["CODEC_FORM"] == "${CODEC_FORM:-tensorrt}"
-    assert "CODEC_FORM=tensorrt " in instructions("ENV")[-1] + " "
-
-
-def serve_script(tmp_path: Path, body: str, drain: str = 'kill -TERM "$5"', **given: str) -> subprocess.Popen[str]:
-    """docker/serve.sh with a stand-in tritonserver that runs the shell code `body`, and for drain.py `drain`, whose
-    parameter $5 is the process to end."""
-    drain = f'case "$*" in *stream_check*) exec sleep 1000 ;; esac\n{drain}'
-    for name, code in (("tritonserver", f"echo started\n{body}"), ("python3", drain)):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
-        (tmp_path / name).chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CODEC_FORM": "python", MPS_VARIABLE: "off"}
-    environment |= {"TMPDIR": str(tmp_path)} | given
-    return subprocess.Popen([SERVE], env=environment, stdout=subprocess.PIPE, text=True)
-
-
-@pytest.mark.parametrize(("body", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -USR1 $$", 138)])
-def test_container_exits_with_the_servers_exit_code(body: str, code: int, tmp_path: Path) -> None:
-    with serve_script(tmp_path, body) as script:
-        assert script.wait(30) == code
-
-
-def test_stopped_container_waits_for_the_server(tmp_path: Path) -> None:
-    body = "trap 'sleep 0.5; exit 7' TERM; echo ready; while :; do sleep 0.01; done"
-    with serve_script(tmp_path, body) as script:
-        assert script.stdout is not None
-        assert [script.stdout.readline() for _ in range(2)] == ["started\n", "ready\n"]
-        script.terminate()
-        assert script.wait(30) == 7
-
-
-# Ready once the script waits for it, since a signal before that ends it without a drain.
-WAITED = "until grep -q '^State:.S' /proc/$PPID/status; do sleep 0.01; done"
-UNTIL_TERM = f"trap 'exit 7' TERM; {WAITED}; echo ready; while :; do sleep 0.01; done"
-
-
-def test_stopped_container_drains_the_server_first(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "drained")
-    drain = f'echo "$@ $QWEN3_TTS_DRAIN_FILE" >{tmp_path}/arguments; echo draining; read -r _ <{tmp_path}/drained\n'
-    drain += 'kill -TERM "$5"'
-    (tmp_path / "drain").touch()
-    with serve_script(tmp_path, UNTIL_TERM, drain) as script:
-        assert script.stdout is not None
-        assert [script.stdout.readline() for _ in range(2)] == ["started\n", "ready\n"]
-        assert not (tmp_path / "drain").exists(), "the drain of the container's last start"
-        script.terminate()
-        assert script.stdout.readline() == "draining\n"
-        assert script.poll() is None
-        (tmp_path / "drained").write_text("\n")
-        assert script.wait(30) == 7
-    arguments = rf"-I -S drain.py --end \d+ {tmp_path}/drain\n"
-    assert re.fullmatch(arguments, (tmp_path / "arguments").read_text())
-
-
-def test_second_signal_ends_the_streams_and_a_third_kills(tmp_path: Path) -> None:
-    called = f'echo "$6 $7" >>{tmp_path}/called; trap "exit 0" TERM; echo called; while :; do sleep 0.01; done'
-    with serve_script(tmp_path, UNTIL_TERM, called) as script:
-        assert script.stdout is not None
-        assert [script.stdout.readline() for _ in range(2)] == ["started\n", "ready\n"]
-        for _ in range(2):
-            script.terminate()
-            assert script.stdout.readline() == "called\n"
-        assert (tmp_path / "called").read_text() == " \n--seconds 0\n"
-        assert script.poll() is None
-        script.terminate()
-        assert script.wait(30) == 128 + signal.SIGKILL
-
-
 def test_image_drains_by_the_file_that_its_hooks_know() -> None:
-    """A preStop hook has the image's environment, not that of serve.sh."""
+    """A preStop hook has the image's environment, not that of the launcher."""
     assert f"{FILE_VARIABLE}=/tmp/drain " in instructions("ENV")[-1]
     assert "/tmp" in SERVICES["server"]["tmpfs"]
-    [copied] = [line for line in instructions("COPY") if "serve.sh" in line]
-    for file in ("scripts/embedded/drain.py", "scripts/embedded/stream_check.py"):
-        assert file in copied
-        assert f"!{file}" in (ROOT / ".dockerignore").read_text().splitlines()
 
 
 def test_health_check_probes_the_model_and_not_the_server() -> None:
@@ -499,6 +413,10 @@ def test_repository_is_built_before_serving_and_mounted_read_only() -> None:
     assert "repository:/var/lib/qwen3-tts:ro" in SERVICES["server"]["volumes"]
     assert f"repository={SERVED}/model_repository\n" in BUILD.read_text()
     assert f"--model-repository={SERVED}/model_repository " in SERVE.read_text()
+    assert instructions("CMD")[-1] == '["./serve.sh"]'
+    assert "command" not in SERVICES["server"]
+    assert SERVICES["codec"]["command"] == ["./build_codec.sh"]
+    assert SERVICES["codec"]["environment"]["CODEC_FORM"] == "${CODEC_FORM:-tensorrt}"
     assert SERVICES["server"]["depends_on"] == {"codec": {"condition": "service_completed_successfully"}}
     assert SERVICES["client"]["depends_on"] == {"server": {"condition": "service_healthy"}}
 

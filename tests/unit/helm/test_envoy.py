@@ -15,7 +15,7 @@ import yaml
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from qwen3_tts_client.protocol import SpeechRequest, encode
-from scripts.fleet.envoy import Endpoint, static_config
+from scripts.server.fleet.envoy import Endpoint, static_config
 from tests.unit.helm.chart import CHART, NAMESPACE, VALUES, container, one, pod_of, render
 from tests.unit.helm.proxy import ENVOY, SERVICE, NameServer, Proxy, Server, configuration, get, running
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from qwen3_tts_client.__main__ import main
-from qwen3_tts_client.gateway import config
-from qwen3_tts_client.gateway.app import make_app
-from qwen3_tts_client.gateway.serving import GRACE_SECONDS
+from qwen3_tts_gateway import config
+from qwen3_tts_gateway.app import make_app
+from qwen3_tts_gateway.serving import GRACE_SECONDS
 from tests.unit.helm.chart import FLEET, GATEWAY_API, MINIMAL, NAME, ROOT, container, of_kind, one, pod_of, render
 
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
@@ -50,7 +50,7 @@ def test_gateway_accepts_its_options_and_settings(
     async def serve(found: config.Settings) -> None:
         taken.append(found)
 
-    monkeypatch.setattr("qwen3_tts_client.gateway.serving.serve", serve)
+    monkeypatch.setattr("qwen3_tts_gateway.serving.serve", serve)
     assert main(["gateway", *options]) == 0
     given = yaml.safe_load(values.read_text()).get("gateway", {})
     assert taken[0].host == "0.0.0.0"

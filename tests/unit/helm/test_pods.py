@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from qwen3_tts_client.gateway import config
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX, EngineConfig
 from qwen3_tts_engine.environment import unknown_variables
-from scripts.embedded.drain import END_SECONDS, EXIT_SECONDS, NOTICE_SECONDS
-from scripts.embedded.ports import Ports
-from scripts.embedded.protection import MAX_REGION_BYTES
+from qwen3_tts_gateway import config
+from scripts.server.drain import END_SECONDS, EXIT_SECONDS, NOTICE_SECONDS
+from scripts.server.ports import Ports
+from scripts.server.protection import MAX_REGION_BYTES
 from tests.unit.helm.chart import (
     CHART,
     FLEET,

@@ -12,7 +12,7 @@ from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_BATCH, MAX_CALL_FR
 from qwen3_tts_engine.scheduling.capacity import urgent_lead
 from qwen3_tts_engine.scheduling.chunker import Chunker, Need
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
-from scripts.benchmarks.simulation import audible
+from scripts.lab.simulation import audible
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream, start_in_slot
 
 

@@ -13,7 +13,7 @@ from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.endings import MAX_PERIOD, repeats
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
-from scripts.benchmarks.simulation import audible
+from scripts.lab.simulation import audible
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
 WINDOW = 50

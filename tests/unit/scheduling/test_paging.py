@@ -19,7 +19,7 @@ from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.paging import GROWTH_PAGES
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
-from scripts.benchmarks.simulation import audible
+from scripts.lab.simulation import audible
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 from tests.unit.engine.test_engine import WAIT, Harness, eventually
 

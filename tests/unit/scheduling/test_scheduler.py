@@ -16,7 +16,7 @@ from qwen3_tts_engine.scheduling.capacity import Capacity, urgent_lead
 from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
-from scripts.benchmarks.simulation import audible
+from scripts.lab.simulation import audible
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
 MAX_FRAMES = 24

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scripts import quickstart
-from scripts.embedded.ports import Ports
+from scripts.server.ports import Ports
 
 
 @pytest.mark.parametrize("taken", ["grpc_port", "http_port", "metrics_port", "port"])

@@ -3,7 +3,7 @@
 from qwen3_tts_client.analysis.playback import NS
 from qwen3_tts_client.analysis.summary import summarise
 from qwen3_tts_client.records.timeline import Timeline
-from scripts.benchmarks.serving import codec_calls, configuration, rows
+from scripts.benchmarks.serving import codec_calls, rows
 from tests.unit.client.test_summary import request, run, stream
 
 
@@ -43,9 +43,3 @@ def test_codec_calls_are_counted_between_two_scrapes() -> None:
     directly = {name: value for name, value in after.items() if not name.startswith("nv_inference")}
     assert codec_calls(before, before | directly) == {k: v for k, v in expected.items() if k != "codec_own_ms"}
     assert codec_calls({}, {}) == {}
-
-
-def test_each_form_selects_its_model_configuration() -> None:
-    assert configuration("onnx") == ["--model-config-name=onnxruntime"]
-    assert "--model-config-name=python" in configuration("python")
-    assert not any(option.startswith("--model-config-name") for option in configuration("tensorrt"))

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from code2wav_step.buckets import MAX_ROW_FRAMES, BatchShape, Buckets, row_frames
 from code2wav_step.config import StepConfig
-from code2wav_step.kernels.gpu_trace import traced
 from code2wav_step.rows import Places, Rows, row_addresses
 from code2wav_step.step import Step
 
@@ -110,7 +109,7 @@ class StepGraph:
             self._outputs = run_step(step, buffers, shape)
         # The first replay uploads the graph to the device, which otherwise delays a first request.
         graph.replay()
-        self._graph, self.pool = traced(graph), graph.pool()
+        self._graph, self.pool = graph, graph.pool()
 
     def replay(self) -> None:
         """Runs on what is in the buffers. The results are valid until the next replay of any graph, before which this

@@ -78,7 +78,7 @@ class EngineConfig(BaseModel):
     """Timeout of a codec or encoder call; beyond it the engine counts as dead."""
     drain_file: str = ""
     """While this file exists, the model is not ready; while it contains `refusing`, new requests get UNAVAILABLE and
-    open streams continue (docs/fleet.md, Draining). The serve.sh scripts set it. Empty: none."""
+    open streams continue (docs/fleet.md, Draining). The launcher sets it. Empty: none."""
     max_streams: int = Field(
         default=MOST_AUTO_STREAMS,
         ge=1,

@@ -11,7 +11,6 @@ OTHER_VARIABLES = {
     "QWEN3_TTS_FAKE_PLAN": "Tests: the fault of a plan that is no TensorRT plan.",
     "QWEN3_TTS_FLITE": "Folder of flite's libraries, for `scripts.demo_voice`.",
     "QWEN3_TTS_GATEWAY_KEYS": "API keys of the gateway (docs/gateway.md).",
-    "QWEN3_TTS_GPU_TRACE": "Folder for the times of CUDA graphs, for `scripts.benchmarks.profile_tick`.",
     "QWEN3_TTS_MPS": "`off` starts no MPS daemon (docs/operations.md, MPS).",
     "QWEN3_TTS_TENSORRT_PLUGIN": "The TensorRT plugin's library (docs/code2wav.md).",
     "QWEN3_TTS_TENSORRT_PYTHON": "A Python that has TensorRT, for the export (docs/code2wav.md).",

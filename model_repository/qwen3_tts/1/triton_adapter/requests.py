@@ -15,7 +15,7 @@ log = logging.getLogger("qwen3_tts")
 
 TEXT_FIELDS = ("operation", "text", "language", "speaker", "instruct", "voice", "ref_text")
 AUDIO_FIELD = "ref_audio"
-# Answered at once, whatever the load: whether streams work (scripts/embedded/stream_check.py).
+# Answered at once, whatever the load: whether streams work (scripts/server/stream_check.py).
 CHECK = {"operation": "check"}
 # TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END.
 SEQUENCE_START, SEQUENCE_END = 1, 2

@@ -1,4 +1,4 @@
-"""The drain file, by which an operator empties the server before it ends (scripts/embedded/drain.py)."""
+"""The drain file, by which an operator empties the server before it ends (scripts/server/drain.py)."""
 
 from pathlib import Path
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.pinned_memory import to_pinned
-from qwen3_tts_engine.talker.kernels.gpu_trace import traced
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +70,7 @@ class TickGraph:
             self._output = run(*split_like(self._block, padding))
         # Runs padding only. The first replay uploads the graph to the device, which otherwise delays a first request.
         graph.replay()
-        self._graph = traced(graph)
-        self.pool = graph.pool()
+        self._graph, self.pool = graph, graph.pool()
 
     def replay(self, *inputs: np.ndarray) -> Tensor | None:
         """The function's output, valid until the next replay."""

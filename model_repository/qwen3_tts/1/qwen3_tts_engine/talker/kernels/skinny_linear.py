@@ -14,7 +14,7 @@ class Block(NamedTuple):
 
 
 # The block with which a layer was fastest, by (rows of weights, inputs) and HALVES (one H200,
-# scripts/benchmarks/products). Few blocks are, since those of the next kernels then load their weights on the other
+# scripts/lab/products). Few blocks are, since those of the next kernels then load their weights on the other
 # multiprocessors.
 BLOCKS: dict[tuple[int, int], dict[int, Block]] = {
     (4096, 1024): {1: Block(8, 8), 2: Block(4, 2)},

@@ -30,7 +30,7 @@ class Tile(NamedTuple):
 
 
 # The tile with which a layer was fastest, all its products in tile_linear, by (rows of weights, inputs) and the most
-# rows of x (one H200 or H100, scripts/benchmarks/products). None where cuBLAS is faster, as it is beyond the last.
+# rows of x (one H200 or H100, scripts/lab/products). None where cuBLAS is faster, as it is beyond the last.
 TILES: dict[tuple[int, int], dict[int, Tile | None]] = {
     (4096, 1024): {
         32: Tile(32, 1, 2, True), 64: Tile(64), 96: Tile(96), 128: Tile(64), 192: Tile(96, twins=2), 256: Tile(128),

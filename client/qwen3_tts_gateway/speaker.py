@@ -1,0 +1,177 @@
+"""Speaks the turns of a WebSocket session, one after the other."""
+
+import asyncio
+from typing import Any
+
+from starlette.websockets import WebSocket
+
+from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_gateway.access import Key
+from qwen3_tts_gateway.audio.encoder import complete
+from qwen3_tts_gateway.audio.pipeline import Pipeline
+from qwen3_tts_gateway.backend import Speech
+from qwen3_tts_gateway.body import audio_seconds, encoded_chunks, ending
+from qwen3_tts_gateway.errors import APIError, from_speech
+from qwen3_tts_gateway.log import Exchange, exchange_of, record
+from qwen3_tts_gateway.parts import PartedSpeaker
+from qwen3_tts_gateway.services import Services
+from qwen3_tts_gateway.turn import Turn
+
+# Turns that wait; the session reads no further message while the queue is full.
+MAX_TURNS = 8
+
+
+class Speaker:
+    def __init__(self, services: Services, websocket: WebSocket, key: Key) -> None:
+        self._services = services
+        self._websocket = websocket
+        self._key = key
+        self._queue: asyncio.Queue[Turn | None] = asyncio.Queue(MAX_TURNS)
+        self._turns: list[Turn] = []  # not yet reported as done
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._turns
+
+    async def put(self, turn: Turn | None) -> None:
+        """None closes the connection after the turns before it."""
+        if turn is not None:
+            self._turns.append(turn)
+        await self._queue.put(turn)
+
+    def cancel(self) -> None:
+        """Silences the current turn at once, and those that wait."""
+        for turn in self._turns:
+            turn.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def run(self) -> None:
+        while (turn := await self._queue.get()) is not None:
+            self._task = asyncio.ensure_future(self._speak(turn))
+            try:
+                await asyncio.wait((self._task,))
+            finally:
+                self._task.cancel()
+            if self._task.cancelled() and not turn.is_cancelled:
+                raise asyncio.CancelledError
+            if not self._task.cancelled():
+                self._task.result()
+            self._task = None
+            await self._report_done(turn)
+            self._turns.remove(turn)
+        await self._websocket.close()
+
+    async def send_error(self, error: APIError, **fields: Any) -> None:
+        await self._websocket.send_json(error.body | {"type": "error"} | fields)
+
+    async def _report_done(self, turn: Turn) -> None:
+        cancelled = {"cancelled": True} if turn.is_cancelled else {}
+        sentences = 1 if turn.text.pieces and not turn.is_cancelled else 0
+        done = {"type": "session.done", "utterance_index": turn.index, "total_sentences": sentences}
+        await self._websocket.send_json(done | cancelled)
+
+    async def _speak(self, turn: Turn) -> None:
+        if turn.is_cancelled:
+            return
+        exchange = self._exchange(turn)
+        try:
+            await self._speak_logged(turn, exchange)
+            exchange.outcome = exchange.outcome or "ok"
+        except asyncio.CancelledError:
+            exchange.outcome = "cancelled"
+            raise
+        finally:
+            record(exchange, self._services.metrics)
+
+    async def _speak_logged(self, turn: Turn, exchange: Exchange) -> None:
+        if not await turn.text.begins():
+            return
+        output = Output(self._websocket, turn, exchange)
+        try:
+            with self._services.access.stream(self._key):
+                await self._synthesise(turn, exchange, output)
+        except asyncio.CancelledError:
+            if turn.is_cancelled:
+                await output.cancel()
+            raise
+        except SpeechError as error:
+            refused = from_speech(error)
+            exchange.outcome, exchange.error = error.outcome, refused.detail
+            await self.send_error(refused, utterance_index=turn.index)
+            await output.done(error=True)
+        except APIError as error:
+            exchange.outcome = "refused"
+            await self.send_error(error, utterance_index=turn.index)
+            await output.done(error=True)
+
+    async def _synthesise(self, turn: Turn, exchange: Exchange, output: "Output") -> None:
+        services, options = self._services, turn.options
+        exchange.model = model = await services.models.resolve(options.model)
+        request = await services.builder.build(options, "", model)
+        pipeline = Pipeline(options.response_format, options.sample_rate, options.speed, services.encoders)
+        speaker = PartedSpeaker(services.backend, request, model, exchange.request_id, exchange.trace)
+        speech = await speaker.speak_pieces(turn.text)
+        try:
+            async for encoded in encoded_chunks(speech, pipeline):
+                await output.audio(encoded, pipeline.rate)
+            await output.done(speech=speech)
+        finally:
+            await speech.close()
+            exchange.audio_s, exchange.finish_reason = audio_seconds(speech), speech.end.finish_reason
+            exchange.characters = turn.text.characters
+            if services.settings.log_text:
+                exchange.text, exchange.voice = "".join(turn.text.pieces), options.voice
+            services.metrics.count_audio(options.response_format, exchange.audio_s, pipeline.busy_s)
+
+    def _exchange(self, turn: Turn) -> Exchange:
+        """The log record of one turn."""
+        session = exchange_of(self._websocket.scope)
+        request_id = f"{session.request_id}-{turn.index}"
+        return Exchange(
+            request_id, session.path, "WS", session.trace, key=self._key.name, format=turn.options.response_format
+        )
+
+
+class Output:
+    """The messages about one turn's audio: audio.start, binary messages, audio.done."""
+
+    def __init__(self, websocket: WebSocket, turn: Turn, exchange: Exchange) -> None:
+        self._websocket = websocket
+        self._turn = turn
+        self._exchange = exchange
+        self._held = bytearray()  # without stream_audio, until the end
+        self._total_bytes = 0
+        self._is_started = False
+
+    async def audio(self, encoded: bytes, rate: int) -> None:
+        self._total_bytes += len(encoded)
+        if self._turn.options.stream_audio:
+            await self._start(sample_rate=rate, channels=1)
+            await self._websocket.send_bytes(encoded)
+            self._exchange.first_byte_ms = self._exchange.first_byte_ms or self._exchange.elapsed_ms()
+        else:
+            self._held += encoded
+
+    async def done(self, error: bool = False, speech: Speech | None = None) -> None:
+        await self._start()
+        if self._held and not error:
+            await self._websocket.send_bytes(complete(self._turn.options.response_format, bytes(self._held)))
+        told = ending(speech) if speech else {}
+        await self._send("audio.done", total_bytes=self._total_bytes, error=error, **told)
+
+    async def cancel(self) -> None:
+        """Ends audio that the client has cancelled, if any was announced."""
+        if self._is_started:
+            await self._send("audio.done", total_bytes=self._total_bytes, error=False, cancelled=True)
+
+    async def _start(self, **fields: Any) -> None:
+        if not self._is_started:
+            self._is_started = True
+            text = "".join(self._turn.text.pieces)
+            await self._send("audio.start", sentence_text=text, format=self._turn.options.response_format, **fields)
+
+    async def _send(self, kind: str, **fields: Any) -> None:
+        position = {"type": kind, "utterance_index": self._turn.index, "sentence_index": 0}
+        await self._websocket.send_json(position | fields)
