@@ -12,7 +12,7 @@ from export.golden import make_golden
 from export.modules.codec import CodecStep
 from export.tensorrt.process import PlanError
 from export.verify import ALL_BATCHES, IRREGULAR_CHUNKS, LONG_UTTERANCE, Outcome, cycled_chunks, describe
-from qwen3_tts_engine.codec.calls import Call, Utterances
+from qwen3_tts_engine.codec.calls import ProofCall, Utterances
 from qwen3_tts_engine.codec.client import Call as CallCodec
 from qwen3_tts_engine.codec.client import Code2Wav
 from qwen3_tts_engine.codec.contract import (
@@ -51,7 +51,7 @@ class CallVerification:
         except RequestError as error:
             raise PlanError(f"it cannot be verified, so it is not kept: {error}") from None
         self._step, self._batches, self._utterance = step, batches, utterance
-        shapes = [Call(rows, frames) for frames in CHUNK_FRAMES for rows in batches]
+        shapes = [ProofCall(rows, frames) for frames in CHUNK_FRAMES for rows in batches]
         # Each shape has a batch that begins utterances, so that some rows are equal, and one of all ages.
         self._calls = [*shapes, *(replace(call, cold=True) for call in shapes if call.rows > 1)]
         np.random.default_rng(seed).shuffle(self._calls)  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ from export.golden import make_golden
 from export.modules.codec import CodecStep
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec import client as codec_client
-from qwen3_tts_engine.codec.calls import Call, Utterances
+from qwen3_tts_engine.codec.calls import ProofCall, Utterances
 from qwen3_tts_engine.codec.client import Code2Wav
 from qwen3_tts_engine.codec.contract import (
     CHUNK_FRAMES,
@@ -83,11 +83,11 @@ class Caller:
         for _ in range(calls):
             any_number = self._random.randrange(ANY_EVERY) == 0
             rows = self._random.randint(1, MAX_BATCH if any_number else FEW)
-            self._call(Call(rows, self._random.choice(CHUNK_FRAMES)), outcome)
+            self._call(ProofCall(rows, self._random.choice(CHUNK_FRAMES)), outcome)
             progress()
         return outcome
 
-    def _call(self, call: Call, outcome: Outcome) -> None:
+    def _call(self, call: ProofCall, outcome: Outcome) -> None:
         utterances = self._utterances
         slots = utterances.choose(call)
         try:

@@ -51,8 +51,8 @@ class Watched:
 
     def _counting(self, kind: Any) -> Any:
         class Counting(kind):  # type: ignore[misc]
-            def _end_settled(watcher, now: float) -> None:  # noqa: N805 - `self` counts
-                super()._end_settled(now)
+            def _end_due(watcher, now: float) -> None:  # noqa: N805 - `self` counts
+                super()._end_due(now)
                 self.rounds.release()
 
         return Counting

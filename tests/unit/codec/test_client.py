@@ -221,7 +221,7 @@ def test_a_reference_is_decoded_in_verified_chunk_lengths(calls: FakeCalls, long
     codec, voice = claimed(calls, longest), voice_of(90)
     assert voice.codes is not None
     voice.codes[:] = np.arange(90)[:, None]
-    codec.prepare(voice)
+    codec.prime(voice)
     assert {codes.shape[1] for codes in calls.codes} <= {length for length in CHUNK_FRAMES if length <= longest}
     decoded = 0
     for index, (codes, [[before, after, history, key]]) in enumerate(zip(calls.codes, calls.places, strict=True)):
@@ -235,9 +235,9 @@ def test_a_reference_is_decoded_in_verified_chunk_lengths(calls: FakeCalls, long
 
 def test_a_prepared_voice_is_not_decoded_again(calls: FakeCalls) -> None:
     codec, voice = claimed(calls), voice_of(20)
-    codec.prepare(voice)
+    codec.prime(voice)
     calls.forget()
-    codec.prepare(voice)
+    codec.prime(voice)
     pcm, failed = codec.decode(spoken_by(chunks_of(0, 0), row_0=voice, row_1=voice))
     assert not failed
     assert pcm[:, 0].tolist() == [20, 20]
@@ -246,7 +246,7 @@ def test_a_prepared_voice_is_not_decoded_again(calls: FakeCalls) -> None:
 
 def test_a_voice_that_is_not_in_context_takes_no_row(calls: FakeCalls) -> None:
     codec = claimed(calls, counts=RowCounts(slots=4, voices=0))
-    codec.prepare(voice_of(20).alone())
+    codec.prime(voice_of(20).alone())
     _, failed = codec.decode(spoken_by(chunks_of(0), row_0=voice_of(20).alone()))
     assert not failed
     assert calls.places[0][0, 0] == ZERO_ROW
@@ -264,7 +264,7 @@ def test_a_voice_that_cannot_be_decoded_fails_its_own_stream_until_it_can(calls:
     assert all(reason in str(error) for error in failed.values())
     assert pcm[[0, 2], 0].tolist() == [0, 30], "the others have audio"
     with pytest.raises(RequestError, match=reason):
-        codec.prepare(broken)
+        codec.prime(broken)
     codes.clear()
     pcm, failed = codec.decode(chunks)
     assert not failed
@@ -276,7 +276,7 @@ def test_failed_voices_leave_their_rows_to_others(calls: FakeCalls) -> None:
     calls.failing.add(7)
     for _ in range(2 * COUNTS.voices):
         with pytest.raises(RequestError):
-            codec.prepare(voice_of(20, code=7))
+            codec.prime(voice_of(20, code=7))
     voices = {f"row_{i}": voice_of(10 + i) for i in range(COUNTS.voices)}
     pcm, failed = codec.decode(spoken_by(chunks_of(0, 0, 0), **voices))
     assert not failed

@@ -178,7 +178,7 @@ def test_the_form_decides_how_the_codec_is_called(
     config = config_of(checkpoint.folder, voice_cache_mib=1)
     codec = open_codec(checkpoint, config, manifest, CPU, "talker", call_model, lambda model: nullcontext())
     codec.claim()
-    codec.prepare(Voice(np.zeros(4, np.float32), np.zeros((3, 16), np.int32), "said"))
+    codec.prime(Voice(np.zeros(4, np.float32), np.zeros((3, 16), np.int32), "said"))
     assert {call.model for call in calls} == {"code2wav"}
     assert all(set(call.inputs) == {CODES, PLACES} for call in calls)
     assert all((LINE in call.parameters) == opens_line for call in calls)

@@ -221,9 +221,9 @@ def test_graphs_whose_rows_depend_on_the_batch_give_way_to_pytorch(
 def test_a_prompt_that_a_graph_refuses_fails_alone(
     checkpoint: Checkpoint, graphs: TalkerRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cases, places = prompts(checkpoint, [9, 20]), onnx_runner.OnnxTalkerRunner._places
+    cases, places = prompts(checkpoint, [9, 20]), onnx_runner.OnnxTalkerRunner._cache_rows
     monkeypatch.setattr(
-        onnx_runner.OnnxTalkerRunner, "_places", lambda *given: places(*given) + (given[2] == 20) * 10**6
+        onnx_runner.OnnxTalkerRunner, "_cache_rows", lambda *given: places(*given) + (given[2] == 20) * 10**6
     )
     first, second = (newcomer(graphs, cases, slot, GREEDY) for slot in range(2))
     [(failed, error)] = graphs.prefill([first, second])

@@ -25,9 +25,9 @@ class Models:
 
     def __init__(self) -> None:
         self.inputs: dict[str, dict[str, Tensor]] = {}
-        self.prepared: list[Voice] = []
+        self.primed: list[Voice] = []
         self.codec_called = threading.Event()
-        self.encoder = ModelEncoder(EngineConfig(checkpoint="any"), self.prepared.append, self.call)
+        self.encoder = ModelEncoder(EngineConfig(checkpoint="any"), self.primed.append, self.call)
 
     def call(self, call: ModelCall) -> list[Tensor]:
         self.inputs[call.model] = call.inputs
@@ -55,10 +55,10 @@ def test_a_vector_alone_needs_no_codec() -> None:
     assert models.inputs.keys() == {SPEAKER_ENCODER}
 
 
-def test_the_codecs_client_prepares_a_voice_and_the_encoders_are_not_called() -> None:
+def test_the_codecs_client_primes_a_voice_and_the_encoders_are_not_called() -> None:
     models, voice = Models(), Voice(np.zeros(128, np.float32))
-    models.encoder.prepare(voice)
-    assert models.prepared == [voice]
+    models.encoder.prime(voice)
+    assert models.primed == [voice]
     assert not models.inputs
 
 

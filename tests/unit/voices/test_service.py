@@ -31,9 +31,9 @@ class ScriptedEncoder:
 
     def __init__(self) -> None:
         self.calls = 0
-        self.prepared: list[Voice] = []
+        self.primed: list[Voice] = []
         self.fail: Exception | None = None
-        self.fail_to_prepare: Exception | None = None
+        self.fail_to_prime: Exception | None = None
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
@@ -48,10 +48,10 @@ class ScriptedEncoder:
         codes = np.zeros((len(frames(samples)), 16), np.int32)
         return Voice(vector, codes) if in_context else Voice(vector)
 
-    def prepare(self, voice: Voice) -> None:
-        if self.fail_to_prepare:
-            raise self.fail_to_prepare
-        self.prepared.append(voice)
+    def prime(self, voice: Voice) -> None:
+        if self.fail_to_prime:
+            raise self.fail_to_prime
+        self.primed.append(voice)
 
 
 class Callback:
@@ -162,22 +162,22 @@ def test_the_codec_is_ready_for_a_voice_before_a_caller_gets_it(voices: Voices, 
     then = Callback()
 
     def check(answer: Any) -> None:
-        ready.append(answer in encoder.prepared)
+        ready.append(answer in encoder.primed)
         then(answer)
 
     voices.find(request(), check)
     assert then.answer.text == "said"
     assert ready == [True]
-    assert encoder.prepared == [then.answer], "with its text, as the one object that streams refer to"
+    assert encoder.primed == [then.answer], "with its text, as the one object that streams refer to"
 
 
 def test_a_voice_that_the_codec_cannot_decode_is_refused_and_not_cached(
     voices: Voices, encoder: ScriptedEncoder
 ) -> None:
-    encoder.fail_to_prepare = RequestError("the codec failed")
+    encoder.fail_to_prime = RequestError("the codec failed")
     assert str(find(voices, request())) == "the codec failed"
     assert str(register(voices, "anna")) == "the codec failed"
-    encoder.fail_to_prepare = None
+    encoder.fail_to_prime = None
     assert isinstance(find(voices, request()), Voice)
     assert isinstance(find(voices, named("anna")), InvalidRequest), "it was not registered"
 
@@ -190,7 +190,7 @@ def test_as_many_voices_are_kept_as_the_codec_is_ready_to_speak_in(encoder: Scri
     assert encoder.calls == 3
     assert find(voices, request(1.0)) is not first
     assert encoder.calls == 4
-    assert len(encoder.prepared) == 4
+    assert len(encoder.primed) == 4
     voices.close()
 
 
@@ -271,12 +271,12 @@ def test_a_registered_voice_is_cached_at_once_and_loaded_after_a_restart(
     [record] = register(voices, "anna")
     assert record.reference_seconds == pytest.approx(1.0)
     assert find(voices, named("anna")).x_vector[0] == 24000
-    assert (encoder.calls, len(encoder.prepared)) == (1, 1)
+    assert (encoder.calls, len(encoder.primed)) == (1, 1)
     voices.close()
     voices = open_voices(encoder, tmp_path)
     cold = find(voices, named("anna"))
     assert find(voices, named("anna")) is cold
-    assert (encoder.calls, encoder.prepared[1:]) == (1, [cold])
+    assert (encoder.calls, encoder.primed[1:]) == (1, [cold])
     alone = find(voices, named("anna", x_vector_only=True))
     assert alone.codes is None
     np.testing.assert_array_equal(alone.x_vector, cold.x_vector)

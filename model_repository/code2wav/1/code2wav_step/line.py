@@ -18,7 +18,7 @@ from code2wav_step.requests import PLACE_SIZE, InvalidInputError
 
 log = logging.getLogger(__name__)
 
-SOON = b"\2"
+ANNOUNCEMENT = b"\2"
 OPEN, OK, FAILED = b"\1", b"\0", b"\2"
 # Codes int32 [rows, frames * codebooks], places int32 [rows, PLACE_SIZE], and the samples to fill, int16 [rows,
 # samples].
@@ -42,10 +42,10 @@ class Line:
         """`address` is the talker's, `sizes` are codebooks and samples of a frame. The thread runs in `context`.
 
         Raises InvalidInputError."""
-        place = _read_note(address, contract)
-        process, files = int(place["process"]), place["files"]
+        note = _read_note(address, contract)
+        process, files = int(note["process"]), note["files"]
         self._codebooks, self._samples = sizes
-        self._offsets, self._sizes = place["offsets"], place["sizes"]
+        self._offsets, self._sizes = note["offsets"], note["sizes"]
         self._requests = _open_pipe(process, files["requests"], os.O_RDONLY)
         self._answers = _open_pipe(process, files["answers"], os.O_WRONLY)
         with _memory_path([process, files["memory"]], contract.line_memory).open("r+b") as file:
@@ -58,8 +58,8 @@ class Line:
             os.write(self._answers, OPEN)
             with self._context:
                 while kind := os.read(self._requests, 1):
-                    if kind == SOON:
-                        self._rehearse()
+                    if kind == ANNOUNCEMENT:
+                        self._on_announcement()
                     else:
                         os.write(self._answers, self._answer())
         except BrokenPipeError:
@@ -68,7 +68,7 @@ class Line:
             os.close(self._requests)
             os.close(self._answers)
 
-    def _rehearse(self) -> None:
+    def _on_announcement(self) -> None:
         """The last call without effect: after a pause of milliseconds its code is in no cache."""
         with suppress(Exception):
             self._prepare(*self._call()[:2])
@@ -115,9 +115,9 @@ def _read_note(address: str, contract: Contract) -> dict[str, Any]:
     raise InvalidInputError(f"{contract.line}: not an address issued by a talker")
 
 
-def _memory_path(place: list[Any], name: str) -> Path:
+def _memory_path(descriptor: list[Any], name: str) -> Path:
     """The path of a process's memfd; rejects any other file."""
-    process, file = map(int, place)
+    process, file = map(int, descriptor)
     path = Path(f"/proc/{process}/fd/{file}")
     if not os.readlink(path).startswith(f"/memfd:{name} "):
         raise ValueError(f"{path} is not {name}")

@@ -132,7 +132,7 @@ class Service:
         if checkpoint.config.tts_model_type != "base":
             return None
         startup.check_encoders(checkpoint, self.config, self.repository, device)
-        encoder = ModelEncoder(self.config, codec.prepare, self.call_model)
+        encoder = ModelEncoder(self.config, codec.prime, self.call_model)
         return startup.open_voices(
             checkpoint, self.config, prompts, encoder, codec.num_voices, startup.on_thread(device)
         )

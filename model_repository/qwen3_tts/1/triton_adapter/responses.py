@@ -89,7 +89,7 @@ class ResponseSink:
             self._completed = error is None
             self._watcher.forget(self)
             if isinstance(error, Cancelled) or (self._started and sender.is_cancelled()):
-                self._watcher.settle(partial(_send_final, sender, outputs, error))
+                self._watcher.end_later(partial(_send_final, sender, outputs, error))
             else:
                 _send_final(sender, outputs, error)
 
@@ -133,7 +133,7 @@ class CancelWatcher:
         with self._changed:
             return len(self._due) + len(self._ends)
 
-    def settle(self, end: Callable[[], None]) -> None:
+    def end_later(self, end: Callable[[], None]) -> None:
         """Call `end` after CANCEL_SETTLE."""
         with self._changed:
             self._ends.append((time.monotonic() + CANCEL_SETTLE, end))
@@ -144,11 +144,11 @@ class CancelWatcher:
             self._closed.set()
             self._changed.notify()
         self._thread.join()
-        self._end_settled(math.inf)
+        self._end_due(math.inf)
 
     def _run(self) -> None:
         while not self._closed.wait(CANCEL_PERIOD):
-            self._end_settled(time.monotonic())
+            self._end_due(time.monotonic())
             for sink in self._take_due():
                 if sink.is_cancelled():
                     self._cancel(sink.key)
@@ -165,7 +165,7 @@ class CancelWatcher:
                 self._due[sink] = now + CANCEL_INTERVAL
             return taken
 
-    def _end_settled(self, now: float) -> None:
+    def _end_due(self, now: float) -> None:
         # Only one thread pops at a time.
         while self._ends and self._ends[0][0] <= now:
             _, end = self._ends.popleft()

@@ -35,7 +35,7 @@ _STREAM = Stream("codec proof", no_prompt(NUM_CODEBOOKS), GREEDY, 1, _NoSink())
 
 
 @dataclass(frozen=True)
-class Call:
+class ProofCall:
     """A codec call; the rows of a `cold` one begin utterances, so that some rows are equal."""
 
     rows: int
@@ -50,9 +50,9 @@ class Call:
         return self.rows * self.frames
 
 
-def plan_calls(lengths: Sequence[int], num_slots: int) -> list[Call]:
+def plan_calls(lengths: Sequence[int], num_slots: int) -> list[ProofCall]:
     """All calls, the most revealing first; the first `len(lengths)` have one row and each chunk length."""
-    alone = [Call(1, frames) for frames in lengths]
+    alone = [ProofCall(1, frames) for frames in lengths]
     batches = list(_batches(ROWS, lengths, num_slots))
     warm, more = [*alone, *batches], [call for call in _batches(MORE_ROWS, lengths, num_slots) if call not in batches]
     order = random.Random(SEED)
@@ -61,9 +61,9 @@ def plan_calls(lengths: Sequence[int], num_slots: int) -> list[Call]:
     return [*alone, *(replace(call, cold=True) for call in batches), *warm, *more]
 
 
-def _batches(sizes: Iterable[int], lengths: Sequence[int], num_slots: int) -> Iterable[Call]:
+def _batches(sizes: Iterable[int], lengths: Sequence[int], num_slots: int) -> Iterable[ProofCall]:
     max_rows = min(num_slots, MAX_BATCH)
-    calls = (Call(min(size, max_rows, MAX_CALL_FRAMES // frames), frames) for size in sizes for frames in lengths)
+    calls = (ProofCall(min(size, max_rows, MAX_CALL_FRAMES // frames), frames) for size in sizes for frames in lengths)
     return dict.fromkeys(call for call in calls if call.rows > 1)
 
 
@@ -77,7 +77,7 @@ class Utterances:
         self._position = np.zeros(num_slots, np.int64)
         self._random = np.random.default_rng(SEED)
 
-    def choose(self, call: Call) -> np.ndarray:
+    def choose(self, call: ProofCall) -> np.ndarray:
         """Slots for a call's rows; restarts those of a cold call and those with too few frames left."""
         count = len(self._position)
         in_order = call.cold or call.rows == 1

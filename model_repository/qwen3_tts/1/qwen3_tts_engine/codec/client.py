@@ -66,7 +66,7 @@ class Code2Wav:
             self._voices.forget(voices[row])
         return samples, silent | failed
 
-    def prepare(self, voice: Voice) -> None:
+    def prime(self, voice: Voice) -> None:
         """Decodes the reference of a voice in context, unless that has been done lately. Raises RequestError."""
         if voice.codes is not None:
             with self._voices.holding([voice]) as held:

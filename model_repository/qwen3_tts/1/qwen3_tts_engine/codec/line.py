@@ -36,7 +36,7 @@ SIZES = {
     "pcm": MAX_CALL_FRAMES * SAMPLES_PER_FRAME * 2,
 }
 OFFSETS = dict(zip(SIZES, np.cumsum([0, *SIZES.values()]).tolist(), strict=False))
-CALL, SOON, OK = b"\1", b"\2", b"\0"
+CALL, ANNOUNCEMENT, OK = b"\1", b"\2", b"\0"
 
 
 class Line:
@@ -67,7 +67,7 @@ class Line:
     def announce(self) -> None:
         """A call follows within milliseconds, for which code2wav prepares."""
         if not self._lock.locked():
-            os.write(self._requests, SOON)
+            os.write(self._requests, ANNOUNCEMENT)
 
     def call(self, codes: np.ndarray, places: np.ndarray) -> np.ndarray:
         """client.Call."""

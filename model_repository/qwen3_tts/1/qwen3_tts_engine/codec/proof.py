@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qwen3_tts_engine.codec.calls import Call, Utterances, plan_calls
+from qwen3_tts_engine.codec.calls import ProofCall, Utterances, plan_calls
 from qwen3_tts_engine.codec.contract import MAX_BATCH, MODEL_NAME
 from qwen3_tts_engine.codec.golden import Golden
 from qwen3_tts_engine.interfaces import CodecClient
@@ -84,7 +84,7 @@ class CodecProof:
             MODEL_NAME, made, len(calls), shapes, worst, self._golden.snr_db, self._clock() - started,
         )  # fmt: skip
 
-    def make(self, call: Call, utterances: Utterances) -> None:
+    def make(self, call: ProofCall, utterances: Utterances) -> None:
         """Adds the shape's outcome to `findings`."""
         slots = utterances.choose(call)
         started = self._clock()
@@ -103,7 +103,7 @@ class CodecProof:
         # Restart failed rows, so that later shapes do not inherit their errors.
         utterances.restart(slots[~(snr_db >= self._golden.snr_db)])
 
-    def _compare(self, slots: np.ndarray, call: Call, pcm: np.ndarray, utterances: Utterances) -> np.ndarray:
+    def _compare(self, slots: np.ndarray, call: ProofCall, pcm: np.ndarray, utterances: Utterances) -> np.ndarray:
         """The SNR of each row against its golden samples, and against its twin, dB."""
         expected = utterances.expected(slots, call.frames)
         if pcm.shape != expected.shape:

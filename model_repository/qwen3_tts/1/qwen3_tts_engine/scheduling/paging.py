@@ -62,7 +62,7 @@ class Paging:
         fits = charged + max(needed, expected * share) <= self.pool.size
         return bool(fits and needed + spare <= available)
 
-    def place(self, stream: Stream, now: float) -> int:
+    def assign_pages(self, stream: Stream, now: float) -> int:
         """Assign the pages for a stream's prompt, codes and next frame.
 
         Returns the number of rows in the cached prefix.

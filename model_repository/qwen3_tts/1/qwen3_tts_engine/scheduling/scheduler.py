@@ -203,7 +203,7 @@ class Scheduler:
             self.admission.take(stream)
             stream.prompt.take_arrived()
             table.open(self.slots.allocate(1)[0], stream)
-        num_cached = self.paging.place(stream, now)
+        num_cached = self.paging.assign_pages(stream, now)
         made = slice(table.part_start[stream.slot], table.written[stream.slot])
         return Newcomer(stream, stream.slot, stream.pages.copy(), table.codes[stream.slot, made].copy(), num_cached)
 

@@ -55,13 +55,13 @@ class OnnxTalkerRunner(TalkerRunner):
 
     def _run_talker(self, slots: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """The talker's last state [B·N, H] of rows [B·N, H] at consecutive positions int64 [B, N] of slots [B]."""
-        index = self._places(slots, int(positions.max()) + 1)
+        index = self._cache_rows(slots, int(positions.max()) + 1)
         inputs = {"rows": rows.numpy(), "positions": positions.numpy(), "index": index.numpy(), **self._pools}
         hidden, stored = self._talker_program.run(("hidden", "stored"), inputs)
         self._stored[:, index.gather(1, positions)] = stored.unflatten(3, self._stored.shape[2:])
         return hidden
 
-    def _places(self, slots: Tensor, longest: int) -> Tensor:
+    def _cache_rows(self, slots: Tensor, longest: int) -> Tensor:
         """The place in the cache of each position of slots, at least the first `longest`, int64 [slots, positions]."""
         table, size = self.cache.page_table, self.cache.page_size
         positions = torch.arange(-(-longest // POSITIONS) * POSITIONS)

@@ -21,12 +21,12 @@ class ModelEncoder:
     def __init__(
         self,
         config: EngineConfig,
-        prepare: Callable[[Voice], None],
+        prime: Callable[[Voice], None],
         call_model: CallModel,
     ) -> None:
-        """`prepare` is that of the codec's client."""
+        """`prime` is that of the codec's client."""
         self._speaker_encoder, self._call_model = config.speaker_encoder, call_model
-        self.prepare = prepare
+        self.prime = prime
         self._speakers = ThreadPoolExecutor(1, thread_name_prefix="x-vectors")
 
     def encode(self, samples: np.ndarray, in_context: bool) -> Voice:

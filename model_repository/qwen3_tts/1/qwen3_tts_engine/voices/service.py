@@ -32,7 +32,7 @@ class ReferenceEncoder(Protocol):
     def encode(self, samples: np.ndarray, in_context: bool) -> Voice:
         """A voice without its text from float32 [samples] at 24 kHz. Raises RequestError."""
 
-    def prepare(self, voice: Voice) -> None:
+    def prime(self, voice: Voice) -> None:
         """Have the codec ready to speak in a voice. Raises RequestError."""
 
 
@@ -195,7 +195,7 @@ class Voices:
         result: Voice | RequestError
         try:
             result = make()
-            self._encoder.prepare(result)
+            self._encoder.prime(result)
         except Exception as error:
             result = _as_request_error(error)
         with self._lock:
