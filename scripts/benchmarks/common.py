@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ TEXT = "Thanks for calling. Your order left the warehouse today, it should be wi
 class NullSink:
     """A sink that discards audio."""
 
-    def send(self, pcm: np.ndarray) -> None: ...
+    def send(self, pcm: np.ndarray, words: Collection[str] = ()) -> None: ...
 
     def finish(self, error: RequestError | None, summary: Summary | None = None) -> None: ...
 

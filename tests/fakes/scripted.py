@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Collection
 
 import numpy as np
 
@@ -137,7 +138,7 @@ class Listener:
         self.gate = threading.Event()
         self.gate.set()
 
-    def send(self, pcm: np.ndarray) -> None:
+    def send(self, pcm: np.ndarray, words: Collection[str] = ()) -> None:
         self.gate.wait()
         if self.send_error:
             raise self.send_error

@@ -1,6 +1,6 @@
 """The order in which audio and ends are sent."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -56,7 +56,7 @@ class Sink:
     def __init__(self, key: str, sent: Sent) -> None:
         self._key, self._sent = key, sent
 
-    def send(self, pcm: np.ndarray) -> None:
+    def send(self, pcm: np.ndarray, words: Collection[str] = ()) -> None:
         self._sent.append((self._key, int(pcm[0])))
 
     def finish(self, error: RequestError | None, summary: Summary | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Collection
 from functools import partial
 from itertools import pairwise
 
@@ -138,7 +139,7 @@ class Player(Listener):
         super().__init__()
         self.arrivals: list[float] = []
 
-    def send(self, pcm: np.ndarray) -> None:
+    def send(self, pcm: np.ndarray, words: Collection[str] = ()) -> None:
         super().send(pcm)
         self.arrivals.append(time.perf_counter())
 

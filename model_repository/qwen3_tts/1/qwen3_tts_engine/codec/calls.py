@@ -1,7 +1,7 @@
 """The calls of a codec proof: their shapes, and golden utterances in the talker's slots."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ SEED = 0
 
 
 class _NoSink:
-    def send(self, pcm: np.ndarray) -> None: ...
+    def send(self, pcm: np.ndarray, words: Collection[str] = ()) -> None: ...
 
     def finish(self, error: RequestError | None, summary: Summary | None = None) -> None: ...
 

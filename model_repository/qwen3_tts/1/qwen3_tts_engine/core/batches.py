@@ -5,6 +5,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from qwen3_tts_engine.core.streams import Stream
+from qwen3_tts_engine.core.words import WordEvent
+
+# Unit of Frames.spoken's confidence.
+MILLION = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -12,7 +16,8 @@ class Newcomer:
     """A stream to prefill, with copies of its slot and pages, since a cancel may change the stream's own fields.
 
     `frames`, int [frames, codebooks], were generated before the stream was parked; they are prefilled after the prompt.
-    The first `num_cached` rows of the prompt are in its pages already, from the prefix cache.
+    The first `num_cached` rows of the prompt are in its pages already, from the prefix cache. `token` is the text token
+    that the last frame spoke, of a stream with word times.
     """
 
     stream: Stream
@@ -20,6 +25,7 @@ class Newcomer:
     pages: list[int]
     frames: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int16))
     num_cached: int = 0
+    token: int = 0
 
     def rows(self, pad_text_id: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows to prefill: text ids int [rows] and code ids int [rows, codebooks], as in a Prompt."""
@@ -42,7 +48,8 @@ class Newcomer:
 class TextFeed:
     """Streamed text for a running part: `ids` follow the first `start` ids of `trailing`.
 
-    `late` means that the frame that should be fed the first of them was launched without it.
+    `late` means that the frame that should be fed the first of them was launched without it. `num_spoken` are the
+    part's text tokens with these.
     """
 
     slot: int
@@ -50,6 +57,7 @@ class TextFeed:
     ids: list[int]
     is_open: bool
     late: bool
+    num_spoken: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,10 +93,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class Frames:
-    """Results of a tick: codes int [rows, codebooks]; `ended` bool [rows] marks rows that sampled end of speech."""
+    """Results of a tick: codes int [rows, codebooks]; `ended` bool [rows] marks rows that sampled end of speech.
+
+    `spoken` int64 [rows, 2] is the text token that each row speaks and the confidence in it, in millionths, NONE where
+    nothing was observed; only of streams with word times, None if there are none.
+    """
 
     codes: np.ndarray
     ended: np.ndarray
+    spoken: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +112,8 @@ class Chunks:
     decoded, its reference included; `counts` int [chunks]: frames that hold speech; `ready_at` float [chunks]: when the
     last of them was generated; `first` and `last` bool [chunks]: whether the stream begins here, and whether it is
     known to end. A last chunk is padded to the common length; since the codec is causal, padding does not affect
-    earlier samples.
+    earlier samples. `words` are, by row, those that begin or end in the chunk of a stream with word
+    times.
     """
 
     streams: list[Stream]
@@ -110,6 +124,7 @@ class Chunks:
     ready_at: np.ndarray
     first: np.ndarray
     last: np.ndarray
+    words: dict[int, list[WordEvent]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.streams)

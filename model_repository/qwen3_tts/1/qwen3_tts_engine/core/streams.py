@@ -2,12 +2,15 @@
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
 import numpy as np
 
+from qwen3_tts_engine.checkpoint.alignment import TextLayout
+from qwen3_tts_engine.core.words import WordEvent, WordTimes
 from qwen3_tts_engine.request import RequestError, Sampling
 from qwen3_tts_engine.voice import Voice
 
@@ -44,6 +47,7 @@ class Prompt:
     is_open: bool = False
     arrived: list[int] = field(default_factory=list)
     complete: bool = False
+    layout: TextLayout = "full"
 
     def __len__(self) -> int:
         return len(self.text_ids)
@@ -84,13 +88,17 @@ class Summary:
     prompt_rows: int
     withheld_samples: int
     """Leading silence that was not sent."""
+    words: tuple[str, ...] = ()
+    """What its last response tells about words (docs/api.md), JSON."""
+    spoken_share: float | None = None
+    """Share of its text tokens that were spoken; None without word times or where their confidence is low."""
 
 
 class Sink(Protocol):
     """Receives a stream's audio. Called from several threads; calls after `finish` are ignored."""
 
-    def send(self, pcm: np.ndarray) -> None:
-        """Deliver int16 [samples] of 24 kHz audio."""
+    def send(self, pcm: np.ndarray, words: Collection[str] = ()) -> None:
+        """Deliver int16 [samples] of 24 kHz audio, and what begins or ends in it of words, JSON."""
 
     def finish(self, error: RequestError | None, summary: Summary | None = None) -> None:
         """End the stream; None means success, of an utterance with its summary."""
@@ -150,6 +158,10 @@ class Stream:
     """Index of the current part."""
     reserved_frames: int = 0
     """Frame cap of a part whose text has not arrived; no pages are reserved for it."""
+    words: WordTimes | None = None
+    """The times of its words, if they are wanted."""
+    unsent_words: list[WordEvent] = field(default_factory=list)
+    """Those of chunks whose audio is withheld."""
     is_withheld: bool = False
     """Whether no audio is sent yet because all of it was silent."""
     withheld: np.ndarray = field(default_factory=lambda: NO_SAMPLES)
@@ -185,7 +197,12 @@ class Stream:
     @property
     def summary(self) -> Summary:
         tokens, rows = self.ended_tokens + self.prompt.num_spoken, self.ended_rows + len(self.prompt)
-        return Summary(self.reason, self.frames, tokens, rows, self.withheld_samples)
+        summary = Summary(self.reason, self.frames, tokens, rows, self.withheld_samples)
+        if self.words is None:
+            return summary
+        left = [*self.unsent_words, *self.words.finish(self.frames)]
+        words = tuple(event.to_json(self.withheld_samples) for event in left)
+        return replace(summary, words=words, spoken_share=self.words.spoken_share)
 
     def next_part(self) -> None:
         self.ended_tokens += self.prompt.num_spoken

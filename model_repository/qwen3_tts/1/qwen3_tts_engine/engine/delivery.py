@@ -13,6 +13,7 @@ import numpy as np
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.audio import SAMPLE_RATE
 from qwen3_tts_engine.core.streams import Sink, Stream, Summary
+from qwen3_tts_engine.core.words import WordEvent
 from qwen3_tts_engine.engine.state import State
 from qwen3_tts_engine.interfaces import Decoded
 from qwen3_tts_engine.request import Outcome, RequestError
@@ -40,7 +41,10 @@ class Delivery:
     def put(self, decoded: Decoded, audio: list[np.ndarray]) -> None:
         """Queue the audio of a codec call, int16 [samples] of each chunk."""
         for row, (stream, samples) in enumerate(zip(decoded.chunks.streams, audio, strict=True)):
-            self._outbox.put(partial(self._deliver, stream, samples, decoded.failed.get(row), decoded.ended))
+            stream_words = decoded.chunks.words.get(row, [])
+            self._outbox.put(
+                partial(self._deliver, stream, samples, stream_words, decoded.failed.get(row), decoded.ended)
+            )
 
     def end(self, streams: Collection[Stream]) -> None:
         """Queue the ends of streams, behind their audio."""
@@ -62,7 +66,10 @@ class Delivery:
         except Exception:
             log.exception("sending the end of a stream failed")
 
-    def _deliver(self, stream: Stream, samples: np.ndarray, error: RequestError | None, decoded: float) -> None:
+    def _deliver(
+        self, stream: Stream, samples: np.ndarray, words: list[WordEvent], error: RequestError | None, decoded: float
+    ) -> None:
+        stream.unsent_words += words
         if error := error or self._send(stream, samples):
             stream.error = error
             self.fail(stream, error)
@@ -81,8 +88,10 @@ class Delivery:
         """Returns the send error, if any."""
         if not len(samples):
             return None
+        words = [event.to_json(stream.withheld_samples) for event in stream.unsent_words]
+        stream.unsent_words = []
         try:
-            stream.sink.send(samples)
+            stream.sink.send(samples, words)
         except Exception as error:
             log.warning("sending to %s failed: %s", stream.key, error)
             return RequestError(f"sending the response failed: {error}")

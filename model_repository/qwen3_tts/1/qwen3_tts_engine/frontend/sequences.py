@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -49,8 +49,8 @@ class SequenceSink:
     sink: Sink
     end: Callable[[Callable[[], None]], None]
 
-    def send(self, pcm: np.ndarray) -> None:
-        self.sink.send(pcm)
+    def send(self, pcm: np.ndarray, words: Collection[str] = ()) -> None:
+        self.sink.send(pcm, words)
 
     def finish(self, error: RequestError | None, summary: Summary | None = None) -> None:
         self.end(partial(self.sink.finish, error, summary))

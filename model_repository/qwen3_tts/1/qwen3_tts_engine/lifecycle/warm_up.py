@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class DiscardSink:
         self.error: RequestError | None = None
         self.ended = threading.Event()
 
-    def send(self, pcm: np.ndarray) -> None:
+    def send(self, pcm: np.ndarray, words: Collection[str] = ()) -> None:
         pass
 
     def finish(self, error: RequestError | None, summary: Summary | None = None) -> None:

@@ -50,8 +50,8 @@ class PipeCaller:
         self._writer, self._callers = writer, callers
         self.is_gone = False
 
-    def send(self, pcm: np.ndarray) -> None:
-        self._writer.send(Audio(self.key, bytearray(pcm)))
+    def send(self, pcm: np.ndarray, words: Collection[str] = ()) -> None:
+        self._writer.send(Audio(self.key, bytearray(pcm), words))
 
     def reply(self, voices: list[str]) -> None:
         self._callers.pop(self.key, None)

@@ -1,5 +1,6 @@
 """What the process that calls Triton and the engine's process tell each other: tuples, which pickle fast."""
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +46,7 @@ class Audio(NamedTuple):
     key: str
     pcm: bytearray
     """Bytes of int16 samples; writable, as Triton's tensors must be."""
+    words: Collection[str]
 
 
 class Voices(NamedTuple):

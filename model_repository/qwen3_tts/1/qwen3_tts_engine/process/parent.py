@@ -146,8 +146,8 @@ class EngineProcess:
 
     def _deliver(self, message: Audio | Voices | End) -> None:
         match message:
-            case Audio(key, pcm):
-                self._callers[key].send(np.frombuffer(pcm, np.int16))
+            case Audio(key, pcm, words):
+                self._callers[key].send(np.frombuffer(pcm, np.int16), words)
             case Voices(key, voices):
                 self._callers.pop(key).reply(voices)
             case End(key, error, summary):

@@ -159,9 +159,11 @@ class Chunker:
         offsets = np.minimum(np.arange(length), counts[:, None] - 1)
         codes = table.codes[slots[:, None], decoded[:, None] + offsets].astype(np.int32)
         streams = [stream for slot in slots if (stream := table.streams[slot])]
-        history, ready_at = table.reference_frames[slots] + decoded, table.written_at[slots, decoded + counts - 1]
+        ends = decoded + counts
+        words = {row: one.words.take(int(ends[row])) for row, one in enumerate(streams) if one.words}
+        history, ready_at = table.reference_frames[slots] + decoded, table.written_at[slots, ends - 1]
         last = ~table.talking[slots] & (counts == pending)
-        return Chunks(streams, slots, codes, history, counts, ready_at, decoded == 0, last)
+        return Chunks(streams, slots, codes, history, counts, ready_at, decoded == 0, last, words)
 
 
 def _round_down(frames: np.ndarray) -> np.ndarray:

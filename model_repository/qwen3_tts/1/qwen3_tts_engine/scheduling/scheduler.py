@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from qwen3_tts_engine.core.batches import Batch, Chunks, Frames, Newcomer, TextFeed
-from qwen3_tts_engine.core.streams import FinishReason, Status, Stream
+from qwen3_tts_engine.core.batches import MILLION, Batch, Chunks, Frames, Newcomer, TextFeed
+from qwen3_tts_engine.core.streams import NONE, FinishReason, Status, Stream
 from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Unavailable
 from qwen3_tts_engine.scheduling.admission import Admission
@@ -95,6 +95,8 @@ class Scheduler:
         live = table.talking[slots] & (table.generation[slots] == batch.generations)
         stored = live & ~frames.ended
         kept = slots[stored]
+        if frames.spoken is not None:
+            self._observe(kept, frames.spoken[stored])
         table.codes[kept, table.written[kept]] = frames.codes[stored]
         table.written_at[kept, table.written[kept]] = now
         table.written[kept] += 1
@@ -172,7 +174,7 @@ class Scheduler:
             start = len(prompt.trailing)
             if ids := prompt.take_arrived():
                 late = bool(self.table.launched[slot] - self.table.part_start[slot] > start)
-                feeds.append(TextFeed(slot, start, ids, prompt.is_open, late))
+                feeds.append(TextFeed(slot, start, ids, prompt.is_open, late, prompt.num_spoken))
                 self.table.set_bounds(slot, stream)
                 self.paging.expect(stream)
         self._pending_text.clear()
@@ -205,7 +207,18 @@ class Scheduler:
             table.open(self.slots.allocate(1)[0], stream)
         num_cached = self.paging.assign_pages(stream, now)
         made = slice(table.part_start[stream.slot], table.written[stream.slot])
-        return Newcomer(stream, stream.slot, stream.pages.copy(), table.codes[stream.slot, made].copy(), num_cached)
+        token = stream.words.token_of(stream.part) if stream.words else 0
+        return Newcomer(
+            stream, stream.slot, stream.pages.copy(), table.codes[stream.slot, made].copy(), num_cached, token
+        )
+
+    def _observe(self, slots: np.ndarray, spoken: np.ndarray) -> None:
+        """Tell streams with word times what their next frames speak; `spoken` as in Frames."""
+        for slot, (token, millionths) in zip(slots.tolist(), spoken.tolist(), strict=True):
+            stream = self.table.streams[slot]
+            if stream and stream.words:
+                confidence = None if millionths == NONE else millionths / MILLION
+                stream.words.observe(int(self.table.written[slot]), stream.part, token, confidence)
 
     def _cut_silent(self, stream: Stream | None) -> Stream | None:
         """End a part after its decoded frames; returns the stream if that ends it."""

@@ -6,7 +6,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -244,7 +244,7 @@ def _newcomer(runner: TalkerRunner, prompt: Prompt, slot: int) -> Newcomer:
 class _Unheard:
     """A core.streams.Sink of streams that no codec decodes."""
 
-    def send(self, pcm: np.ndarray) -> None: ...
+    def send(self, pcm: np.ndarray, words: Collection[str] = ()) -> None: ...
 
     def finish(self, error: RequestError | None, summary: Summary | None = None) -> None: ...
 
