@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen3_tts_engine.checkpoint.alignment import Alignment, AlignmentHeads, TextLayout
+from qwen3_tts_engine.checkpoint.alignment import LAYOUTS, Alignment, AlignmentHeads, TextLayout
 from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint, load_tensors
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
@@ -28,12 +28,11 @@ from qwen3_tts_engine.talker.code_predictor import CodePredictor
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.loader import MovedTensors
 from qwen3_tts_engine.talker.ops.interface import Attention, Hidden
-from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, norm_product, split_heads
+from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, TorchTracking, norm_product, split_heads
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.talker.talker import Talker
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
-LAYOUTS: tuple[TextLayout, ...] = ("full", "streaming")
 SENTENCES = {
     "english": (
         "Thanks for calling, your order left the warehouse this morning.",
@@ -213,7 +212,15 @@ class AttentionRecorder(TorchOps):
         attend = super().frame_attention(cache, start, count)
         return lambda layer, hidden, weights: attend(layer, _together(hidden), weights)
 
-    def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prompts: int = 0) -> Attention:
+    def paged_attention(
+        self,
+        cache: PagedCache,
+        slots: Tensor,
+        positions: Tensor,
+        *,
+        prompts: int = 0,
+        tracking: TorchTracking | None = None,
+    ) -> Attention:
         attend = super().paged_attention(cache, slots, positions, prompts=prompts)
         cos, sin = cache.cos[positions], cache.sin[positions]
         # The last row of a prompt gives the first frame.

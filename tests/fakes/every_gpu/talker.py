@@ -8,6 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from qwen3_tts_engine.checkpoint.alignment import LAYOUTS, Alignment, AlignmentHeads
 from qwen3_tts_engine.checkpoint.configs import ModelConfig
 from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
 from qwen3_tts_engine.config import EngineConfig
@@ -31,6 +32,14 @@ NO_IDS = {f"{name}_token_id": 0 for name in ("im_start", "im_end", "assistant", 
 LIMITS = RunnerLimits(1024, 4096, PAGE_SIZE, max_positions=4096, max_trailing=1024)
 # Rows of prompts beside each number of frames: the fewest and the most of those in use.
 JOINT_PROMPTS = [64, 512]
+# Heads of both layouts in the one layer of _config; as many as are chosen at most.
+ALIGNMENT = Alignment(
+    talker_digest="",
+    layouts={
+        layout: AlignmentHeads(heads=[(0, head) for head in range(6)], advance=[0.7, 0.2, 0.07, 0.03], scores={})
+        for layout in LAYOUTS
+    },
+)
 Record = Callable[[Kernel], None]
 
 
@@ -76,7 +85,7 @@ def _record(
         talker.code_offsets = code_offsets(config.talker_config)
         predictor = CodePredictor(talker, weights, ops)
         talker.code_offsets = talker.code_offsets.to(META)
-        RecordingRunner(talker, predictor, LIMITS, 0, ops).capture()
+        RecordingRunner(talker, predictor, LIMITS, 0, ops, ALIGNMENT).capture()
 
 
 def _config(size: Size) -> dict[str, Any]:

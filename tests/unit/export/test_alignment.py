@@ -9,7 +9,6 @@ import torch
 
 from export.__main__ import _choose_heads
 from export.alignment import (
-    LAYOUTS,
     MAX_HEADS,
     LayoutReport,
     Spoken,
@@ -20,7 +19,7 @@ from export.alignment import (
     mean_scores,
     report,
 )
-from qwen3_tts_engine.checkpoint.alignment import ALIGNMENT, Alignment, TextLayout
+from qwen3_tts_engine.checkpoint.alignment import ALIGNMENT, LAYOUTS, Alignment, TextLayout
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 

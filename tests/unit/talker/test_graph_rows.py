@@ -119,6 +119,7 @@ def test_a_first_frame_among_others_equals_one_alone(checkpoint_of: CheckpointOf
     pairs = torch.tensor([[0, 0], [1, padding], [2, 2], [padding, padding]])
     with torch.inference_mode():
         codes = as_graph_runner(eager)._mixed_frame(pairs)
+    assert isinstance(codes, torch.Tensor)
     np.testing.assert_array_equal(codes[:3].numpy(), expected)
     torch.testing.assert_close(state.input[:3], fed[:3], atol=1e-5, rtol=1e-5)
     own = newcomers[2].pages[-1] * eager.limits.page_size + eager.limits.page_size

@@ -209,8 +209,8 @@ def test_graphs_whose_rows_depend_on_the_batch_give_way_to_pytorch(
     """They depend on it by less than a distance from the golden cases would show."""
     right = onnx_runner.OnnxTalkerRunner._run_talker
 
-    def run(runner: Any, slots: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return right(runner, slots, rows * (1 + 1e-6 * len(slots)), positions)
+    def run(runner: Any, slots: torch.Tensor, rows: torch.Tensor, *more: Any, **options: Any) -> torch.Tensor:
+        return right(runner, slots, rows * (1 + 1e-6 * len(slots)), *more, **options)
 
     monkeypatch.setattr(onnx_runner.OnnxTalkerRunner, "_run_talker", run)
     with caplog.at_level(logging.WARNING):

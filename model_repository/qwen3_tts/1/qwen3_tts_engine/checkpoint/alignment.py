@@ -1,7 +1,7 @@
 """The talker's attention heads that follow the text: alignment.json beside the talker's model.py."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -10,6 +10,7 @@ from qwen3_tts_engine.checkpoint.configs import CheckpointError, read_config
 
 ALIGNMENT = "alignment.json"
 TextLayout = Literal["full", "streaming"]
+LAYOUTS: tuple[TextLayout, ...] = get_args(TextLayout)
 
 
 class AlignmentHeads(BaseModel):

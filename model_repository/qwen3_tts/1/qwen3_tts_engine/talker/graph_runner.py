@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.core.batches import Frames, Newcomer, TextFeed
-from qwen3_tts_engine.talker.ops.interface import Hidden
+from qwen3_tts_engine.talker.ops.interface import Hidden, Tracking
 from qwen3_tts_engine.talker.runner import TalkerRunner
+from qwen3_tts_engine.talker.slot_state import NUM_SPOKEN_FIELDS
 from qwen3_tts_engine.talker.tick_graph import Graphs, Run, TickGraph, capture_in_order, up_to
 
 ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -33,6 +34,9 @@ MIN_JOINT_FRAMES = 16
 # The model starts only if there is memory for graphs of up to so many rows.
 NEEDED_ROWS = 64
 
+Made = Tensor | tuple[Tensor, Tensor]
+"""Codes int64 [rows, codebooks] of a tick; with word times also SlotState.spoken of its rows."""
+
 
 @dataclass(frozen=True)
 class LaunchedTick:
@@ -40,6 +44,10 @@ class LaunchedTick:
 
     codes: Tensor
     done: torch.cuda.Event
+    spoken: Tensor
+    """int64 [rows, 2] in pinned memory, as in Frames."""
+    tracked: bool = False
+    """Whether a stream has word times."""
 
 
 class GraphTalkerRunner(TalkerRunner):
@@ -61,6 +69,10 @@ class GraphTalkerRunner(TalkerRunner):
         slots = self.limits.num_slots
         frames, firsts = up_to(ROW_BUCKETS, slots), up_to(FIRST_BUCKETS, slots)
         self._frames = Graphs(self._mixed_frame, frames, lambda rows: [pairs(rows)], NEEDED_ROWS)
+        self._tracked_frames = self._frames
+        if self._tracker:
+            run = partial(self._mixed_frame, tracked=True)
+            self._tracked_frames = Graphs(run, frames, lambda rows: [pairs(rows)], NEEDED_ROWS)
         self._firsts = Graphs(self._first_frame, firsts, lambda rows: [self._padding_slots(rows)], NEEDED_ROWS)
         self._prefills = Graphs(self._prefill_rows, prefill_buckets(slots), lambda rows: [prompts(rows)], NEEDED_ROWS)
         self._openings = Graphs(self._state.load, OPEN_BUCKETS, lambda rows: [opened(rows)], NEEDED_ROWS)
@@ -71,7 +83,8 @@ class GraphTalkerRunner(TalkerRunner):
             if count >= MIN_JOINT_FRAMES
         }
         alone = (self._frames, self._firsts, self._prefills, self._openings, self._entries)
-        capture_in_order([*alone, *self._joints.values()], self._capture, progress)
+        tracked = (self._tracked_frames,) if self._tracker else ()
+        capture_in_order([*alone, *tracked, *self._joints.values()], self._capture, progress)
         torch.cuda.empty_cache()  # left by the runs before capture
         self._joints = {count: joint for count, joint in self._joints.items() if count in self._frames.captured}
 
@@ -95,19 +108,24 @@ class GraphTalkerRunner(TalkerRunner):
 
     @torch.inference_mode()
     def launch(self, slots: np.ndarray) -> LaunchedTick:  # type: ignore[override]
-        tick, start = next(self._ticks), 0
-        for graph, inputs in self._replays(slots):
-            drawn, end = graph.replay(*inputs), start + len(inputs[0])
-            assert drawn is not None
-            tick.codes[start:end].copy_(drawn[: end - start], non_blocking=True)
-            start = end
+        tick, start, tracked = next(self._ticks), 0, bool(self._tracked[slots].any())
+        if tracked:
+            # Of the first frames after their prompts.
+            tick.spoken[: len(slots)] = torch.from_numpy(self._opened_at[slots])
+        for graph, inputs in self._replays(slots, tracked=tracked):
+            made, count = graph.replay(*inputs), len(inputs[0])
+            codes, spoken = made if isinstance(made, tuple) else (made, None)
+            tick.codes[start : start + count].copy_(codes[:count], non_blocking=True)
+            if tracked and spoken is not None:
+                tick.spoken[start : start + count].copy_(spoken[:count], non_blocking=True)
+            start += count
         tick.done.record(graph.stream)
-        return LaunchedTick(tick.codes[:start], tick.done)
+        return LaunchedTick(tick.codes[:start], tick.done, tick.spoken[:start], tracked)
 
     def collect(self, tick: LaunchedTick) -> Frames:  # type: ignore[override]
         tick.done.synchronize()
-        codes = tick.codes.numpy().copy()
-        return Frames(codes, codes[:, 0] == self._state.eos)
+        codes, spoken = tick.codes.numpy().copy(), tick.spoken.numpy().copy() if tick.tracked else None
+        return Frames(codes, codes[:, 0] == self._state.eos, spoken)
 
     def _open(self, newcomers: list[Newcomer]) -> None:
         self._unopened = self._state.rows(newcomers)
@@ -115,14 +133,16 @@ class GraphTalkerRunner(TalkerRunner):
             self._open_slots()
         self._state.load_history(newcomers)
         self._pending = self._prompt_rows(newcomers)
-        self._fresh[[newcomer.slot for newcomer in newcomers]] = True
+        for newcomer in newcomers:
+            self._fresh[newcomer.slot] = True
+            self._track_newcomer(newcomer)
 
     def _open_slots(self) -> None:
         for graph, rows in self._openings.split(self._unopened):
             graph.replay(rows)
         self._unopened = self._unopened[:0]
 
-    def _replays(self, slots: np.ndarray) -> list[tuple[TickGraph, tuple[np.ndarray, ...]]]:
+    def _replays(self, slots: np.ndarray, *, tracked: bool = False) -> list[tuple[TickGraph, tuple[np.ndarray, ...]]]:
         """The graphs of a frame of each slot, with their inputs; pending prompts that do not fit them are prefilled."""
         fresh = self._take_fresh(slots)
         if fresh.all():
@@ -130,8 +150,9 @@ class GraphTalkerRunner(TalkerRunner):
             return [(graph, (part,)) for graph, part in self._firsts.split(slots)]
         pairs = np.stack([slots, np.where(fresh, self._state.padding_slot, slots)], axis=1)
         replays: list[tuple[TickGraph, tuple[np.ndarray, ...]]]
-        replays = [(graph, (part,)) for graph, part in self._frames.split(pairs)]
-        joint = self._joints.get(self._frames.bucket(len(pairs)))
+        frames = self._tracked_frames if tracked else self._frames
+        replays = [(graph, (part,)) for graph, part in frames.split(pairs)]
+        joint = self._joints.get(frames.bucket(len(pairs)))
         prompts = self._prefill_pending(joint.most if joint else 0)
         if joint and len(prompts):
             replays[0] = (joint.of(len(prompts)), (*replays[0][1], prompts))
@@ -154,8 +175,11 @@ class GraphTalkerRunner(TalkerRunner):
         return rows
 
     def _make_tick(self) -> LaunchedTick:
-        shape = (self.limits.num_slots, self._state.num_codebooks)
-        return LaunchedTick(torch.empty(shape, dtype=torch.int64, pin_memory=True), torch.cuda.Event(blocking=True))
+        codes, spoken = (
+            torch.empty((self.limits.num_slots, columns), dtype=torch.int64, pin_memory=True)
+            for columns in (self._state.num_codebooks, NUM_SPOKEN_FIELDS)
+        )
+        return LaunchedTick(codes, torch.cuda.Event(blocking=True), spoken)
 
     def _capture(self, padding: Sequence[np.ndarray], run: Run) -> TickGraph:
         with torch.inference_mode():
@@ -196,18 +220,26 @@ class GraphTalkerRunner(TalkerRunner):
         rows[:, 5:] = np.concatenate(code_ids)
         return rows
 
-    def _mixed_frame(self, pairs: Tensor) -> Tensor:
+    def _mixed_frame(self, pairs: Tensor, *, tracked: bool = False) -> Made:
         """`_frame` of slots of which some come directly from the prefill, which has run the talker for them.
 
         `pairs` int64 [rows, 2]: the slot, and the one that attends: a fresh slot's row runs the talker in the padding
-        slot, so that it stores no keys, and its output is dropped.
+        slot, so that it stores no keys, and its output is dropped. `tracked`: some slots have word times.
         """
         slots, attending = pairs.T.contiguous()
         rows = self._ops.rows(self._state, slots)
-        attention = self._ops.paged_attention(self.cache, attending, rows.positions)
+        tracking = self._track(attending, rows.positions) if tracked else None
+        attention = self._ops.paged_attention(self.cache, attending, rows.positions, tracking=tracking)
         prefilled = rows.hidden.clone()
         hidden = self._talker.forward(rows.hidden, attention).rows
-        return self._complete(rows, Hidden(torch.where((slots == attending)[:, None], hidden, prefilled)))
+        codes = self._complete(rows, Hidden(torch.where((slots == attending)[:, None], hidden, prefilled)))
+        return self._with_spoken(codes, slots, tracking)
+
+    def _with_spoken(self, codes: Tensor, slots: Tensor, tracking: Tracking | None) -> Made:
+        if tracking is None:
+            return codes
+        tracking.finish()
+        return codes, self._state.spoken.index_select(0, slots)
 
     def _prefill_rows(self, prompts: Tensor) -> None:
         slots, positions, receivers, embedded = self._embed(prompts)
@@ -218,17 +250,22 @@ class GraphTalkerRunner(TalkerRunner):
         self._state.load(unopened)
         self._prefill_rows(prompts)
 
-    def _joint_frame(self, pairs: Tensor, prompts: Tensor) -> Tensor:
-        """`_prefill_rows`, then `_mixed_frame`, in one pass through the talker."""
+    def _joint_frame(self, pairs: Tensor, prompts: Tensor) -> Made:
+        """`_prefill_rows`, then `_mixed_frame`, in one pass through the talker.
+
+        Where the checkpoint has word times it tracks them: beside the prompts, rows without them cost nothing.
+        """
         slots, attending = pairs.T.contiguous()
         rows = self._ops.rows(self._state, slots)
         prompt_slots, positions, receivers, embedded = self._embed(prompts)
         where = (torch.cat([attending, prompt_slots]), torch.cat([rows.positions, positions]))
-        attention = self._ops.paged_attention(self.cache, *where, prompts=len(prompts))
+        tracking = self._track(attending, rows.positions) if self._tracker else None
+        attention = self._ops.paged_attention(self.cache, *where, prompts=len(prompts), tracking=tracking)
         hidden = self._talker.forward(torch.cat([rows.hidden, embedded]), attention).rows
         self._state.input.index_copy_(0, receivers, hidden[len(pairs) :])
         prefilled = self._state.input.index_select(0, slots)
-        return self._complete(rows, Hidden(torch.where((slots == attending)[:, None], hidden[: len(pairs)], prefilled)))
+        hidden = torch.where((slots == attending)[:, None], hidden[: len(pairs)], prefilled)
+        return self._with_spoken(self._complete(rows, Hidden(hidden)), slots, tracking)
 
     def _embed(self, prompts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Slots, positions and receivers of prompt rows, int64 [rows], and the talker's inputs [rows, H]."""
@@ -237,12 +274,13 @@ class GraphTalkerRunner(TalkerRunner):
         return slots, positions, receivers, embedded
 
 
-def count_graphs(num_slots: int) -> int:
-    """CUDA graphs of GraphTalkerRunner.capture: 28 for 8 slots, 94 for 256."""
+def count_graphs(num_slots: int, *, tracked: bool = True) -> int:
+    """CUDA graphs of GraphTalkerRunner.capture: 28 for 8 slots, 94 for 256; `tracked`, with those of word times, 32 and
+    108."""
     frames = up_to(ROW_BUCKETS, num_slots)
     joints = sum(len(joint_prompts(count)) for count in frames if count >= MIN_JOINT_FRAMES)
     prompts = len(prefill_buckets(num_slots)) + len(OPEN_BUCKETS) + len(ENTRY_BUCKETS)
-    return len(frames) + len(up_to(FIRST_BUCKETS, num_slots)) + prompts + joints
+    return (1 + tracked) * len(frames) + len(up_to(FIRST_BUCKETS, num_slots)) + prompts + joints
 
 
 def prefill_buckets(num_slots: int) -> tuple[int, ...]:

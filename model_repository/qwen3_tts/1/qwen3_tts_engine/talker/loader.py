@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import torch
 
+from qwen3_tts_engine.checkpoint.alignment import Alignment
 from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint, load_tensors
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
@@ -28,8 +29,10 @@ RunnerT = TypeVar("RunnerT", bound=TalkerRunner)
 CPU_CACHE_BYTES = 2 << 30
 
 
-def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
-    """Load the weights, build the tick's graphs and prove them.
+def load_runner(
+    checkpoint: Checkpoint, config: EngineConfig, device: torch.device, alignment: Alignment | None = None
+) -> TalkerRunner:
+    """Load the weights, build the tick's graphs and prove them; `alignment` are the checkpoint's heads for word times.
 
     Raises CheckpointError for a missing tensor or a wrong shape, ConfigError for incompatible settings, and what a
     graph's build or the proof raises where PyTorch operations may not take its place.
@@ -40,7 +43,7 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.devi
     if config.kernels != "off":
         try:
             make = _kernel_runner if is_gpu else _onnx_runner
-            return _proven(make(checkpoint, config, device), checkpoint, config)
+            return _proven(make(checkpoint, config, device, alignment), checkpoint, config)
         except (CheckpointError, ConfigError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -51,7 +54,7 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.devi
     if is_gpu and not cublas.is_whole(device):
         raise ConfigError(f"kernels: PyTorch operations require cuBLAS, but {cublas.PARTIAL}: give it the whole GPU")
     # Outside of the handler, whose error keeps the failed runner's memory alive.
-    runner = _make_runner(TalkerRunner, TorchOps(), checkpoint, config, device)
+    runner = _make_runner(TalkerRunner, TorchOps(), checkpoint, config, device, alignment)
     # On a CPU these operations make the golden cases.
     return _proven(runner, checkpoint, config) if is_gpu else runner
 
@@ -69,16 +72,20 @@ def _proven(runner: RunnerT, checkpoint: Checkpoint, config: EngineConfig) -> Ru
     return runner
 
 
-def _onnx_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
+def _onnx_runner(
+    checkpoint: Checkpoint, config: EngineConfig, device: torch.device, alignment: Alignment | None
+) -> TalkerRunner:
     # A server on a GPU needs neither ONNX nor ONNX Runtime.
     from qwen3_tts_engine.talker.onnx_runner import OnnxTalkerRunner
 
-    runner = _make_runner(OnnxTalkerRunner, TorchOps(), checkpoint, config, device)
+    runner = _make_runner(OnnxTalkerRunner, TorchOps(), checkpoint, config, device, alignment)
     runner.build()
     return runner
 
 
-def _kernel_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> TalkerRunner:
+def _kernel_runner(
+    checkpoint: Checkpoint, config: EngineConfig, device: torch.device, alignment: Alignment | None
+) -> TalkerRunner:
     # Triton and NVRTC are installed only for CUDA.
     from qwen3_tts_engine.talker.graph_runner import GraphTalkerRunner
     from qwen3_tts_engine.talker.ops.kernel_ops import KernelOps
@@ -86,23 +93,28 @@ def _kernel_runner(checkpoint: Checkpoint, config: EngineConfig, device: torch.d
     path = kernel_path(torch.cuda.get_device_capability(device), config.kernel_path)
     ops = KernelOps(device, path, batch_invariant=config.batch_invariant)
     if config.kernels == "eager":
-        eager = _make_runner(TalkerRunner, ops, checkpoint, config, device)
+        eager = _make_runner(TalkerRunner, ops, checkpoint, config, device, alignment)
         eager.build_kernels()
         return eager
-    runner = _make_runner(GraphTalkerRunner, ops, checkpoint, config, device)
+    runner = _make_runner(GraphTalkerRunner, ops, checkpoint, config, device, alignment)
     runner.capture(lambda done, total: log.info("captured %d of %d CUDA graphs", done, total))
     return runner
 
 
 def _make_runner(
-    kind: type[RunnerT], ops: Ops, checkpoint: Checkpoint, config: EngineConfig, device: torch.device
+    kind: type[RunnerT],
+    ops: Ops,
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    device: torch.device,
+    alignment: Alignment | None,
 ) -> RunnerT:
     limits = plan_limits(config, checkpoint, device)
     tensors = MovedTensors(load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config)), device)
     talker = Talker(checkpoint.config.talker_config, tensors, ops)
     predictor = CodePredictor(talker, tensors, ops)
     torch.cuda.empty_cache()  # left by the originals of stacked and projected weights
-    return kind(talker, predictor, limits, checkpoint.config.tts_pad_token_id, ops)
+    return kind(talker, predictor, limits, checkpoint.config.tts_pad_token_id, ops, alignment)
 
 
 class MovedTensors(Mapping[str, torch.Tensor]):

@@ -21,13 +21,13 @@ Attend = Callable[[Value, Value, Value], Value]
 """Attention of one layer over query, key and value, each [B, N, heads·D] → [B, N, q heads·D]."""
 
 
-def talker_graph(talker: Talker, cache: PagedCache) -> OnnxGraph:
+def talker_graph(talker: Talker, cache: PagedCache, heads: Sequence[tuple[int, int]] = ()) -> OnnxGraph:
     """The talker's stack over N consecutive rows of each of B streams.
 
     Inputs: `rows` float32 [B·N, H], `positions` int64 [B, N] and `index` int64 [B, T], the place in the cache of each
     position, at least up to the last row's; `keys_<layer>` and `values_<layer>`, the cache [places, kv heads·D].
     Outputs: `hidden` [B·N, H] before the final norm, and `stored` [2·layers, B, N, kv heads·D], keys and values of the
-    rows, layer by layer.
+    rows, layer by layer; with `heads`, layer and head in order of layers, also `queries` [heads, B, N, D].
     """
     graph, config = OnnxGraph("talker"), cache.config
     stack = Stack(graph, config, cache)
@@ -41,6 +41,7 @@ def talker_graph(talker: Talker, cache: PagedCache) -> OnnxGraph:
     mask = graph.op("Where", visible, graph.floats(0.0), graph.floats(MASKED))
     batch, width = graph.op("Shape", positions), config.num_key_value_heads * config.head_dim
     stored: list[Value] = []
+    queries: list[Value] = []
 
     def attend_in(layer: int) -> Attend:
         pools = [graph.input(f"{name}_{layer}", ["places", width]) for name in ("keys", "values")]
@@ -48,6 +49,9 @@ def talker_graph(talker: Talker, cache: PagedCache) -> OnnxGraph:
 
         def attend(query: Value, key: Value, value: Value) -> Value:
             stored.extend((key, value))
+            queries.extend(
+                _slice(graph, query, head * config.head_dim, config.head_dim) for of, head in heads if of == layer
+            )
             # Ordered by position, so that a row's arithmetic does not depend on the longest stream's length.
             keys, values = (
                 graph.op("TensorScatter", past, rows, start, axis=1)
@@ -60,8 +64,9 @@ def talker_graph(talker: Talker, cache: PagedCache) -> OnnxGraph:
     for layer, weights in enumerate(talker.transformer.layers):
         x = stack.layer(x, weights, positions, batch, attend_in(layer))
     graph.output("hidden", x)
-    layers = (graph.op("Unsqueeze", rows, graph.integers(0)) for rows in stored)
-    graph.output("stored", graph.op("Concat", *layers, axis=0))
+    graph.output("stored", _stack(graph, stored))
+    if queries:
+        graph.output("queries", _stack(graph, queries))
     return graph
 
 
@@ -194,6 +199,15 @@ def _first_logits(graph: OnnxGraph, talker: Talker, hidden: Value, codes: int) -
     penalised = graph.op("Where", is_positive, graph.op("Div", logits, penalty), graph.op("Mul", logits, penalty))
     end = graph.op("Add", end, graph.input("end_bias", ["B", 1]))
     return graph.op("Concat", graph.op("Where", seen, penalised, logits), end, axis=1)
+
+
+def _stack(graph: OnnxGraph, values: Sequence[Value]) -> Value:
+    return graph.op("Concat", *(graph.op("Unsqueeze", value, graph.integers(0)) for value in values), axis=0)
+
+
+def _slice(graph: OnnxGraph, value: Value, start: int, count: int) -> Value:
+    """`count` columns of a value [B, N, columns]."""
+    return graph.op("Slice", value, graph.integers(start), graph.integers(start + count), graph.integers(2))
 
 
 def _drawable(table: Tensor, talker: Talker, codes: int) -> Tensor:

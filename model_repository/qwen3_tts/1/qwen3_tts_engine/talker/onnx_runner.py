@@ -9,7 +9,7 @@ from torch import Tensor
 from qwen3_tts_engine.talker import sampling
 from qwen3_tts_engine.talker.onnx_programs import frame_graph, talker_graph
 from qwen3_tts_engine.talker.ops.interface import Hidden, Rows
-from qwen3_tts_engine.talker.ops.torch_ops import TorchRows
+from qwen3_tts_engine.talker.ops.torch_ops import TorchRows, TorchTracking
 from qwen3_tts_engine.talker.runner import TalkerRunner
 
 # A stream's past is attended to in multiples of so many positions, in which products and softmax sum: so a row's
@@ -27,7 +27,8 @@ class OnnxTalkerRunner(TalkerRunner):
     def build(self) -> None:
         """Raises an exception of ONNX Runtime when it lacks an operator."""
         threads = torch.get_num_threads()
-        self._talker_program = talker_graph(self._talker, self.cache).load(threads)
+        heads = self._tracker.heads if self._tracker else ()
+        self._talker_program = talker_graph(self._talker, self.cache, heads).load(threads)
         self._frame_program = frame_graph(self._talker, self._predictor, self._frame_cache).load(threads)
         data = self.cache.data
         self._stored = data.flatten(0, 1)
@@ -49,16 +50,27 @@ class OnnxTalkerRunner(TalkerRunner):
             start += count
         return last
 
-    def _frame(self, slots: Tensor) -> Tensor:
+    def _frame(self, slots: Tensor, *, tracked: bool = False) -> Tensor:
         rows = self._ops.rows(self._state, slots)
-        return self._complete(rows, Hidden(self._run_talker(slots, rows.hidden, rows.positions[:, None])))
+        hidden = self._run_talker(slots, rows.hidden, rows.positions[:, None], tracked=tracked)
+        return self._complete(rows, Hidden(hidden))
 
-    def _run_talker(self, slots: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """The talker's last state [B·N, H] of rows [B·N, H] at consecutive positions int64 [B, N] of slots [B]."""
+    def _run_talker(self, slots: Tensor, rows: Tensor, positions: Tensor, *, tracked: bool = False) -> Tensor:
+        """The talker's last state [B·N, H] of rows [B·N, H] at consecutive positions int64 [B, N] of slots [B].
+
+        `tracked`, of frames: some slots have word times.
+        """
         index = self._cache_rows(slots, int(positions.max()) + 1)
         inputs = {"rows": rows.numpy(), "positions": positions.numpy(), "index": index.numpy(), **self._pools}
-        hidden, stored = self._talker_program.run(("hidden", "stored"), inputs)
+        outputs = ("hidden", "stored", *(("queries",) if tracked else ()))
+        hidden, stored, *queries = self._talker_program.run(outputs, inputs)
         self._stored[:, index.gather(1, positions)] = stored.unflatten(3, self._stored.shape[2:])
+        if tracked:
+            tracking = self._track(slots, positions[:, 0])
+            assert isinstance(tracking, TorchTracking)
+            for number, query in enumerate(queries[0]):
+                tracking.observe_head(number, query[:, 0])
+            tracking.finish()
         return hidden
 
     def _cache_rows(self, slots: Tensor, longest: int) -> Tensor:

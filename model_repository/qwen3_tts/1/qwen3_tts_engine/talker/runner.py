@@ -1,16 +1,21 @@
 """Generates one frame per row of a batch. Holds all device state and no policy."""
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from qwen3_tts_engine.checkpoint.alignment import Alignment
 from qwen3_tts_engine.core.batches import Frames, Newcomer, TextFeed
+from qwen3_tts_engine.core.streams import NONE
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.talker.code_predictor import CodePredictor
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
-from qwen3_tts_engine.talker.ops.interface import Hidden, Ops, Rows
+from qwen3_tts_engine.talker.ops.interface import Hidden, Ops, Rows, Tracking
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.talker import Talker
+from qwen3_tts_engine.talker.text_tracker import TextTracker
 
 
 class TalkerRunner:
@@ -22,8 +27,15 @@ class TalkerRunner:
     rows_are_independent = False
 
     def __init__(
-        self, talker: Talker, predictor: CodePredictor, limits: RunnerLimits, pad_text_id: int, ops: Ops
+        self,
+        talker: Talker,
+        predictor: CodePredictor,
+        limits: RunnerLimits,
+        pad_text_id: int,
+        ops: Ops,
+        alignment: Alignment | None = None,
     ) -> None:
+        """`alignment` are the checkpoint's heads for word times, if it has any."""
         table = talker.code_table
         self.limits = limits
         self._device = table.device
@@ -36,6 +48,13 @@ class TalkerRunner:
         self._frame_cache = FrameCache(predictor.config, limits.num_slots, positions, table.dtype, table.device)
         # Slots whose next frame is the first after a prompt: the prefill has run the talker for it.
         self._fresh = np.zeros(limits.num_slots, bool)
+        # Slots with word times.
+        self._tracked = np.zeros(limits.num_slots, bool)
+        # SlotState.spoken of the first frame after a prompt.
+        self._opened_at = np.full((limits.num_slots, 2), NONE, np.int64)
+        self._tracker = None
+        if alignment and alignment.layouts:
+            self._tracker = TextTracker(alignment, limits.num_slots + 1, limits.max_trailing + 1, table.device)
 
     @torch.inference_mode()
     def build_kernels(self) -> None:
@@ -48,6 +67,7 @@ class TalkerRunner:
         for newcomer in newcomers:
             try:
                 self._state.open([newcomer])
+                self._track_newcomer(newcomer)
                 self._prefill(newcomer)
                 self._fresh[newcomer.slot] = True
             except RuntimeError as error:
@@ -67,12 +87,13 @@ class TalkerRunner:
 
     @torch.inference_mode()
     def launch(self, slots: np.ndarray) -> Frames:
-        fresh = self._take_fresh(slots)
+        fresh, tracked = self._take_fresh(slots), bool(self._tracked[slots].any())
         codes = np.empty((len(slots), self._state.num_codebooks), np.int64)
-        for rows, frame in ((fresh, self._first_frame), (~fresh, self._frame)):
+        for rows, frame in ((fresh, self._first_frame), (~fresh, partial(self._frame, tracked=tracked))):
             if rows.any():
                 codes[rows] = frame(torch.from_numpy(slots[rows]).to(self._device)).cpu().numpy()
-        return Frames(codes, codes[:, 0] == self._state.eos)
+        spoken = self._state.spoken[torch.from_numpy(slots).to(self._device)].cpu().numpy() if tracked else None
+        return Frames(codes, codes[:, 0] == self._state.eos, spoken)
 
     def collect(self, tick: Frames) -> Frames:
         return tick
@@ -123,11 +144,26 @@ class TalkerRunner:
         self._fresh[slots] = False
         return fresh
 
-    def _frame(self, slots: Tensor) -> Tensor:
-        """Codes int64 [rows, codebooks] of one frame per slot; its feedback becomes the slot's next input."""
+    def _frame(self, slots: Tensor, *, tracked: bool = False) -> Tensor:
+        """Codes int64 [rows, codebooks] of one frame per slot; its feedback becomes the slot's next input.
+
+        `tracked`: some slots have word times.
+        """
         rows = self._ops.rows(self._state, slots)
-        attention = self._ops.paged_attention(self.cache, slots, rows.positions)
-        return self._complete(rows, self._talker.forward(rows.hidden, attention))
+        tracking = self._track(slots, rows.positions) if tracked else None
+        attention = self._ops.paged_attention(self.cache, slots, rows.positions, tracking=tracking)
+        hidden = self._talker.forward(rows.hidden, attention)
+        if tracking:
+            tracking.finish()
+        return self._complete(rows, hidden)
+
+    def _track_newcomer(self, newcomer: Newcomer) -> None:
+        self._tracked[newcomer.slot] = newcomer.stream.words is not None
+        self._opened_at[newcomer.slot, 0] = newcomer.token
+
+    def _track(self, slots: Tensor, positions: Tensor) -> Tracking:
+        assert self._tracker is not None
+        return self._ops.tracking(self._tracker, self._state, self.cache, slots, positions)
 
     def _first_frame(self, slots: Tensor) -> Tensor:
         """`_frame` directly after the prefill."""

@@ -6,13 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qwen3_tts_engine.checkpoint.alignment import LAYOUTS
 from qwen3_tts_engine.checkpoint.configs import TalkerConfig
 from qwen3_tts_engine.core.batches import Newcomer, TextFeed
-from qwen3_tts_engine.core.streams import Stream
+from qwen3_tts_engine.core.streams import NONE, Stream
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.pinned_memory import to_device
 
 NUM_OPTIONS = 7
+NUM_TEXT_FIELDS, NUM_SPOKEN_FIELDS = 3, 2
 
 
 class Embeddings(Protocol):
@@ -30,7 +32,9 @@ class SlotState:
     `input` [slots, H] is the talker's next input, at `position`, or after a prefill its output for the last prompt row;
     `frame` counts frames; `trailing` holds the text ids fed after each frame, `num_trailing` their count (all columns
     while the text is open: unknown ones hold the id of a zero row); `seen` marks drawn codes of codebook 0; `vectors`
-    [slots, H] are the x-vectors of cloned voices, zero in the last slot.
+    [slots, H] are the x-vectors of cloned voices, zero in the last slot. `text` [slots, 3], of slots with word times,
+    are the number of the layout, from 1 on and otherwise 0, the first position of the text, and its positions, its end
+    included; `spoken` [slots, 2] is as in Frames.
     """
 
     def __init__(self, talker: Embeddings, limits: RunnerLimits) -> None:
@@ -44,16 +48,26 @@ class SlotState:
         self.vectors = torch.zeros_like(self.input)
         self.seen = torch.zeros(slots, config.code_predictor_config.vocab_size, dtype=torch.bool, device=table.device)
         # One matrix with the fields as columns, so that a newcomer costs one copy to the device.
-        widths = [1, 1, 1, 1, NUM_OPTIONS, limits.max_pages, limits.max_trailing + 1]
+        widths = [
+            1,
+            1,
+            1,
+            1,
+            NUM_TEXT_FIELDS,
+            NUM_SPOKEN_FIELDS,
+            NUM_OPTIONS,
+            limits.max_pages,
+            limits.max_trailing + 1,
+        ]
         self._fields = torch.zeros(slots, sum(widths), dtype=torch.int64, device=table.device)
         self._widths = widths
         columns = self._fields.split(widths, dim=1)
         self.position, self.frame, self.num_trailing, self.seed = (column.squeeze(1) for column in columns[:4])
-        self.options = columns[4].view(torch.float64)
-        self.page_table, self.trailing = columns[5:]
-        # Columns at which the last three fields start.
-        self._starts = np.cumsum(widths)[3:6].tolist()
-        _, page_table, trailing = self._starts
+        self.text, self.spoken, options, self.page_table, self.trailing = columns[4:]
+        self.options = options.view(torch.float64)
+        # Columns at which these fields start.
+        self._starts = np.cumsum(widths)[3:-1].tolist()
+        *_, page_table, trailing = self._starts
         self._padding_row = np.zeros((1, 1 + sum(widths)), np.int64)
         self._padding_row[:, 0] = self.padding_slot
         self._padding_row[:, 1 + page_table : 1 + trailing] = limits.num_pages
@@ -105,16 +119,23 @@ class SlotState:
         slots, columns, text_ids = self._to_device(np.array(ids)).T
         self.trailing[slots, columns] = text_ids
         width = self.trailing.shape[1]
-        counts = [(f.slot, width if f.is_open else f.start + len(f.ids), f.ids[0] if f.late else -1) for f in feeds]
-        slots, counts, late = self._to_device(np.array(counts)).T
+        fields = [
+            (f.slot, width if f.is_open else f.start + len(f.ids), f.num_spoken + 1, f.ids[0] if f.late else -1)
+            for f in feeds
+        ]
+        slots, counts, num_text, late = self._to_device(np.array(fields)).T
         self.num_trailing[slots] = counts
+        self.text[slots, 2] = num_text
         self.input[slots] += self._text_table[late]
 
     def _fill(self, fields: np.ndarray, newcomer: Newcomer) -> None:
         stream, pages, made = newcomer.stream, newcomer.pages, len(newcomer.frames)
         prompt = stream.prompt
-        options, page_table, trailing = self._starts
+        text, spoken, options, page_table, trailing = self._starts
         fields[:4] = len(prompt) + made - 1, made, len(prompt.trailing), stream.seed
+        if stream.words:
+            fields[text:spoken] = 1 + LAYOUTS.index(prompt.layout), prompt.text_at, prompt.num_spoken + 1
+        fields[spoken:options] = newcomer.token, NONE
         fields[options:page_table] = _options(stream).view(np.int64)
         fields[page_table : page_table + len(pages)] = pages
         if prompt.is_open:

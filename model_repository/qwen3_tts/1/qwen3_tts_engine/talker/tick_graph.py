@@ -14,7 +14,7 @@ from qwen3_tts_engine.pinned_memory import to_pinned
 
 log = logging.getLogger(__name__)
 
-Run = Callable[..., Tensor | None]
+Run = Callable[..., Any]
 # Replays of one graph that the host may be ahead of the device.
 HOST_BLOCKS = 4
 LACKING = (
@@ -72,7 +72,7 @@ class TickGraph:
         graph.replay()
         self._graph, self.pool = graph, graph.pool()
 
-    def replay(self, *inputs: np.ndarray) -> Tensor | None:
+    def replay(self, *inputs: np.ndarray) -> Any:
         """The function's output, valid until the next replay."""
         next(self._hosts).upload(inputs, self._block)
         self._graph.replay()

@@ -1,12 +1,13 @@
 """The operations of a tick, implemented in PyTorch (torch_ops) and as fused CUDA kernels (kernel_ops)."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.slot_state import SlotState
+from qwen3_tts_engine.talker.text_tracker import TextTracker
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
 
@@ -60,6 +61,13 @@ class Rows(Protocol):
         """
 
 
+class Tracking(Protocol):
+    """The rows of a tick whose slots have word times; attention that is bound to it observes their queries."""
+
+    def finish(self) -> None:
+        """Update SlotState.spoken from what all layers observed."""
+
+
 class Ops(Protocol):
     """Shapes are [rows, features]; norms are RMSNorm in float32 (docs/model.md, Decoder stack)."""
 
@@ -89,12 +97,26 @@ class Ops(Protocol):
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:
         """The sum of the table's rows at int64 [rows, terms]; -1 is the last row, which is zero."""
 
-    def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prompts: int = 0) -> Attention:
+    def paged_attention(
+        self,
+        cache: PagedCache,
+        slots: Tensor,
+        positions: Tensor,
+        *,
+        prompts: int = 0,
+        tracking: Any = None,
+    ) -> Attention:
         """Causal attention for rows at `positions` of `slots`, int64 [rows].
 
         The last `prompts` rows are of prompts: a slot's have consecutive positions and attend to each other. Each row
-        before them has a slot of its own. No row attends to what another slot's rows store now.
+        before them has a slot of its own. No row attends to what another slot's rows store now. `tracking` is of the
+        rows before them.
         """
+
+    def tracking(
+        self, tracker: TextTracker, state: SlotState, cache: PagedCache, slots: Tensor, positions: Tensor
+    ) -> Tracking:
+        """Tracking for rows at `positions` of `slots`, int64 [rows]."""
 
     def frame_attention(self, cache: FrameCache, start: int, count: int) -> Attention:
         """Attention for `count` positions from `start` on of every row; hidden's rows are ordered [row, position]."""

@@ -10,7 +10,8 @@ import triton
 from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
-from qwen3_tts_engine.talker.kernels import prompt_attention, rowwise
+from qwen3_tts_engine.core.batches import MILLION
+from qwen3_tts_engine.talker.kernels import prompt_attention, rowwise, text_position
 from qwen3_tts_engine.talker.kernels.cuda_module import CudaKernel
 from qwen3_tts_engine.talker.kernels.kernel_path import KernelPath
 from qwen3_tts_engine.talker.kernels.linear import LANES, by_rows, carveout
@@ -18,6 +19,7 @@ from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Attention, Hidden
 from qwen3_tts_engine.talker.ops.products import Products, norms_itself
 from qwen3_tts_engine.talker.slot_state import SlotState
+from qwen3_tts_engine.talker.text_tracker import FLOOR, TextTracker
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
 # Warps of a block of paged_attention, by blocks per key head, beyond these one: of frames alone the number with which
@@ -104,7 +106,15 @@ class KernelOps:
         rowwise.embed_kernel[(rows,)](table, indices, out, len(table) - 1, TERMS=terms, WIDTH=width, BLOCK=block)
         return out
 
-    def paged_attention(self, cache: PagedCache, slots: Tensor, positions: Tensor, *, prompts: int = 0) -> Attention:
+    def paged_attention(
+        self,
+        cache: PagedCache,
+        slots: Tensor,
+        positions: Tensor,
+        *,
+        prompts: int = 0,
+        tracking: "KernelTracking | None" = None,
+    ) -> Attention:
         config, rows = cache.config, len(slots)
         sizes = _heads(config) | {"PAGE": cache.page_size}
         in_tiles = prompts == rows > UNTILED_PROMPTS and not self._batch_invariant
@@ -116,9 +126,16 @@ class KernelOps:
             qkv = self.norm_linear(hidden, weights.qkv, eps)
             out = qkv.new_empty(rows, config.query_size)
             launch(qkv, weights, (cache.cos, cache.sin, *cache.data[layer], *where), out, numbers)
+            if tracking:
+                tracking.observe(layer, qkv, weights)
             return out
 
         return attend
+
+    def tracking(
+        self, tracker: TextTracker, state: SlotState, cache: PagedCache, slots: Tensor, positions: Tensor
+    ) -> "KernelTracking":
+        return KernelTracking(tracker, state, cache, slots, positions)
 
     def frame_attention(self, cache: FrameCache, start: int, count: int) -> Attention:
         config, key_heads = cache.config, cache.config.num_key_value_heads
@@ -234,6 +251,40 @@ class KernelRows:
         rowwise.advance_kernel[(len(self.slots),)](
             self.slots, self.codes, *tables, *fields, pad_text_id, *strides, state.padding_slot,
             CODEBOOKS=state.num_codebooks, WIDTH=state.input.shape[1], **self._launch,
+        )  # fmt: skip
+
+
+class KernelTracking:
+    """interface.Tracking; rows of slots without word times cost an empty program each."""
+
+    def __init__(
+        self, tracker: TextTracker, state: SlotState, cache: PagedCache, slots: Tensor, positions: Tensor
+    ) -> None:
+        self._tracker, self._state, self._cache = tracker, state, cache
+        self._slots, self._positions = slots, positions
+        shape = (len(slots), len(tracker.heads), tracker.max_tokens)
+        self._scores = torch.empty(shape, dtype=torch.float32, device=slots.device)
+
+    def observe(self, layer: int, qkv: Tensor, weights: LayerWeights) -> None:
+        """Products of a layer for queries, keys and values, [rows or more, ...]; its keys are stored."""
+        if (heads := self._tracker.layers.get(layer)) is None:
+            return
+        cache, state, config = self._cache, self._state, self._cache.config
+        memory = (weights.q_norm, cache.cos, cache.sin, cache.data[layer, 0], cache.page_table)
+        rows = (self._slots, self._positions, state.text, heads, self._scores)
+        numbers = (qkv.stride(0), cache.page_table.stride(0), state.frame.stride(0), self._tracker.max_tokens)
+        text_position.text_scores_kernel[(len(self._slots), len(heads))](
+            qkv, *memory, *rows, *numbers, config.rms_norm_eps, config.head_dim**-0.5,
+            **_heads(config), PAGE=cache.page_size, NUM_HEADS=len(self._tracker.heads), BLOCK=text_position.TOKENS,
+        )  # fmt: skip
+
+    def finish(self) -> None:
+        tracker, state = self._tracker, self._state
+        fields = (self._slots, self._positions, state.text, state.spoken)
+        block = triton.next_power_of_2(tracker.max_tokens)
+        text_position.text_position_kernel[(len(self._slots),)](
+            self._scores, *fields, tracker.shares, tracker.moves, tracker.probability, state.frame.stride(0),
+            tracker.max_tokens, FLOOR, MILLION, NUM_HEADS=len(tracker.heads), STEPS=tracker.moves.shape[1], BLOCK=block,
         )  # fmt: skip
 
 
