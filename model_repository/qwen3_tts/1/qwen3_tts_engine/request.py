@@ -142,8 +142,8 @@ class VoiceReference(BaseModel):
 
 class SpeechOptions(SamplingOptions, VoiceReference):
     """All options of an utterance except its text. `max_frames` caps it (a frame is 80 ms); None derives the cap from
-    the text. `trim_silence` of None selects the server's setting. `cloned` is the resolved voice
-    (`voices.service.Voices`).
+    the text. `trim_silence` of None selects the server's setting. `word_times` asks when words begin and end. `cloned`
+    is the resolved voice (`voices.service.Voices`).
     """
 
     language: str = "auto"
@@ -152,6 +152,7 @@ class SpeechOptions(SamplingOptions, VoiceReference):
     cloned: Voice | None = None
     max_frames: Annotated[int, Field(ge=1)] | None = None
     trim_silence: bool | None = None
+    word_times: bool = False
 
     def trims(self, default: bool) -> bool:
         return default if self.trim_silence is None else self.trim_silence

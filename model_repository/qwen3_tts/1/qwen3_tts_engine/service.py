@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from qwen3_tts_engine import startup
+from qwen3_tts_engine.checkpoint.alignment import Alignment
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.client import Code2Wav
 from qwen3_tts_engine.config import EngineConfig
@@ -71,7 +72,8 @@ class Service:
         self.config = config = startup.fit_memory(config, checkpoint, self.repository, device)
         self._codec = codec = self.make_codec(checkpoint, device)
         self._golden = startup.read_golden(checkpoint, config, self.repository)
-        self._prompts = prompts = PromptBuilder(checkpoint, config)
+        self._alignment = Alignment.read(version_folder(args), checkpoint)
+        self._prompts = prompts = PromptBuilder(checkpoint, config, self._alignment)
         voices = self.make_voices(checkpoint, prompts, codec, device)
         runner = self.make_runner(checkpoint, device)
         on_thread = startup.on_thread(device)
@@ -119,7 +121,7 @@ class Service:
         self._calls.close()
 
     def make_runner(self, checkpoint: Checkpoint, device: torch.device) -> Runner:
-        return load_runner(checkpoint, self.config, device)
+        return load_runner(checkpoint, self.config, device, self._alignment)
 
     def make_codec(self, checkpoint: Checkpoint, device: torch.device) -> Code2Wav:
         manifest = startup.check_codec(checkpoint, self.config, self.repository, device)
@@ -167,6 +169,10 @@ def read_config(args: dict[str, str]) -> EngineConfig:
 
 def repository(args: dict[str, str]) -> Path:
     return Path(args["model_repository"]).parent
+
+
+def version_folder(args: dict[str, str]) -> Path:
+    return Path(args["model_repository"]) / args["model_version"]
 
 
 def _assigned_device(args: dict[str, str]) -> str:

@@ -6,15 +6,17 @@ from copy import copy
 
 import numpy as np
 
+from qwen3_tts_engine.checkpoint.alignment import Alignment, TextLayout
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig, max_positions
 from qwen3_tts_engine.core.streams import NONE, Prompt, Sink, Stream, no_prompt
+from qwen3_tts_engine.core.words import WordTimes
 from qwen3_tts_engine.frontend.languages import AUTO, language_name
 from qwen3_tts_engine.frontend.modes import check_mode, describe
 from qwen3_tts_engine.frontend.prompt_rows import PromptRows
 from qwen3_tts_engine.frontend.streamed_text import StreamedText
-from qwen3_tts_engine.frontend.text_pieces import PiecewiseText
-from qwen3_tts_engine.frontend.tokenizer import TextTokenizer
+from qwen3_tts_engine.frontend.text_pieces import Piece, PiecewiseText
+from qwen3_tts_engine.frontend.tokenizer import TextTokenizer, ids_of_parts
 from qwen3_tts_engine.request import LIST_SPEAKERS, InvalidRequest, Sampling, SpeechOptions, SynthesisRequest
 from qwen3_tts_engine.voice import Voice
 
@@ -25,8 +27,10 @@ DIALECT = "dialect"
 class PromptBuilder:
     """Builds prompts for one checkpoint and validates requests against it."""
 
-    def __init__(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, alignment: Alignment | None = None) -> None:
+        """`alignment` are the checkpoint's heads for word times, if it has any."""
         self._config = config
+        self._aligned_layouts = set(alignment.layouts) if alignment else set()
         self._defaults = checkpoint.generation
         self._part_tokens = config.part_tokens(checkpoint.generation.part_text_tokens)
         self._model = checkpoint.config
@@ -60,8 +64,8 @@ class PromptBuilder:
 
         Raises InvalidRequest naming the field that this checkpoint cannot serve.
         """
-        parts = self._tokenizer.parts(request.text, self._part_tokens)
-        prompt, *following = (self.build(request, spoken) for spoken in parts)
+        pieces = self._tokenizer.pieces(request.text, self._part_tokens)
+        prompt, *following = (self.build(request, spoken) for spoken in ids_of_parts(pieces))
         sampling = Sampling.from_defaults(self._defaults, request)
         if following and request.max_frames is None:
             for part in (prompt, *following):
@@ -71,6 +75,10 @@ class PromptBuilder:
         stream.is_withheld = request.trims(self._config.trim_silence)
         if arrived is not None:
             stream.arrived = arrived
+        if request.word_times:
+            stream.words = WordTimes()
+            for piece in pieces:
+                stream.words.add(piece.start, piece.text, self.spans(piece), ends=piece.ends)
         self._check_positions(stream.num_positions)
         return stream
 
@@ -92,8 +100,14 @@ class PromptBuilder:
             reserved_frames=request.max_frames or min(config.streamed_part_frames, config.max_frames_limit),
             is_withheld=request.trims(self._config.trim_silence),
         )
+        if request.word_times:
+            stream.words = WordTimes()
         self._check_positions(len(any_part) + stream.reserved_frames)
         return StreamedText(builder, request, stream, PiecewiseText(self._tokenizer, self._part_tokens))
+
+    def spans(self, piece: Piece) -> list[tuple[int, int]]:
+        """The characters of each token of a piece, in its text."""
+        return self._tokenizer.spans(piece.text)
 
     def ids_to_begin(self, request: SpeechOptions) -> int:
         """Number of ids that fill a part's prompt rows, so that it can start before its text is complete."""
@@ -126,6 +140,7 @@ class PromptBuilder:
         Raises InvalidRequest naming the field that this checkpoint cannot serve.
         """
         check_mode(self._model, request)
+        self._check_word_times(request)
         speaker = self._speaker(request)
         language = self._language(request.language, speaker)
         rows = PromptRows(self._talker.num_code_groups, self._config.page_size)
@@ -134,11 +149,14 @@ class PromptBuilder:
         self._add_prefix(rows, language, None if speaker is None else self._talker.spk_id[speaker], request.cloned)
         rows.end_prefix()
         trailing = self._add_text(rows, spoken, request.cloned)
-        return rows.prompt(trailing, len(spoken))
+        prompt = rows.prompt(trailing, len(spoken))
+        prompt.layout = self._layout
+        return prompt
 
     def check(self, request: SpeechOptions) -> None:
         """Validate all that does not depend on the voice; raises InvalidRequest."""
         check_mode(self._model, request)
+        self._check_word_times(request)
         self._language(request.language, None)
         if isinstance(request, SynthesisRequest):
             self._tokenizer.spoken(request.text)
@@ -146,6 +164,14 @@ class PromptBuilder:
     def check_reference(self, text: str) -> None:
         """Validate the text of a reference; raises InvalidRequest."""
         self._tokenizer.reference(text)
+
+    def _check_word_times(self, request: SpeechOptions) -> None:
+        if request.word_times and self._layout not in self._aligned_layouts:
+            having = f"has them in {', '.join(sorted(self._aligned_layouts))}" if self._aligned_layouts else "has none"
+            raise InvalidRequest(
+                "word_times", True, f"requires attention heads that follow the text, in the layout {self._layout}: "
+                f"this checkpoint {having} (docs/word-times.md)"
+            )  # fmt: skip
 
     def _check_positions(self, needed: int) -> None:
         """Raises InvalidRequest for more positions than the key/value cache has for one stream."""
@@ -210,7 +236,7 @@ class PromptBuilder:
         talker, model = self._talker, self._model
         text = [*spoken, model.tts_eos_token_id]
         rows.begin_text()
-        if self._streams_text:
+        if self._layout == "streaming":
             rows.add(text[:1], talker.codec_bos_id)
             return text[1:]
         rows.add(text, talker.codec_pad_id)
@@ -229,8 +255,9 @@ class PromptBuilder:
         frames[0, 0] = talker.codec_bos_id
         frames[1:] = codes
         rows.begin_text(len(reference))
-        rows.end_prefix(min(len(reference), len(frames)) if self._streams_text else len(reference))
-        if self._streams_text:
+        streams_text = self._layout == "streaming"
+        rows.end_prefix(min(len(reference), len(frames)) if streams_text else len(reference))
+        if streams_text:
             padded = text[: len(frames)] + [model.tts_pad_token_id] * (len(frames) - len(text))
             rows.add_frames(padded, frames)
             return text[len(frames) :]
@@ -239,6 +266,7 @@ class PromptBuilder:
         return []
 
     @property
-    def _streams_text(self) -> bool:
-        layout = self._config.text_layout
-        return self._model.tts_model_type == "base" if layout == "auto" else layout == "streaming"
+    def _layout(self) -> TextLayout:
+        if self._config.text_layout != "auto":
+            return self._config.text_layout
+        return "streaming" if self._model.tts_model_type == "base" else "full"

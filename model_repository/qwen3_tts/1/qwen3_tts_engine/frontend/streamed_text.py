@@ -20,6 +20,8 @@ class PartBuilder(Protocol):
 
     def end_part(self, request: SpeechOptions, prompt: Prompt) -> None: ...
 
+    def spans(self, piece: Piece) -> list[tuple[int, int]]: ...
+
 
 class StreamedText:
     """Feeds text to a stream in pieces. One thread calls `read`; `apply` is called under the engine's lock."""
@@ -47,6 +49,9 @@ class StreamedText:
         self.stream.is_open = not last
 
     def _changes(self, piece: Piece) -> Iterator[Change]:
+        if self.stream.words:
+            spans = self._builder.spans(piece)
+            yield partial(self.stream.words.add, piece.start, piece.text, spans, ends=piece.ends)
         if self._part:
             yield partial(_extend, self._part, piece.ids)
         else:

@@ -38,10 +38,15 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Piece:
-    """Ids that later text cannot change; `ends` marks the last ones of a part."""
+    """Ids that later text cannot change; `ends` marks the last ones of a part.
+
+    They are those of `text`, which begins at character `start` of the caller's text.
+    """
 
     ids: list[int]
     ends: bool
+    text: str
+    start: int
 
 
 class PiecewiseText:
@@ -59,6 +64,7 @@ class PiecewiseText:
         self._size = PartSize()
         self._total = 0
         self._num_chars = 0
+        self._num_taken = 0
 
     def add(self, text: str) -> list[Piece]:
         """Append text; returns the pieces that became final.
@@ -100,12 +106,14 @@ class PiecewiseText:
         needed = rank * self._part_tokens
         if not needed or self._size.max_tokens < needed:
             return False
-        self._size.max_tokens = self._count + len(self._encode(len(self._tail), ends=True))
+        self._size.max_tokens = self._count + len(self._tokenizer.encode(self._stripped(len(self._tail), ends=True)[0]))
         return self._size.max_tokens >= needed
 
     def _take(self, end: int, *, ends: bool) -> Piece:
-        ids = self._encode(end, ends)
+        text, skipped = self._stripped(end, ends)
+        ids, start = self._tokenizer.encode(text), self._num_taken + skipped
         del self._tail[:end]
+        self._num_taken += end
         self._final = 0
         self._count = 0 if ends else self._count + len(ids)
         if ends:
@@ -114,12 +122,14 @@ class PiecewiseText:
         limit = self._tokenizer.max_tokens
         if self._total > limit:
             raise InvalidRequest("text", "".join(self._tail), f"{self._total} tokens, at most {limit} are allowed")
-        return Piece(ids, ends)
+        return Piece(ids, ends, text, start)
 
-    def _encode(self, end: int, ends: bool) -> list[int]:
+    def _stripped(self, end: int, ends: bool) -> tuple[str, int]:
+        """The text to tokenize of the first `end` characters that wait, and how many it leaves out before it."""
         text = "".join(self._tail[:end])
         text = text.rstrip() if ends else text
-        return self._tokenizer.encode(text if self._count else text.lstrip())
+        stripped = text if self._count else text.lstrip()
+        return stripped, len(text) - len(stripped)
 
 
 class PartSize:

@@ -1,7 +1,7 @@
 """Tokenizes text within the chat template (docs/model.md, Text tokens)."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError, TokenizerConfig, read_config
-from qwen3_tts_engine.frontend.text_pieces import PiecewiseText
+from qwen3_tts_engine.frontend.text_pieces import Piece, PiecewiseText
 from qwen3_tts_engine.request import InvalidRequest
 
 # Pre-tokenizer pattern of the Qwen2 tokenizer; the released files name the tokenizer without the pattern.
@@ -48,18 +48,22 @@ class TextTokenizer:
         """Ids of a text to speak; raises InvalidRequest for text that is empty, too long or contains control tokens."""
         return self._encode("text", text)
 
-    def parts(self, text: str, part_tokens: int) -> list[list[int]]:
+    def pieces(self, text: str, part_tokens: int) -> list[Piece]:
         """A text to speak, split at sentence ends after `part_tokens` tokens (0: never); raises like `spoken`."""
         whole = self.spoken(text)
         if not part_tokens or len(whole) + ALONE_TOKENS < part_tokens:
-            return [whole]
+            return [Piece(whole, True, text.strip(), len(text) - len(text.lstrip()))]
         pieces = PiecewiseText(self, part_tokens)
-        parts: list[list[int]] = [[]]
-        for piece in (*pieces.add(text), *pieces.end()):
-            parts[-1] += piece.ids
-            if piece.ends:
-                parts.append([])
-        return [ids for ids in parts if ids]
+        return [*pieces.add(text), *pieces.end()]
+
+    def parts(self, text: str, part_tokens: int) -> list[list[int]]:
+        """The ids of each part of a text; as `pieces`."""
+        return ids_of_parts(self.pieces(text, part_tokens))
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """First character of each token that `encode` returns, and the character after its last one."""
+        spans: list[tuple[int, int]] = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        return spans
 
     def reference(self, text: str) -> list[int]:
         """Ids of a reference's transcript; raises like `spoken`."""
@@ -103,6 +107,15 @@ class TextTokenizer:
             [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoding.ids
         return ids
+
+
+def ids_of_parts(pieces: Iterable[Piece]) -> list[list[int]]:
+    parts: list[list[int]] = [[]]
+    for piece in pieces:
+        parts[-1] += piece.ids
+        if piece.ends:
+            parts.append([])
+    return [ids for ids in parts if ids]
 
 
 def _read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
