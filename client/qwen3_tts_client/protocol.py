@@ -32,12 +32,15 @@ INPUTS = {
     "max_frames": "INT32",
     "seed": "INT64",
     "trim_silence": "BOOL",
+    "word_times": "BOOL",
 }
 OUTPUTS = {
     "waveform": "INT16",
     "sample_rate": "INT32",
     "finish_reason": "BYTES",
     "usage": "INT32",
+    "words": "BYTES",
+    "spoken_share": "FP32",
     "voices": "BYTES",
 }
 
@@ -69,6 +72,7 @@ class SpeechRequest:
     max_frames: int | None = None
     seed: int | None = None
     trim_silence: bool | None = None
+    word_times: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class TextPiece:
 class AudioChunk:
     pcm: NDArray[np.int16]  # mono
     sample_rate: int | None  # Hz, on the first chunk only
+    words: tuple[dict[str, Any], ...] = ()  # docs/api.md, Word times
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,8 @@ class End:
     request_id: str = ""
     finish_reason: str | None = None  # docs/api.md, How an utterance ends; None from servers that do not say
     usage: Usage | None = None
+    words: tuple[dict[str, Any], ...] = ()  # as in AudioChunk
+    spoken_share: float | None = None  # of the text's tokens; only with word times
 
 
 Event = AudioChunk | VoiceList | Error | End
@@ -171,6 +178,7 @@ def decode(response: service_pb2.ModelStreamInferResponse) -> Iterator[Event]:
         yield AudioChunk(
             pcm=np.frombuffer(tensors["waveform"], dtype="<i2"),
             sample_rate=int.from_bytes(rate, "little") if rate else None,
+            words=_words(tensors),
         )
     if "voices" in tensors:
         yield VoiceList([json.loads(voice) for voice in _strings(tensors["voices"])])
@@ -185,7 +193,13 @@ def _end(request_id: str, tensors: dict[str, bytes]) -> End:
         request_id,
         reason.decode() if reason is not None else None,
         Usage(*_COUNTS.unpack(counts)) if counts and len(counts) == _COUNTS.size else None,
+        () if tensors.get("waveform") else _words(tensors),
+        struct.unpack("<f", share)[0] if (share := tensors.get("spoken_share")) else None,
     )
+
+
+def _words(tensors: dict[str, bytes]) -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(word) for word in _strings(tensors.get("words", b"")))
 
 
 def _strings(raw: bytes) -> Iterator[bytes]:

@@ -4,9 +4,13 @@ import argparse
 import codecs
 import contextlib
 import itertools
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from tritonclient.grpc import service_pb2
 
@@ -22,6 +26,7 @@ from qwen3_tts_client.sink import FadingSink, check_output, open_sink
 from qwen3_tts_client.stream import Responses
 from qwen3_tts_client.sync_stream import speak
 
+Word = dict[str, Any]
 _EXIT_CODES = {"timeout": ExitCode.TIMEOUT, "disconnected": ExitCode.SERVER}
 
 
@@ -31,6 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     target = parser.add_mutually_exclusive_group()
     target.add_argument("--output", default="speech.wav", metavar="FILE.wav", help="- for raw 16-bit PCM on stdout")
     target.add_argument("--play", action="store_true", help="play on the sound device instead")
+    parser.add_argument("--word-times", metavar="FILE.jsonl", help="writes when each word begins and ends")
     options.add_playback_options(parser)
     options.add_server_options(parser)
     options.add_request_options(parser)
@@ -39,11 +45,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     check_output(args.output)
     request = options.speech_request(args, _text(args))
+    words: dict[int, Word] | None = {} if args.word_times else None
+    if words is not None:
+        request = replace(request, word_times=True)
     with Server(args.url or "localhost:8001", args.model_name) as server:
         server.check_ready()
-        timeline = _speak(server, args, _messages(request, args.model_name))
+        timeline = _speak(server, args, _messages(request, args.model_name), words)
     if timeline.samples:
         print(_figures(timeline, args.prebuffer_ms), file=sys.stderr)
+    if words is not None:
+        _write_words(args.word_times, words)
     if timeline.error:
         raise ClientError(timeline.error, _EXIT_CODES.get(timeline.outcome, ExitCode.REQUEST))
     return ExitCode.OK
@@ -80,7 +91,13 @@ def read_pieces(file: int) -> Iterator[str]:
             yield text
 
 
-def _speak(server: Server, args: argparse.Namespace, messages: Iterable[service_pb2.ModelInferRequest]) -> Timeline:
+def _speak(
+    server: Server,
+    args: argparse.Namespace,
+    messages: Iterable[service_pb2.ModelInferRequest],
+    words: dict[int, Word] | None,
+) -> Timeline:
+    """Adds what the responses tell about words to `words`, by index."""
     recorder = TimelineRecorder()
     with contextlib.ExitStack() as stack:
         messages = iter(messages)
@@ -94,17 +111,34 @@ def _speak(server: Server, args: argparse.Namespace, messages: Iterable[service_
         try:
             for arrival_ns, chunk in stream:
                 recorder.add(arrival_ns, chunk)
+                _add(chunk.words, words)
                 if sink is None:
                     rate = chunk.sample_rate or SAMPLE_RATE
                     sink = FadingSink(open_sink(args.output, args.play, rate), rate)
                     stack.callback(sink.close)
                 sink.write(chunk.pcm)
             recorder.finish(end=responses.end)
+            if responses.end:
+                _add(responses.end.words, words)
             if sink:
                 sink.finish()
         except SpeechError as error:
             recorder.finish(error)
     return recorder.stop()
+
+
+def _add(told: Iterable[Word], words: dict[int, Word] | None) -> None:
+    if words is not None:
+        for word in told:
+            words.setdefault(word["index"], {}).update(word)
+
+
+def _write_words(path: str, words: dict[int, Word]) -> None:
+    content = "".join(f"{json.dumps(word, ensure_ascii=False)}\n" for _, word in sorted(words.items()))
+    try:
+        Path(path).write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise ClientError(f"{path}: {error.strerror}") from None
 
 
 def _mark_first_sent(

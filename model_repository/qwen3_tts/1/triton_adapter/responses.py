@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,8 @@ from qwen3_tts_engine.request import Cancelled, Outcome, RequestError
 
 log = logging.getLogger("qwen3_tts")
 
-WAVEFORM, SAMPLE_RATE, VOICES = "waveform", "sample_rate", "voices"
-FINISH_REASON, USAGE = "finish_reason", "usage"
+WAVEFORM, SAMPLE_RATE, VOICES, WORDS = "waveform", "sample_rate", "voices", "words"
+FINISH_REASON, USAGE, SPOKEN_SHARE = "finish_reason", "usage", "spoken_share"
 # Names, since pb_utils has no TritonError while Triton auto-completes the configuration.
 STATUS = {
     Outcome.INVALID: "INVALID_ARG",
@@ -62,7 +62,7 @@ class ResponseSink:
             if self._sender is not None:
                 self._watcher.watch(self)
 
-    def send(self, pcm: np.ndarray) -> None:
+    def send(self, pcm: np.ndarray, words: Collection[str] = ()) -> None:
         with self._lock:
             assert not self._completed, "audio after the end of a stream"
             if self._sender is None:
@@ -70,12 +70,14 @@ class ResponseSink:
             outputs = [pb_utils.Tensor(WAVEFORM, pcm)]
             if not self._started:
                 outputs.append(pb_utils.Tensor(SAMPLE_RATE, np.array([audio.SAMPLE_RATE], np.int32)))
+            if words:
+                outputs.append(_strings(WORDS, words))
             self._started = True
             self._sender.send(pb_utils.InferenceResponse(outputs))
 
     def reply(self, voices: list[str]) -> None:
         """Send the result of a voice operation with FINAL."""
-        self._end([pb_utils.Tensor(VOICES, np.array([voice.encode() for voice in voices], np.object_))])
+        self._end([_strings(VOICES, voices)])
 
     def finish(self, error: RequestError | None, summary: Summary | None = None) -> None:
         self._end(_outputs(summary) if summary else [], error)
@@ -188,8 +190,16 @@ def _send_final(sender: Any, outputs: list[Any], error: RequestError | None) -> 
 
 def _outputs(summary: Summary) -> list[Any]:
     usage = (summary.frames, summary.text_tokens, summary.prompt_rows, summary.withheld_samples)
-    reason = np.array([summary.reason.value.encode()], np.object_)
-    return [pb_utils.Tensor(FINISH_REASON, reason), pb_utils.Tensor(USAGE, np.array(usage, np.int32))]
+    outputs = [_strings(FINISH_REASON, [summary.reason.value]), pb_utils.Tensor(USAGE, np.array(usage, np.int32))]
+    if summary.words:
+        outputs.append(_strings(WORDS, summary.words))
+    if summary.spoken_share is not None:
+        outputs.append(pb_utils.Tensor(SPOKEN_SHARE, np.array([summary.spoken_share], np.float32)))
+    return outputs
+
+
+def _strings(name: str, values: Collection[str]) -> Any:
+    return pb_utils.Tensor(name, np.array([value.encode() for value in values], np.object_))
 
 
 def _triton_error(error: RequestError) -> Any:
