@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,6 +196,14 @@ def _end(request_id: str, tensors: dict[str, bytes]) -> End:
         () if tensors.get("waveform") else _words(tensors),
         struct.unpack("<f", share)[0] if (share := tensors.get("spoken_share")) else None,
     )
+
+
+def merged(told: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The words of an utterance, from all that its responses tell about them."""
+    words: dict[int, dict[str, Any]] = {}
+    for word in told:
+        words.setdefault(word["index"], {}).update(word)
+    return [word for _, word in sorted(words.items())]
 
 
 def _words(tensors: dict[str, bytes]) -> tuple[dict[str, Any], ...]:

@@ -19,7 +19,7 @@ from qwen3_tts_client.analysis import metrics
 from qwen3_tts_client.analysis.playback import MS, NS
 from qwen3_tts_client.errors import ClientError, ExitCode, SpeechError
 from qwen3_tts_client.pieces import Sequence
-from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest, encode
+from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest, encode, merged
 from qwen3_tts_client.records.timeline import Timeline, TimelineRecorder
 from qwen3_tts_client.server import Server
 from qwen3_tts_client.sink import FadingSink, check_output, open_sink
@@ -45,15 +45,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     check_output(args.output)
     request = options.speech_request(args, _text(args))
-    words: dict[int, Word] | None = {} if args.word_times else None
-    if words is not None:
+    words: list[Word] = []
+    if args.word_times:
         request = replace(request, word_times=True)
     with Server(args.url or "localhost:8001", args.model_name) as server:
         server.check_ready()
         timeline = _speak(server, args, _messages(request, args.model_name), words)
     if timeline.samples:
         print(_figures(timeline, args.prebuffer_ms), file=sys.stderr)
-    if words is not None:
+    if args.word_times:
         _write_words(args.word_times, words)
     if timeline.error:
         raise ClientError(timeline.error, _EXIT_CODES.get(timeline.outcome, ExitCode.REQUEST))
@@ -95,9 +95,9 @@ def _speak(
     server: Server,
     args: argparse.Namespace,
     messages: Iterable[service_pb2.ModelInferRequest],
-    words: dict[int, Word] | None,
+    words: list[Word],
 ) -> Timeline:
-    """Adds what the responses tell about words to `words`, by index."""
+    """Adds what the responses tell about words to `words`."""
     recorder = TimelineRecorder()
     with contextlib.ExitStack() as stack:
         messages = iter(messages)
@@ -111,7 +111,7 @@ def _speak(
         try:
             for arrival_ns, chunk in stream:
                 recorder.add(arrival_ns, chunk)
-                _add(chunk.words, words)
+                words += chunk.words
                 if sink is None:
                     rate = chunk.sample_rate or SAMPLE_RATE
                     sink = FadingSink(open_sink(args.output, args.play, rate), rate)
@@ -119,7 +119,7 @@ def _speak(
                 sink.write(chunk.pcm)
             recorder.finish(end=responses.end)
             if responses.end:
-                _add(responses.end.words, words)
+                words += responses.end.words
             if sink:
                 sink.finish()
         except SpeechError as error:
@@ -127,14 +127,8 @@ def _speak(
     return recorder.stop()
 
 
-def _add(told: Iterable[Word], words: dict[int, Word] | None) -> None:
-    if words is not None:
-        for word in told:
-            words.setdefault(word["index"], {}).update(word)
-
-
-def _write_words(path: str, words: dict[int, Word]) -> None:
-    content = "".join(f"{json.dumps(word, ensure_ascii=False)}\n" for _, word in sorted(words.items()))
+def _write_words(path: str, words: Iterable[Word]) -> None:
+    content = "".join(f"{json.dumps(word, ensure_ascii=False)}\n" for word in merged(words))
     try:
         Path(path).write_text(content, encoding="utf-8")
     except OSError as error:

@@ -3,14 +3,15 @@
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from qwen3_tts_client import pieces
-from qwen3_tts_client.protocol import MODEL_NAME, SpeechRequest, encode
+from qwen3_tts_client.protocol import MODEL_NAME, SpeechRequest, encode, merged
 from qwen3_tts_client.stream import CHANNEL_OPTIONS, Responses, Timeouts
 from qwen3_tts_client.sync_stream import speak
 
@@ -19,10 +20,11 @@ WORD_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Heard:
-    """An utterance as it was received: samples int16 [samples], and why it ended."""
+    """An utterance as it was received: samples int16 [samples], why it ended, and its words (docs/api.md)."""
 
     samples: np.ndarray
     finish_reason: str | None
+    words: list[dict[str, Any]] = field(default_factory=list)
 
 
 class ServedVoice:
@@ -41,9 +43,12 @@ class ServedVoice:
 def _hear(stub: service_pb2_grpc.GRPCInferenceServiceStub, request: SpeechRequest, by_words: bool) -> Heard:
     responses = Responses()
     messages = _words(request) if by_words else iter([encode(request)])
-    pcm = [chunk.pcm for _, chunk in speak(stub, messages, Timeouts(), responses)]
+    pcm, words = [np.zeros(0, np.int16)], list[dict[str, Any]]()
+    for _, chunk in speak(stub, messages, Timeouts(), responses):
+        pcm.append(chunk.pcm)
+        words += chunk.words
     assert responses.end is not None
-    return Heard(np.concatenate([np.zeros(0, np.int16), *pcm]), responses.end.finish_reason)
+    return Heard(np.concatenate(pcm), responses.end.finish_reason, merged([*words, *responses.end.words]))
 
 
 def _words(request: SpeechRequest) -> Iterator[service_pb2.ModelInferRequest]:

@@ -43,7 +43,7 @@ class Service:
     def accept(self, fields: dict[str, Any], caller: Any, position: object) -> None:
         match fields["do"]:
             case "speak":
-                caller.send(fields["samples"])
+                caller.send(fields["samples"], fields.get("words", ()))
                 self.engine.recorder.count(metrics.FRAMES, len(fields["samples"]))
                 caller.finish(None, Summary(FinishReason.LENGTH, 2, 3, 4, 5))
             case "describe":

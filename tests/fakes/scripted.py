@@ -129,6 +129,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.pcm: list[np.ndarray] = []
+        self.words: list[str] = []
         self.error: RequestError | None = None
         self.summary: Summary | None = None
         self.ends = 0
@@ -144,6 +145,7 @@ class Listener:
             raise self.send_error
         self.late += self.ends and self.error is None
         self.pcm.append(pcm)
+        self.words += words
 
     def finish(self, error: RequestError | None, summary: Summary | None = None) -> None:
         self.summary = summary

@@ -1,3 +1,4 @@
+import json
 import struct
 from dataclasses import fields
 from pathlib import Path
@@ -19,6 +20,7 @@ from qwen3_tts_client.protocol import (
     Usage,
     decode,
     encode,
+    merged,
 )
 from tests.fakes.stub_server import final_response
 
@@ -112,6 +114,28 @@ def test_decodes_the_end_with_or_without_audio() -> None:
 
 def test_decodes_how_an_utterance_ended() -> None:
     assert list(decode(final_response("id", usage=[9, 5, 20, 240]))) == [End("id", "stop", Usage(9, 5, 20, 240))]
+
+
+def test_decodes_words_beside_audio_and_at_the_end() -> None:
+    begun, over = {"index": 0, "word": "né,", "first": 0, "last": 2, "start": 0}, {"index": 0, "end": 1920}
+    message = response(b"\1\0", final=False)
+    add_words(message, begun, over)
+    (chunk,) = decode(message)
+    assert isinstance(chunk, AudioChunk)
+    assert chunk.words == (begun, over)
+    last = final_response(usage=[9, 5, 20, 240])
+    add_words(last, over)
+    last.infer_response.outputs.add(name="spoken_share", datatype="FP32", shape=[1])
+    last.infer_response.raw_output_contents.append(struct.pack("<f", 0.75))
+    assert list(decode(last)) == [End("", "stop", Usage(9, 5, 20, 240), (over,), 0.75)]
+    assert merged([begun, over]) == [begun | over]
+
+
+def add_words(message: Any, *words: dict[str, Any]) -> None:
+    encoded = [json.dumps(word).encode() for word in words]
+    message.infer_response.outputs.add(name="words", datatype="BYTES", shape=[len(words)])
+    content = b"".join(struct.pack("<I", len(word)) + word for word in encoded)
+    message.infer_response.raw_output_contents.append(content)
 
 
 def test_an_empty_response_decodes_to_no_events() -> None:

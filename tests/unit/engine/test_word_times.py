@@ -209,18 +209,16 @@ class SpeakingRunner(ScriptedRunner):
 
 
 class WordListener(Listener):
-    """Records with which sample of the utterance each word was told."""
+    """Records before which sample of the utterance each word was told."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.words: list[dict[str, Any]] = []
         self.told_before: list[int] = []
         self.samples = 0
 
     def send(self, pcm: np.ndarray, words: Collection[str] = ()) -> None:
-        super().send(pcm)
+        super().send(pcm, words)
         self.samples += len(pcm)
-        self.words += map(json.loads, words)
         self.told_before += [self.samples] * len(words)
 
 
@@ -266,7 +264,7 @@ def check_words(listener: WordListener) -> None:
     assert listener.summary is not None
     skipped = listener.summary.withheld_samples
     assert skipped > 0
-    found = [*listener.words, *map(json.loads, listener.summary.words)]
+    found = [*map(json.loads, listener.words), *map(json.loads, listener.summary.words)]
     assert [event["word"] for event in found if "word" in event] == TEXT.split()
     starts = {event["index"]: event["start"] for event in found if "word" in event}
     ends = {event["index"]: event["end"] for event in found if "end" in event}
@@ -276,7 +274,7 @@ def check_words(listener: WordListener) -> None:
     assert all(frame == int(frame) for frame in frames)
     assert frames == sorted(frames)
     assert all(ends[index] == starts[index + 1] for index in range(9))
-    for event, before in zip(listener.words, listener.told_before, strict=True):
+    for event, before in zip(map(json.loads, listener.words), listener.told_before, strict=True):
         if event.get("start"):
             assert event["start"] < before, "told with the chunk in which it begins, or earlier"
             assert event["start"] >= before - 8 * SAMPLES_PER_FRAME

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qwen3_tts_engine.checkpoint.alignment import Alignment, AlignmentHeads, TextLayout
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
@@ -18,9 +19,14 @@ from tests.fakes.checkpoints import fine_tune
 from tests.fakes.scripted import Listener
 
 
-def builder(folder: Path, **settings: Any) -> PromptBuilder:
+def builder(folder: Path, alignment: Alignment | None = None, **settings: Any) -> PromptBuilder:
     config = EngineConfig(checkpoint=str(folder), max_text_tokens=64, max_frames_limit=64, **settings)
-    return PromptBuilder(Checkpoint.open(str(folder)), config)
+    return PromptBuilder(Checkpoint.open(str(folder)), config, alignment)
+
+
+def aligned(*layouts: TextLayout) -> Alignment:
+    heads = AlignmentHeads(heads=[(0, 0)], advance=[0.5, 0.5], scores={})
+    return Alignment(talker_digest="", layouts=dict.fromkeys(layouts, heads))
 
 
 def clone(seconds: float, text: str = "What it says.") -> SynthesisRequest:
@@ -52,6 +58,38 @@ def test_a_checkpoint_says_how_long_a_part_is(
     request = SynthesisRequest.of({"text": "One two three. " * 3, "speaker": "ryan", "max_frames": 8})
     stream = builder(folder, part_text_tokens=given).stream(request, Listener(), "any")
     assert 1 + len(stream.following) == parts
+
+
+def test_word_times_require_heads_of_the_layout(tiny_checkpoint: Path) -> None:
+    request = SynthesisRequest.of({"text": "Hello.", "speaker": "ryan", "word_times": True})
+    with pytest.raises(InvalidRequest, match=r"^word_times: True: requires .* layout full: this checkpoint has none"):
+        builder(tiny_checkpoint).stream(request, Listener(), "any")
+    streaming = builder(tiny_checkpoint, aligned("streaming"))
+    with pytest.raises(InvalidRequest, match="in the layout full: this checkpoint has them in streaming"):
+        streaming.check(request)
+    assert streaming.streamed(request, Listener(), "any").stream.words is not None
+    with pytest.raises(InvalidRequest, match="in the layout streaming: this checkpoint has them in full"):
+        builder(tiny_checkpoint, aligned("full")).streamed(request, Listener(), "any")
+
+
+def test_a_stream_has_the_words_of_all_its_parts(tiny_checkpoint: Path) -> None:
+    text = "  One two three. Four,  five. "
+    fields = {"text": text, "speaker": "ryan", "max_frames": 8}
+    prompts = builder(tiny_checkpoint, aligned("full"), part_text_tokens=4)
+    assert prompts.stream(SynthesisRequest.of(fields), Listener(), "any").words is None
+    stream = prompts.stream(SynthesisRequest.of(fields | {"word_times": True}), Listener(), "any")
+    assert stream.prompt.layout == "full"
+    assert stream.words is not None
+    frame = 0
+    for part, prompt in enumerate((stream.prompt, *stream.following)):
+        for token in range(prompt.num_spoken + 1):
+            stream.words.observe(frame, part, token, None)
+            frame += 1
+    told = [json.loads(event.to_json(0)) for event in stream.words.finish(frame)]
+    spans = [(event["word"], event["first"], event["last"]) for event in told if "word" in event]
+    assert [word for word, *_ in spans] == text.split()
+    assert [text[first : last + 1] for _, first, last in spans] == text.split()
+    assert stream.words.spoken_share == 1.0
 
 
 @pytest.mark.parametrize("name", ["MyVoice", "myvoice", "MYVOICE"])

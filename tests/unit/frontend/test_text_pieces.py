@@ -99,6 +99,19 @@ def test_splitting_into_parts_loses_no_text(tokenizer: TextTokenizer, text: str,
     assert "".join(spoken.split()) == "".join(normal.split())
 
 
+@settings(max_examples=300)
+@given(text=TEXTS.filter(str.strip), limit=st.integers(0, 60), data=st.data())
+def test_pieces_know_where_their_text_is(tokenizer: TextTokenizer, text: str, limit: int, data: st.DataObject) -> None:
+    incremental = PiecewiseText(tokenizer, limit)
+    pieces = [piece for more in cut(text, data) for piece in incremental.add(more)]
+    for piece in (*pieces, *incremental.end(), *tokenizer.pieces(text, limit)):
+        assert text[piece.start : piece.start + len(piece.text)] == piece.text
+        assert tokenizer.encode(piece.text) == piece.ids
+        spans = tokenizer.spans(piece.text)
+        assert len(spans) == len(piece.ids)
+        assert all(0 <= first <= after <= len(piece.text) for first, after in spans)
+
+
 def test_a_word_is_final_once_the_next_one_begins(tokenizer: TextTokenizer) -> None:
     text = PiecewiseText(tokenizer, 0)
     assert [text.add(piece) for piece in ("  ", "Hel", "lo")] == [[], [], []]

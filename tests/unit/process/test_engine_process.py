@@ -85,8 +85,9 @@ def ended(caller: Caller) -> Caller:
 
 
 def test_audio_and_the_end_reach_the_caller(started: Started) -> None:
-    caller = ended(started.ask("speak", samples=np.arange(5, dtype=np.int16)))
+    caller = ended(started.ask("speak", samples=np.arange(5, dtype=np.int16), words=["{}"]))
     assert caller.error is None
+    assert caller.words == ["{}"]
     assert caller.summary == SUMMARY
     [pcm] = caller.pcm
     assert pcm.dtype == np.int16
