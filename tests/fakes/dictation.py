@@ -29,7 +29,7 @@ def speak_in_pieces(runner: TalkerRunner, newcomers: list[Newcomer], frames: int
         if late:
             made.append(runner.collect(runner.launch(slots)).codes.copy())
         feeds = [
-            TextFeed(int(slot), frame, [text[frame]], is_open=frame + 1 < len(text), late=late)
+            TextFeed(int(slot), frame, [text[frame]], is_open=frame + 1 < len(text), late=late, num_spoken=frame + 1)
             for slot, text in zip(slots, texts, strict=True)
             if frame < len(text)
         ]

@@ -169,7 +169,7 @@ def test_a_stream_pauses_without_text_and_resumes() -> None:
     scheduler.update(stream)
     assert scheduler.has_work(0.0)
     [feed] = scheduler.next_batch(0.0).feeds
-    assert feed == TextFeed(0, 1, [2], is_open=True, late=True)
+    assert feed == TextFeed(0, 1, [2], is_open=True, late=True, num_spoken=stream.prompt.num_spoken)
     assert not scheduler.has_work(0.0)
 
 

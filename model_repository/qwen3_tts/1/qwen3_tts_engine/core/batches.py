@@ -57,7 +57,7 @@ class TextFeed:
     ids: list[int]
     is_open: bool
     late: bool
-    num_spoken: int = 0
+    num_spoken: int
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,221 @@
+"""Runners follow the demo voice through its text, alone and in mixed batches, on the CPU."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from qwen3_tts_engine.checkpoint.alignment import Alignment, AlignmentHeads, TextLayout
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.core.batches import MILLION, Newcomer, TextFeed
+from qwen3_tts_engine.core.streams import NONE
+from qwen3_tts_engine.core.words import MIN_CONFIDENCE
+from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
+from qwen3_tts_engine.request import SynthesisRequest
+from qwen3_tts_engine.talker.loader import load_runner
+from qwen3_tts_engine.talker.runner import TalkerRunner
+from tests.fakes.scripted import Listener
+from tests.unit.talker.test_graph_rows import as_graph_runner
+
+DEMO = Path(__file__).parents[3] / "scripts" / "demo_voice" / "tiny-speaking"
+TEXT = "The train to the coast is running about ten minutes late."
+ADVANCE = [0.74, 0.18, 0.06, 0.02]
+# What the exporter chooses (docs/word-times.md).
+CHOSEN = {"full": [(2, 1), (2, 3), (2, 0), (3, 1)], "streaming": [(2, 0), (2, 3), (2, 1)]}
+ALIGNMENT = Alignment(
+    talker_digest="",
+    layouts={layout: AlignmentHeads(heads=CHOSEN[layout], advance=ADVANCE, scores={}) for layout in CHOSEN},  # type: ignore[misc]
+)
+SLOTS, MAX_FRAMES = 4, 80
+CPU = torch.device("cpu")
+
+
+def config(layout: TextLayout, kernels: str) -> EngineConfig:
+    sizes = {"max_streams": SLOTS, "max_text_tokens": 64, "max_frames_limit": 128, "talker_proof_seconds": 0}
+    settings = {"checkpoint": str(DEMO), "text_layout": layout, "kernels": kernels, **sizes}
+    return EngineConfig.model_validate(settings)
+
+
+class Speaking:
+    """A runner, and streams in its slots."""
+
+    def __init__(self, kernels: str) -> None:
+        self.checkpoint = Checkpoint.open(str(DEMO))
+        self.runner = load_runner(self.checkpoint, config("full", kernels), CPU, ALIGNMENT)
+
+    def newcomer(self, slot: int, layout: TextLayout = "full", *, word_times: bool = True, **fields: Any) -> Newcomer:
+        prompts = PromptBuilder(self.checkpoint, config(layout, "off"), ALIGNMENT)
+        request = {"text": TEXT, "speaker": "serena", "language": "english", "seed": 2, "word_times": word_times}
+        stream = prompts.stream(SynthesisRequest.of(request), Listener(), str(slot))
+        pages = self.runner.limits.num_pages // SLOTS
+        return Newcomer(stream, slot, list(range(slot * pages, (slot + 1) * pages)), **fields)
+
+    def begin(self, *newcomers: Newcomer) -> None:
+        assert self.runner.prefill(list(newcomers)) == []
+
+    def frames(self, slots: list[int]) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """Codes and Frames.spoken until the first slot ends."""
+        for _ in range(MAX_FRAMES):
+            made = self.runner.collect(self.runner.launch(np.array(slots)))
+            if made.ended[0]:
+                return
+            yield made.codes, made.spoken
+
+    def spoken(self, slots: list[int], row: int = 0) -> np.ndarray:
+        """int64 [frames, 2]"""
+        rows = [spoken[row] for _, spoken in self.frames(slots) if spoken is not None]
+        return np.array(rows)
+
+
+@pytest.fixture(scope="module")
+def pytorch() -> Speaking:
+    return Speaking("off")
+
+
+@pytest.fixture(scope="module")
+def graphs() -> Speaking:
+    return Speaking("required")
+
+
+@pytest.mark.parametrize("layout", ["full", "streaming"])
+def test_a_position_passes_from_the_first_token_to_the_end(graphs: Speaking, layout: TextLayout) -> None:
+    newcomer = graphs.newcomer(0, layout)
+    graphs.begin(newcomer)
+    spoken, tokens = graphs.spoken([0]), newcomer.stream.prompt.num_spoken
+    assert spoken[0].tolist() == [0, NONE]
+    assert (np.diff(spoken[:, 0]) >= 0).all()
+    assert (np.diff(spoken[:, 0]) <= 3).all()
+    assert spoken[-1, 0] >= tokens - 1
+    assert spoken[1:, 1].mean() / MILLION > MIN_CONFIDENCE + 0.15
+
+
+@pytest.mark.parametrize("layout", ["full", "streaming"])
+def test_wrong_heads_are_not_confident(layout: TextLayout) -> None:
+    """Those of the first layer."""
+    wrong = AlignmentHeads(heads=[(0, 0), (0, 1), (1, 0)], advance=ADVANCE, scores={})
+    checkpoint = Checkpoint.open(str(DEMO))
+    speaking = Speaking.__new__(Speaking)
+    speaking.checkpoint = checkpoint
+    alignment = Alignment(talker_digest="", layouts=dict.fromkeys(CHOSEN, wrong))  # type: ignore[arg-type]
+    speaking.runner = load_runner(checkpoint, config("full", "required"), CPU, alignment)
+    speaking.begin(speaking.newcomer(0, layout))
+    spoken = speaking.spoken([0])
+    # In the streaming layout the first frames see little text, so that their attention is near any position.
+    assert spoken[20:, 1].mean() / MILLION < MIN_CONFIDENCE - 0.1
+
+
+@pytest.mark.parametrize("layout", ["full", "streaming"])
+def test_graphs_compute_what_pytorch_does(graphs: Speaking, pytorch: Speaking, layout: TextLayout) -> None:
+    found = []
+    for speaking in (graphs, pytorch):
+        speaking.begin(speaking.newcomer(1, layout))
+        found.append(speaking.spoken([1]))
+    np.testing.assert_array_equal(found[0][:, 0], found[1][:, 0])
+    np.testing.assert_allclose(found[0][:, 1], found[1][:, 1], atol=100)
+
+
+def test_rows_do_not_depend_on_each_other(graphs: Speaking) -> None:
+    """Both layouts, one without word times, one that begins later."""
+    alone = []
+    for layout in ("full", "streaming"):
+        graphs.begin(graphs.newcomer(0, layout))
+        alone.append(graphs.spoken([0]))
+    others = [graphs.newcomer(1), graphs.newcomer(2, word_times=False), graphs.newcomer(3, "streaming")]
+    graphs.begin(*others)
+    frames = graphs.frames([1, 2, 3])
+    together = [next(frames)[1] for _ in range(5)]
+    graphs.begin(graphs.newcomer(0))
+    together += [spoken for _, spoken in graphs.frames([1, 2, 3, 0])]
+    for row, expected in ((0, alone[0]), (2, alone[1])):
+        found = np.array([spoken[row] for spoken in together if spoken is not None])
+        np.testing.assert_array_equal(found, expected[: len(found)])
+    later = np.array([spoken[3] for spoken in together[5:] if spoken is not None])
+    np.testing.assert_array_equal(later, alone[0][: len(later)])
+
+
+def test_a_batch_without_word_times_tracks_nothing(graphs: Speaking, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs.begin(graphs.newcomer(0, word_times=False), graphs.newcomer(1, word_times=False))
+    monkeypatch.setattr(graphs.runner, "_track", lambda *_: pytest.fail("tracks"))
+    assert [spoken for _, spoken in graphs.frames([0, 1])][:3] == [None] * 3
+
+
+def test_codes_are_those_without_word_times(graphs: Speaking) -> None:
+    made = []
+    for word_times in (True, False):
+        graphs.begin(graphs.newcomer(0, word_times=word_times))
+        made.append(np.stack([codes for codes, _ in graphs.frames([0])]))
+    np.testing.assert_array_equal(*made)
+
+
+def test_a_stream_that_was_parked_continues_at_its_token(graphs: Speaking) -> None:
+    graphs.begin(graphs.newcomer(0))
+    made = list(graphs.frames([0]))
+    codes = np.concatenate([codes for codes, _ in made]).astype(np.int16)
+    whole = np.array([spoken[0, 0] for _, spoken in made if spoken is not None])
+    at = len(whole) // 2
+    graphs.begin(graphs.newcomer(0, frames=codes[:at], token=int(whole[at - 1])))
+    rest = graphs.spoken([0])
+    assert rest[0].tolist() == [whole[at - 1], NONE]
+    # The first frame observes nothing, and the filter begins again: it catches up within a few frames.
+    assert (np.abs(rest[:, 0] - whole[at:]) <= 2).all()
+    np.testing.assert_array_equal(rest[6:, 0], whole[at + 6 :])
+
+
+def test_text_that_arrives_while_it_is_spoken_is_followed(graphs: Speaking) -> None:
+    """Two tokens at a time; the rest is not known."""
+    newcomer = graphs.newcomer(0, "streaming")
+    prompt = newcomer.stream.prompt
+    rest, known = prompt.trailing[4:], prompt.num_spoken
+    prompt.trailing, prompt.num_spoken, prompt.is_open = prompt.trailing[:4], 5, True
+    graphs.begin(newcomer)
+    assert graphs.runner._state.text[0].tolist() == [2, prompt.text_at, 6]
+    tokens = []
+    for frame in range(MAX_FRAMES):
+        if frame < len(rest) and frame % 2 == 0:
+            ids = rest[frame : frame + 2]
+            is_last = frame + 2 >= len(rest)
+            spoken = known if is_last else 5 + frame + len(ids)
+            graphs.runner.feed([TextFeed(0, 4 + frame, ids, not is_last, late=False, num_spoken=spoken)])
+            assert graphs.runner._state.text[0, 2] == spoken + 1
+        made = graphs.runner.collect(graphs.runner.launch(np.array([0])))
+        if made.ended[0]:
+            break
+        assert made.spoken is not None
+        tokens.append(int(made.spoken[0, 0]))
+    assert tokens == sorted(tokens)
+    assert tokens[-1] >= known - 1
+
+
+def test_a_graph_with_fresh_slots_tracks_the_others(pytorch: Speaking) -> None:
+    """GraphTalkerRunner's frame, of which a fresh slot's row runs in the padding slot."""
+    pytorch.begin(pytorch.newcomer(0), pytorch.newcomer(2, word_times=False))
+    list(zip(range(6), pytorch.frames([0, 2]), strict=False))
+    pytorch.begin(pytorch.newcomer(1, token=3))
+    runner = pytorch.runner
+    state, tensors = runner._state, saved_tensors(runner)
+    saved = [tensor.clone() for tensor in tensors]
+    expected = runner.collect(runner.launch(np.arange(3)))
+    for tensor, before in zip(tensors, saved, strict=True):
+        tensor.copy_(before)
+    padding = state.padding_slot
+    pairs = torch.tensor([[0, 0], [1, padding], [2, 2], [padding, padding]])
+    with torch.inference_mode():
+        made = as_graph_runner(runner)._mixed_frame(pairs, tracked=True)
+    codes, spoken = made
+    assert codes.shape == (4, 16)
+    assert expected.spoken is not None
+    np.testing.assert_array_equal(spoken[:2, 0].numpy(), expected.spoken[:2, 0])
+    # Products of several rows round differently.
+    np.testing.assert_allclose(spoken[:2, 1].numpy(), expected.spoken[:2, 1], atol=100)
+    assert spoken[1].tolist() == [3, NONE]
+    assert spoken[0, 1] > 0
+
+
+def saved_tensors(runner: TalkerRunner) -> list[torch.Tensor]:
+    state, tracker = runner._state, runner._tracker
+    assert tracker is not None
+    return [state.input, state._fields, state.seen, runner.cache.data, tracker.probability]
