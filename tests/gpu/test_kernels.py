@@ -23,6 +23,7 @@ from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 from scripts.synthetic.configs import model_config
 from tests.fakes.scripted import Listener, make_stream
 from tests.gpu.conftest import DEVICE, KERNEL_PATH
+from tests.unit.talker.test_text_tracker import check_kernels
 
 EPS = 1e-6
 BF16 = torch.bfloat16
@@ -219,6 +220,10 @@ def slot_state(talker: Talker, **sampling: float) -> SlotState:
         newcomers.append(Newcomer(stream, slot, [slot]))
     state.open(newcomers)
     return state
+
+
+def test_the_text_tracker_agrees_with_pytorch() -> None:
+    check_kernels(DEVICE)
 
 
 SAMPLING = [

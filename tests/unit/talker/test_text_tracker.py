@@ -1,6 +1,6 @@
 """The text tracker of PyTorch against a filter in NumPy, and its kernels, in Triton's interpreter, against PyTorch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,7 @@ from qwen3_tts_engine.talker.kv_cache import PagedCache
 from qwen3_tts_engine.talker.ops.interface import Hidden, Tracking
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, TorchTracking, norm_product, split_heads
 from qwen3_tts_engine.talker.text_tracker import FLOOR, TextTracker
+from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 from tests.unit.talker.attention_case import layer, transformer_config
 
 CPU = torch.device("cpu")
@@ -43,24 +44,25 @@ TEXTS = {
 class Case:
     """Slots with texts of all kinds, and layers whose heads are observed."""
 
-    tracker: TextTracker = field(default_factory=lambda: TextTracker(ALIGNMENT, len(TEXTS), MAX_TOKENS, CPU))
+    device: torch.device = CPU
 
     def __post_init__(self) -> None:
         torch.manual_seed(3)
+        self.tracker = TextTracker(ALIGNMENT, len(TEXTS), MAX_TOKENS, self.device)
         config = transformer_config(HEADS, KEY_HEADS, SIZE)
         pages = 128 // PAGE + 1
-        table = torch.randperm(len(TEXTS) * pages).reshape(len(TEXTS), pages)
+        table = torch.randperm(len(TEXTS) * pages).reshape(len(TEXTS), pages).to(self.device)
         self.cache = PagedCache(config, len(TEXTS) * pages, PAGE, table, torch.float32)
-        self.cache.data.normal_()
-        self.layers = [layer(config) for _ in range(2)]
+        self.cache.data.copy_(torch.randn(self.cache.data.shape))
+        self.layers = [moved(layer(config), self.device) for _ in range(2)]
         fields = torch.tensor([[*text, 0, NONE] for text in TEXTS.values()])
         frames = torch.zeros(len(TEXTS), 1, dtype=torch.int64)
         # Columns of one matrix, as in SlotState.
-        self.fields = torch.cat([frames, fields], dim=1)
+        self.fields = torch.cat([frames, fields], dim=1).to(self.device)
         self.state: Any = SimpleNamespace(text=self.fields[:, 1:4], spoken=self.fields[:, 5:7], frame=self.fields[:, 0])
-        self.slots, self.positions = torch.arange(len(TEXTS)).flip(0), self.fields[:, 4].flip(0)
+        self.slots, self.positions = torch.arange(len(TEXTS), device=self.device).flip(0), self.fields[:, 4].flip(0)
         # Sharp attention, as of heads that follow the text.
-        self.hidden = [6 * torch.randn(len(TEXTS), config.hidden_size) for _ in range(TICKS)]
+        self.hidden = [6 * torch.randn(len(TEXTS), config.hidden_size).to(self.device) for _ in range(TICKS)]
 
     def run(self, make: Any, observe: Any) -> list[Tensor]:
         """SlotState.spoken after each tick."""
@@ -77,6 +79,13 @@ class Case:
     def queries(self, weights: Any, hidden: Hidden, positions: Tensor) -> Tensor:
         cos, sin = self.cache.cos[positions], self.cache.sin[positions]
         return split_heads(norm_product(hidden, weights.qkv, 1e-6), weights, self.cache.config, cos, sin)[0]
+
+
+def moved(weights: LayerWeights, device: torch.device) -> LayerWeights:
+    qkv, norm = weights.qkv, weights.qkv.norm
+    assert norm is not None
+    qkv = NormLinear(norm.to(device), qkv.weight.to(device))
+    return replace(weights, qkv=qkv, q_norm=weights.q_norm.to(device), k_norm=weights.k_norm.to(device))
 
 
 def observe_queries(case: Case) -> Any:
@@ -147,16 +156,20 @@ def test_attention_that_is_bound_to_it_observes_the_rows_that_it_computes() -> N
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the compiled kernels")
 def test_kernels_compute_what_pytorch_does() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
+    check_kernels(CPU)
+
+
+def check_kernels(device: torch.device) -> None:
     from qwen3_tts_engine.talker.ops.kernel_ops import KernelTracking
 
-    case, expected = Case(), Case()
+    case, expected = Case(device), Case(device)
     # Of a slot's previous stream.
     case.tracker.probability.fill_(0.3)
 
     def observe(tracking: KernelTracking, number: int, weights: Any, hidden: Hidden, _: Tensor) -> None:
         qkv = norm_product(hidden, weights.qkv, 1e-6)
         # Products of prompts follow the frames' rows, and rows have a stride.
-        wide = torch.cat([torch.cat([qkv, qkv]), torch.zeros(2 * len(qkv), 3)], dim=1)
+        wide = torch.cat([torch.cat([qkv, qkv]), qkv.new_zeros(2 * len(qkv), 3)], dim=1)
         tracking.observe(number, wide[:, : qkv.shape[1]], weights)
 
     found = case.run(KernelTracking, observe)

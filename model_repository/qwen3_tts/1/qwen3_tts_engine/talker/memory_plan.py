@@ -32,6 +32,8 @@ ACTIVATION_COPIES = 2
 CODEC_GRAPHS_BYTES, CODEC_FRAME_BYTES, CODEC_WEIGHT_COPIES = 120 * MIB, 4 * MIB, 1.5
 # Rows of states that it allocates together (code2wav_step/rows.py).
 CODEC_BLOCK_ROWS = 16
+# Most heads of both layouts (export/alignment.py).
+TRACKED_HEADS = 12
 # Rows times frames of its largest graph, from so many GiB on (code2wav_step/buckets.py).
 CODEC_ROW_FRAMES = {0: 64, 9: 128, 11: 256, 20: 512}
 # Memory of a row's frame in the execution context of a plan (docs/code2wav.md).
@@ -156,12 +158,14 @@ class MemoryNeeds:
         return plan.total <= memory.available(self.config.gpu_memory_share)
 
     def _slot_bytes(self, longest: int) -> int:
-        """Bytes per slot of talker.slot_state and of the code predictor's keys."""
+        """Bytes per slot of talker.slot_state, the text tracker and the code predictor's keys."""
         talker = self.model.talker_config
         predictor = talker.code_predictor_config
         fields = -(-longest // self.config.page_size) + 2 * self.config.max_text_tokens
+        # float32 probabilities of the text tracker, and its heads' scores of a tick's row.
+        tracked = 4 * (1 + TRACKED_HEADS) * self.config.max_text_tokens
         frame = 2 * predictor.num_hidden_layers * talker.num_code_groups * predictor.key_value_size
-        return 8 * fields + predictor.vocab_size + ELEMENT * (frame + 2 * talker.hidden_size)
+        return 8 * fields + tracked + predictor.vocab_size + ELEMENT * (frame + 2 * talker.hidden_size)
 
 
 def weight_bytes(model: ModelConfig, element: int = ELEMENT) -> int:

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-# Text rows that a program multiplies at once.
-TOKENS = 64
+# Text rows that a program of text_scores_kernel multiplies at once, and warps of one of text_position_kernel.
+TOKENS, POSITION_WARPS = 64, 8
 
 
 @triton.jit

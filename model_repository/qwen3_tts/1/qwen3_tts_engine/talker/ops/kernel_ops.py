@@ -285,6 +285,7 @@ class KernelTracking:
         text_position.text_position_kernel[(len(self._slots),)](
             self._scores, *fields, tracker.shares, tracker.moves, tracker.probability, state.frame.stride(0),
             tracker.max_tokens, FLOOR, MILLION, NUM_HEADS=len(tracker.heads), STEPS=tracker.moves.shape[1], BLOCK=block,
+            num_warps=text_position.POSITION_WARPS,
         )  # fmt: skip
 
 
