@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from qwen3_tts_client.records.environment import commit
+from qwen3_tts_engine.checkpoint.alignment import LAYOUTS, Alignment, AlignmentHeads
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.core.batches import Newcomer
@@ -34,6 +35,9 @@ def main(
     attention_warps: Annotated[
         int | None, typer.Option(min=1, max=8, help="of a block that attends over pages, not those served")
     ] = None,
+    word_times: Annotated[
+        bool, typer.Option("--word-times", help="streams with word times, from any six heads")
+    ] = False,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
     sizes = [int(size) for size in batches.split(",")]
@@ -46,11 +50,12 @@ def main(
     device = choose_device(config, "cuda:0")
     opened = Checkpoint.open(checkpoint)
     started = time.perf_counter()
-    runner = load_runner(opened, config, device)
+    alignment = any_heads(opened) if word_times else None
+    runner = load_runner(opened, config, device, alignment)
     assert isinstance(runner, GraphTalkerRunner)
     console.print(f"loaded and captured in {time.perf_counter() - started:.1f} s")
-    prompts = PromptBuilder(opened, config)
-    rows = [measure(runner, prompts, size, repeats) for size in sizes]
+    prompts = PromptBuilder(opened, config, alignment)
+    rows = [measure(runner, prompts, size, repeats, word_times=word_times) for size in sizes]
     record = {**environment(opened), "rows": rows}
     show(rows, console)
     if output:
@@ -63,9 +68,22 @@ def settings(checkpoint: str, max_streams: int) -> EngineConfig:
     return EngineConfig.from_parameters(fixed, {"QWEN3_TTS_KERNELS": "required"} | os.environ)
 
 
-def measure(runner: GraphTalkerRunner, prompts: PromptBuilder, batch: int, repeats: int) -> dict[str, Any]:
+def any_heads(checkpoint: Checkpoint) -> Alignment:
+    """As many as are chosen at most, each of another layer."""
+    layers = np.linspace(0, checkpoint.config.talker_config.num_hidden_layers - 1, 6).astype(int).tolist()
+    heads = AlignmentHeads(
+        heads=[(layer, 0) for layer in sorted(set(layers))], advance=[0.5, 0.3, 0.15, 0.05], scores={}
+    )
+    return Alignment(talker_digest=checkpoint.talker_digest, layouts=dict.fromkeys(LAYOUTS, heads))
+
+
+def measure(
+    runner: GraphTalkerRunner, prompts: PromptBuilder, batch: int, repeats: int, *, word_times: bool = False
+) -> dict[str, Any]:
     """Median over runs of the median tick, and of the time from an idle engine to the first frame on the host."""
-    first, ticks, device = zip(*(run(runner, prompts, batch) for _ in range(repeats)), strict=True)
+    first, ticks, device = zip(
+        *(run(runner, prompts, batch, word_times=word_times) for _ in range(repeats)), strict=True
+    )
     return {
         "batch": batch,
         "ms_per_frame": round(statistics.median(ticks), 3),
@@ -74,9 +92,11 @@ def measure(runner: GraphTalkerRunner, prompts: PromptBuilder, batch: int, repea
     }
 
 
-def run(runner: GraphTalkerRunner, prompts: PromptBuilder, batch: int) -> tuple[float, float, float]:
+def run(
+    runner: GraphTalkerRunner, prompts: PromptBuilder, batch: int, *, word_times: bool = False
+) -> tuple[float, float, float]:
     """(ms to the first frame, median ms of the ticks after it, mean ms of a tick on the device) of one utterance."""
-    newcomers = [newcomer(runner, prompts, slot) for slot in range(batch)]
+    newcomers = [newcomer(runner, prompts, slot, word_times=word_times) for slot in range(batch)]
     slots = np.arange(batch)
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -98,10 +118,11 @@ def run(runner: GraphTalkerRunner, prompts: PromptBuilder, batch: int) -> tuple[
     return first * 1e3, float(np.median(ticks)), begin.elapsed_time(end) / (FRAMES - 1)
 
 
-def newcomer(runner: GraphTalkerRunner, prompts: PromptBuilder, slot: int) -> Newcomer:
+def newcomer(runner: GraphTalkerRunner, prompts: PromptBuilder, slot: int, *, word_times: bool = False) -> Newcomer:
     """A stream with a prompt of about 60 rows, and pages for its frames."""
     text = "one two three four five six seven eight nine ten " * 10
-    request = SynthesisRequest(text=text, speaker="ryan", language="english", seed=slot, max_frames=FRAMES)
+    options = {"speaker": "ryan", "language": "english", "seed": slot, "max_frames": FRAMES, "word_times": word_times}
+    request = SynthesisRequest.of({"text": text, **options})
     stream = prompts.stream(request, NullSink(), str(slot))
     keep = min(60, len(stream.prompt))
     prompt = type(stream.prompt)(stream.prompt.text_ids[-keep:], stream.prompt.code_ids[-keep:], [], keep)
