@@ -4,9 +4,8 @@ import json
 import unicodedata
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
 
@@ -21,19 +20,17 @@ HANGUL = range(0xAC00, 0xD7A4)
 
 @dataclass
 class Word:
-    """Characters `first` to `last` of the caller's text; `token` is that of its first letter, `end` the token after its
-    last one."""
+    """Begins at character `first` of the caller's text; `token` is that of its first letter, `end` the token after its
+    last one. Streamed text may still add characters."""
 
     index: int
     first: int
-    last: int
-    text: str
+    text: str = ""
     token: int = UNKNOWN
     end: int = UNKNOWN
 
 
-@dataclass(frozen=True)
-class WordEvent:
+class WordEvent(NamedTuple):
     """A word begins with a frame, or has ended before it; `is_known` is false where confidence is low."""
 
     word: Word
@@ -46,7 +43,8 @@ class WordEvent:
         word, sample = self.word, max(0, self.frame * SAMPLES_PER_FRAME - skipped_samples) if self.is_known else None
         if not self.is_begin:
             return json.dumps({"index": word.index, "end": sample})
-        begun = {"index": word.index, "word": word.text, "first": word.first, "last": word.last, "start": sample}
+        text, first = word.text, word.first
+        begun = {"index": word.index, "word": text, "first": first, "last": first + len(text) - 1, "start": sample}
         return json.dumps(begun, ensure_ascii=False)
 
 
@@ -115,8 +113,7 @@ class WordTimes:
                 self._finish_word(self._current, frame)
             self._current = word = spoken.words[spoken.next_word]
             spoken.next_word += 1
-            # A copy, since streamed text may still add punctuation to the word.
-            self._events.append(WordEvent(replace(word), frame, True, self._is_confident))
+            self._events.append(WordEvent(word, frame, True, self._is_confident))
         if self._current and token >= self._current.end:
             self._finish_word(self._current, frame)
 
@@ -144,7 +141,7 @@ class WordTimes:
 
     @property
     def _is_confident(self) -> bool:
-        return not self._confidences or float(np.mean(self._confidences)) >= MIN_CONFIDENCE
+        return sum(self._confidences) >= MIN_CONFIDENCE * len(self._confidences)
 
     def _finish_word(self, word: Word, frame: int) -> None:
         self._current = None
@@ -163,8 +160,8 @@ class WordTimes:
             return
         word = self._open
         if word is None or (is_boundary and is_spoken(char) and _splits(word, char)):
-            word = self._open = Word(UNKNOWN, position, position, "")
-        word.last, word.text = position, word.text + char
+            word = self._open = Word(UNKNOWN, position)
+        word.text += char
         if not is_spoken(char):
             return
         word.end = token + 1
