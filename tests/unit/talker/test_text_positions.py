@@ -1,6 +1,6 @@
 """Runners follow the demo voice through its text, alone and in mixed batches, on the CPU."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,13 @@ from qwen3_tts_engine.core.streams import NONE
 from qwen3_tts_engine.core.words import MIN_CONFIDENCE
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import SynthesisRequest
+from qwen3_tts_engine.talker.graph_runner import MIN_JOINT_FRAMES, GraphTalkerRunner, LaunchedTick
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.runner import TalkerRunner
+from qwen3_tts_engine.talker.tick_graph import Run
 from tests.fakes.scripted import Listener
 from tests.unit.talker.test_graph_rows import as_graph_runner
+from tests.unit.talker.test_joint_frames import EagerGraph, EagerGraphRunner
 
 DEMO = Path(__file__).parents[3] / "scripts" / "demo_voice" / "tiny-speaking"
 TEXT = "The train to the coast is running about ten minutes late."
@@ -30,12 +33,12 @@ ALIGNMENT = Alignment(
     talker_digest="",
     layouts={layout: AlignmentHeads(heads=CHOSEN[layout], advance=ADVANCE, scores={}) for layout in CHOSEN},  # type: ignore[misc]
 )
-SLOTS, MAX_FRAMES = 4, 80
+SLOTS, MANY_SLOTS, MAX_FRAMES = 4, 24, 80
 CPU = torch.device("cpu")
 
 
-def config(layout: TextLayout, kernels: str) -> EngineConfig:
-    sizes = {"max_streams": SLOTS, "max_text_tokens": 64, "max_frames_limit": 128, "talker_proof_seconds": 0}
+def config(layout: TextLayout, kernels: str, slots: int = SLOTS) -> EngineConfig:
+    sizes = {"max_streams": slots, "max_text_tokens": 64, "max_frames_limit": 128, "talker_proof_seconds": 0}
     settings = {"checkpoint": str(DEMO), "text_layout": layout, "kernels": kernels, **sizes}
     return EngineConfig.model_validate(settings)
 
@@ -43,15 +46,15 @@ def config(layout: TextLayout, kernels: str) -> EngineConfig:
 class Speaking:
     """A runner, and streams in its slots."""
 
-    def __init__(self, kernels: str) -> None:
+    def __init__(self, kernels: str, slots: int = SLOTS) -> None:
         self.checkpoint = Checkpoint.open(str(DEMO))
-        self.runner = load_runner(self.checkpoint, config("full", kernels), CPU, ALIGNMENT)
+        self.runner = load_runner(self.checkpoint, config("full", kernels, slots), CPU, ALIGNMENT)
 
     def newcomer(self, slot: int, layout: TextLayout = "full", *, word_times: bool = True, **fields: Any) -> Newcomer:
         prompts = PromptBuilder(self.checkpoint, config(layout, "off"), ALIGNMENT)
         request = {"text": TEXT, "speaker": "serena", "language": "english", "seed": 2, "word_times": word_times}
         stream = prompts.stream(SynthesisRequest.of(request), Listener(), str(slot))
-        pages = self.runner.limits.num_pages // SLOTS
+        pages = self.runner.limits.num_pages // self.runner.limits.num_slots
         return Newcomer(stream, slot, list(range(slot * pages, (slot + 1) * pages)), **fields)
 
     def begin(self, *newcomers: Newcomer) -> None:
@@ -219,3 +222,61 @@ def saved_tensors(runner: TalkerRunner) -> list[torch.Tensor]:
     state, tracker = runner._state, runner._tracker
     assert tracker is not None
     return [state.input, state._fields, state.seen, runner.cache.data, tracker.probability]
+
+
+class Event:
+    """A CUDA event whose work is done."""
+
+    def record(self, stream: None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class EagerTickRunner(EagerGraphRunner):
+    """Launches and collects as on a GPU."""
+
+    launch = GraphTalkerRunner.launch  # type: ignore[assignment]
+
+    def _capture(self, padding: Sequence[np.ndarray], run: Run) -> EagerGraph:  # type: ignore[override]
+        graph = super()._capture(padding, run)
+        graph.stream = None  # type: ignore[attr-defined]
+        return graph
+
+    def _make_tick(self) -> LaunchedTick:  # type: ignore[override]
+        codes, spoken = (torch.empty((MANY_SLOTS, columns), dtype=torch.int64) for columns in (16, 2))
+        return LaunchedTick(codes, Event(), spoken)  # type: ignore[arg-type]
+
+
+def test_graphs_of_a_gpu_track_beside_prompts_and_alone() -> None:
+    """First frames alone, beside others, and prompts in the tick of others; a few streams have word times."""
+    plain, graphs = Speaking("off", MANY_SLOTS), Speaking("off", MANY_SLOTS)
+    runner = EagerTickRunner.__new__(EagerTickRunner)
+    runner.__dict__.update(graphs.runner.__dict__)
+    runner.capture()
+    graphs.runner = runner
+    established = list(range(MIN_JOINT_FRAMES))
+    both = (plain, graphs)
+
+    def step(slots: list[int]) -> list[np.ndarray | None]:
+        expected, found = (one.runner.collect(one.runner.launch(np.array(slots))) for one in both)
+        # Each frame follows from the same codes.
+        for one in both:
+            one.runner.replace_input(np.array(slots), expected.codes)
+        return [expected.spoken, found.spoken]
+
+    for one in both:
+        one.begin(*(one.newcomer(slot, word_times=slot % 5 == 0) for slot in established))
+    ticks = [step(established) for _ in range(4)]
+    for one in both:
+        one.begin(one.newcomer(20, token=4), one.newcomer(21, word_times=False))
+    ticks += [step([*established, 20, 21]) for _ in range(3)]
+    assert len(runner.joint_replays()) == 1
+    for expected, found in ticks:
+        assert expected is not None
+        assert found is not None
+        tracked = [row for row in range(len(found)) if (row % 5 == 0 and row < MIN_JOINT_FRAMES) or row == 16]
+        np.testing.assert_array_equal(found[tracked, 0], expected[tracked, 0])
+        np.testing.assert_allclose(found[tracked, 1], expected[tracked, 1], atol=200)
+    assert ticks[4][1] is not None
+    assert ticks[4][1][16].tolist() == [4, NONE]
+    assert step([1, 2, 21]) == [None, None], "none of these has word times"
