@@ -46,9 +46,9 @@ def config(layout: TextLayout, kernels: str, slots: int = SLOTS) -> EngineConfig
 class Speaking:
     """A runner, and streams in its slots."""
 
-    def __init__(self, kernels: str, slots: int = SLOTS) -> None:
+    def __init__(self, kernels: str, slots: int = SLOTS, device: torch.device = CPU) -> None:
         self.checkpoint = Checkpoint.open(str(DEMO))
-        self.runner = load_runner(self.checkpoint, config("full", kernels, slots), CPU, ALIGNMENT)
+        self.runner = load_runner(self.checkpoint, config("full", kernels, slots), device, ALIGNMENT)
 
     def newcomer(self, slot: int, layout: TextLayout = "full", *, word_times: bool = True, **fields: Any) -> Newcomer:
         prompts = PromptBuilder(self.checkpoint, config(layout, "off"), ALIGNMENT)
