@@ -57,7 +57,7 @@ def main(
 ) -> None:
     artifact_dir.mkdir(parents=True, exist_ok=True)
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", "onnx")
-    with server_of("onnx", str(checkpoint), max(streams, 8), artifact_dir / "server.log", []) as server:
+    with server_of(str(checkpoint), max(streams, 8), artifact_dir / "server.log", []) as server:
         served = ServedVoice(f"localhost:{server.ports.grpc}", streams)
         spoken = {kind: speak(served, sentences, by_words=kind == "streamed") for kind in ("whole", "streamed")}
     with ProcessPoolExecutor(processes) as pool:

@@ -20,14 +20,14 @@ from qwen3_tts_engine.lifecycle.logs import log_through
 from qwen3_tts_engine.process.messages import (
     Accept,
     Answer,
-    Audio,
-    Call,
+    CallOther,
     Cancel,
     Died,
     End,
     Loaded,
     Logged,
     Opened,
+    Pcm,
     Report,
     Reported,
     Voices,
@@ -51,7 +51,7 @@ class PipeCaller:
         self.is_gone = False
 
     def send(self, pcm: np.ndarray, words: Collection[str] = ()) -> None:
-        self._writer.send(Audio(self.key, bytearray(pcm), words))
+        self._writer.send(Pcm(self.key, bytearray(pcm), words))
 
     def reply(self, voices: list[str]) -> None:
         self._callers.pop(self.key, None)
@@ -78,7 +78,7 @@ class RemoteModels:
         number, future = next(self._numbers), Future[list[np.ndarray]]()
         self._answers[number] = future
         arrays = {name: tensor.numpy() for name, tensor in call.inputs.items()}
-        self._control.send(Call(number, call.model, arrays, call.outputs, call.parameters))
+        self._control.send(CallOther(number, call.model, arrays, call.outputs, call.parameters))
         return [torch.from_numpy(array).to(call.device) for array in future.result()]
 
     def answer(self, answer: Answer) -> None:

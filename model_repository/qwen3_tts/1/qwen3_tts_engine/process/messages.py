@@ -42,7 +42,7 @@ class Report(NamedTuple):
 # Messages from the engine about one request. Those of one request come through one pipe.
 
 
-class Audio(NamedTuple):
+class Pcm(NamedTuple):
     key: str
     pcm: bytearray
     """Bytes of int16 samples; writable, as Triton's tensors must be."""
@@ -79,7 +79,7 @@ class Died(NamedTuple):
     error: RequestError
 
 
-class Call(NamedTuple):
+class CallOther(NamedTuple):
     """A call of another model, with its inputs and the names of its outputs."""
 
     call: int

@@ -23,14 +23,14 @@ from qwen3_tts_engine.metrics import Readings
 from qwen3_tts_engine.process.messages import (
     Accept,
     Answer,
-    Audio,
-    Call,
+    CallOther,
     Cancel,
     Died,
     End,
     Loaded,
     Logged,
     Opened,
+    Pcm,
     Report,
     Reported,
     Voices,
@@ -144,9 +144,9 @@ class EngineProcess:
                 log.warning("sending to %s failed: %s", message.key, error)
                 self.cancel(message.key)
 
-    def _deliver(self, message: Audio | Voices | End) -> None:
+    def _deliver(self, message: Pcm | Voices | End) -> None:
         match message:
-            case Audio(key, pcm, words):
+            case Pcm(key, pcm, words):
                 self._callers[key].send(np.frombuffer(pcm, np.int16), words)
             case Voices(key, voices):
                 self._callers.pop(key).reply(voices)
@@ -158,7 +158,7 @@ class EngineProcess:
             match message:
                 case Logged(level, text):
                     log.log(level, text)
-                case Call():
+                case CallOther():
                     self._models.submit(self._call, message)
                 case Reported(readings):
                     self._readings.put(readings)
@@ -187,7 +187,7 @@ class EngineProcess:
             self.is_alive = False
             self._on_death(error)
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: CallOther) -> None:
         result: list[np.ndarray] | RequestError
         try:
             inputs = {name: torch.from_numpy(array) for name, array in call.inputs.items()}
