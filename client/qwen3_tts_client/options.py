@@ -9,15 +9,17 @@ from qwen3_tts_client.protocol import MODEL_NAME, SpeechRequest, encode
 from qwen3_tts_client.stream import Timeouts
 from qwen3_tts_client.wav import read_recording
 
-_STRINGS = ("language", "speaker", "instruct", "voice")
+_STRINGS = ("language", "speaker", "instruct", "voice", "text_policy", "lexicon")
 _HELP = {
     "speaker": "CustomVoice: built-in speaker",
     "instruct": "CustomVoice: style; VoiceDesign: the voice",
+    "text_policy": "Markdown, tags and emoji: verbatim, plain (left out) or refuse",
+    "lexicon": 'JSON of words and their spellings, such as {"Nguyen": "win"}',
     "voice": "Base: a registered voice (qwen3-tts voices)",
 }
 _FLOATS = ("temperature", "top_p", "repetition_penalty")
 _INTEGERS = ("top_k", "max_frames", "seed")
-_TRIM = "trim_silence"
+_FLAGS = {"trim_silence": "leading silence is not sent", "normalize_text": "numbers and units are written out"}
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +43,8 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
         group.add_argument(_flag(name), type=float, metavar="X")
     for name in _INTEGERS:
         group.add_argument(_flag(name), type=int, metavar="N")
-    group.add_argument(_flag(_TRIM), action=argparse.BooleanOptionalAction, help="leading silence is not sent")
+    for name, text in _FLAGS.items():
+        group.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=text)
 
 
 def add_reference_options(parser: argparse._ActionsContainer) -> None:
@@ -62,7 +65,7 @@ def timeouts(args: argparse.Namespace) -> Timeouts:
 
 def speech_request(args: argparse.Namespace, text: str) -> SpeechRequest:
     """Raises ClientError for an unreadable reference or a value that does not fit its tensor."""
-    fields: dict[str, Any] = {name: getattr(args, name) for name in (*_STRINGS, *_FLOATS, *_INTEGERS, _TRIM)}
+    fields: dict[str, Any] = {name: getattr(args, name) for name in (*_STRINGS, *_FLOATS, *_INTEGERS, *_FLAGS)}
     request = SpeechRequest(text, **fields, **reference_fields(args))
     try:
         encode(request)

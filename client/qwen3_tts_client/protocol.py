@@ -33,6 +33,9 @@ INPUTS = {
     "seed": "INT64",
     "trim_silence": "BOOL",
     "word_times": "BOOL",
+    "text_policy": "BYTES",
+    "normalize_text": "BOOL",
+    "lexicon": "BYTES",
 }
 OUTPUTS = {
     "waveform": "INT16",
@@ -73,6 +76,9 @@ class SpeechRequest:
     seed: int | None = None
     trim_silence: bool | None = None
     word_times: bool | None = None
+    text_policy: str | None = None
+    normalize_text: bool | None = None
+    lexicon: str | None = None  # JSON
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def test_compose_file_is_valid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "extras"),
     [
-        ("requirements.txt", ["engine", "export", "postgres"]),
+        ("requirements.txt", ["engine", "export", "normalize", "postgres"]),
         ("client-requirements.txt", []),
         ("gateway-requirements.txt", ["gateway"]),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from qwen3_tts_engine.checkpoint.alignment import Alignment, AlignmentHeads, TextLayout
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.config import ConfigError, EngineConfig
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import InvalidRequest, SynthesisRequest
 from qwen3_tts_engine.voice import Voice
@@ -159,3 +159,38 @@ def test_refuses_more_positions_than_the_checkpoint_has(checkpoint_of: Checkpoin
     for speak in (prompts.stream, prompts.streamed):
         with pytest.raises(InvalidRequest, match="positions': a prompt and its frames take at most 60"):
             speak(clone(2.0), Listener(), "too long")
+
+
+def test_the_servers_lexicon_comes_after_the_requests(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lexicon.json"
+    file.write_text('{"one": "two", "three": "four"}')
+    prompts = builder(tiny_checkpoint, lexicon_file=str(file))
+
+    def ids(**fields: str) -> list[int]:
+        request = SynthesisRequest.of({"speaker": "ryan", "max_frames": 8} | fields)
+        return prompts.stream(request, Listener(), "any").prompt.text_ids.tolist()
+
+    assert ids(text="one three") == ids(text="two four")
+    assert ids(text="one", lexicon='{"one": "five"}') == ids(text="five")
+    file.write_text("[]")
+    with pytest.raises(ConfigError, match=r"^lexicon_file: .*lexicon.json: lexicon: '\[\]': a JSON object"):
+        builder(tiny_checkpoint, lexicon_file=str(file))
+    with pytest.raises(ConfigError, match="No such file"):
+        builder(tiny_checkpoint, lexicon_file=str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize("policy", ["plain", "refuse"])
+def test_a_request_chooses_another_policy_than_the_servers(tiny_checkpoint: Path, policy: str) -> None:
+    prompts = builder(tiny_checkpoint, text_policy=policy)
+
+    def ids(text: str, **fields: str) -> list[int]:
+        request = SynthesisRequest.of({"text": text, "speaker": "ryan", "max_frames": 8} | fields)
+        return prompts.stream(request, Listener(), "any").prompt.text_ids.tolist()
+
+    verbatim = ids("*Hi*", text_policy="verbatim")
+    assert len(verbatim) > len(ids("Hi"))
+    if policy == "plain":
+        assert ids("*Hi*") == ids("Hi")
+    else:
+        with pytest.raises(InvalidRequest, match="emphasis is refused"):
+            ids("*Hi*")

@@ -28,6 +28,9 @@ AUTO, MOST_AUTO_STREAMS = "auto", 256
 CONTROL_ROWS = 16
 
 
+TextPolicy = Literal["verbatim", "plain", "refuse"]
+
+
 class ConfigError(ValueError):
     """A setting is unknown or out of range; the message names it, its value and what is allowed."""
 
@@ -120,6 +123,14 @@ class EngineConfig(BaseModel):
     says, else 150."""
     streamed_part_frames: int = Field(default=1024, ge=2)
     """Frame cap of a part of streamed text."""
+    text_policy: TextPolicy = "verbatim"
+    """What becomes of Markdown, tags and emoji in a text: verbatim speaks them, plain leaves them out, refuse refuses
+    the request; a request can choose (docs/text.md)."""
+    normalize_text: bool = False
+    """Whether numbers, dates, amounts and units are written out before they are spoken, in English, Chinese and
+    Japanese; a request can choose (docs/text.md). Requires the extra `normalize`."""
+    lexicon_file: str = ""
+    """A JSON object of words and their spellings, for every request (docs/text.md). Empty: none."""
     trim_silence: bool = True
     """Whether silence before the first speech is not sent, at most half a second of it; a request can choose."""
     max_silence_seconds: float = Field(default=2.0, ge=0)

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qwen3_tts_engine.checkpoint.configs import GenerationConfig, RepetitionPenalty, Temperature, TopP
+from qwen3_tts_engine.config import TextPolicy
 from qwen3_tts_engine.voice import Voice
 
 # Lower temperatures make logits overflow.
@@ -142,8 +143,8 @@ class VoiceReference(BaseModel):
 
 class SpeechOptions(SamplingOptions, VoiceReference):
     """All options of an utterance except its text. `max_frames` caps it (a frame is 80 ms); None derives the cap from
-    the text. `trim_silence` of None selects the server's setting. `word_times` asks when words begin and end. `cloned`
-    is the resolved voice (`voices.service.Voices`).
+    the text. `trim_silence`, `text_policy` and `normalize_text` of None select the server's setting. `lexicon` is a
+    JSON object. `word_times` asks when words begin and end. `cloned` is the resolved voice (`voices.service.Voices`).
     """
 
     language: str = "auto"
@@ -153,6 +154,9 @@ class SpeechOptions(SamplingOptions, VoiceReference):
     max_frames: Annotated[int, Field(ge=1)] | None = None
     trim_silence: bool | None = None
     word_times: bool = False
+    text_policy: TextPolicy | None = None
+    normalize_text: bool | None = None
+    lexicon: str | None = None
 
     def trims(self, default: bool) -> bool:
         return default if self.trim_silence is None else self.trim_silence

@@ -13,7 +13,6 @@ from triton_adapter.responses import CancelWatcher, ResponseSink
 
 log = logging.getLogger("qwen3_tts")
 
-TEXT_FIELDS = ("operation", "text", "language", "speaker", "instruct", "voice", "ref_text")
 AUDIO_FIELD = "ref_audio"
 # Answered at once, whatever the load: whether streams work (scripts/server/stream_check.py).
 CHECK = {"operation": "check"}
@@ -62,7 +61,7 @@ def read_fields(request: Any) -> dict[str, Any]:
         if name == AUDIO_FIELD:
             fields[name] = copy_samples(values)
         else:
-            fields[name] = _text(name, values[0]) if name in TEXT_FIELDS else values[0].item()
+            fields[name] = _text(name, values[0]) if values.dtype == object else values[0].item()
     return fields
 
 

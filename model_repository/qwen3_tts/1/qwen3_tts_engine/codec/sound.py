@@ -1,10 +1,13 @@
 """Withholds leading silence, and measures trailing silence, of decoded audio."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from qwen3_tts_engine.audio import SAMPLE_RATE, SAMPLES_PER_FRAME
 from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.core.streams import NO_SAMPLES, FinishReason, Stream
+from qwen3_tts_engine.core.words import Pause
 
 # The client's audible TTFA uses the same windows: 20 ms, every 10 ms, two in a row of at least -45 dBFS RMS.
 BLOCK = SAMPLE_RATE // 100
@@ -23,8 +26,10 @@ def to_send(chunks: Chunks, pcm: np.ndarray) -> list[np.ndarray]:
     """
     # Samples without the padding of last chunks.
     rows = (row[: count * SAMPLES_PER_FRAME] for row, count in zip(pcm, chunks.counts, strict=True))
-    triples = zip(chunks.streams, chunks.last, rows, strict=True)
-    return [_to_send(stream, is_last, row) if len(row) else row for stream, is_last, row in triples]
+    return [
+        _to_send(chunks.streams[number], chunks.last[number], row, chunks.pauses.get(number, ())) if len(row) else row
+        for number, row in enumerate(rows)
+    ]
 
 
 def trailing_silence(chunks: Chunks, pcm: np.ndarray) -> np.ndarray:
@@ -39,6 +44,12 @@ def trailing_silence(chunks: Chunks, pcm: np.ndarray) -> np.ndarray:
     return silent
 
 
+def with_pauses(pcm: np.ndarray, pauses: Sequence[Pause]) -> np.ndarray:
+    """int16 [samples] with silence before frames."""
+    offsets = np.repeat([frame * SAMPLES_PER_FRAME for frame, _ in pauses], [samples for _, samples in pauses])
+    return np.insert(pcm, offsets, 0)
+
+
 def fade_out(pcm: np.ndarray) -> np.ndarray:
     """int16 [samples], the last 5 ms faded to zero."""
     faded = pcm.copy()
@@ -47,9 +58,13 @@ def fade_out(pcm: np.ndarray) -> np.ndarray:
     return faded
 
 
-def _to_send(stream: Stream, is_last: bool, pcm: np.ndarray) -> np.ndarray:
+def _to_send(stream: Stream, is_last: bool, pcm: np.ndarray, pauses: Sequence[Pause]) -> np.ndarray:
     if stream.is_withheld:
-        pcm = _begin(stream, pcm)
+        # What is withheld has the pause before the first part.
+        pauses = [pause for pause in pauses if pause.frame]
+        pcm = np.concatenate([stream.begin(), pcm]) if pauses else _begin(stream, pcm)
+    if pauses:
+        pcm = with_pauses(pcm, pauses)
     return fade_out(pcm) if is_last and stream.reason is FinishReason.REPETITION else pcm
 
 

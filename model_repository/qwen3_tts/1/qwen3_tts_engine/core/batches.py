@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from qwen3_tts_engine.core.streams import Stream
-from qwen3_tts_engine.core.words import WordEvent
+from qwen3_tts_engine.core.words import Pause, WordEvent
 
 # Unit of Frames.spoken's confidence.
 MILLION = 1_000_000
@@ -112,8 +112,8 @@ class Chunks:
     decoded, its reference included; `counts` int [chunks]: frames that hold speech; `ready_at` float [chunks]: when the
     last of them was generated; `first` and `last` bool [chunks]: whether the stream begins here, and whether it is
     known to end. A last chunk is padded to the common length; since the codec is causal, padding does not affect
-    earlier samples. `words` are, by row, those that begin or end in the chunk of a stream with word
-    times.
+    earlier samples. `words` are, by row, those that begin or end in the chunk of a stream with word times; `pauses` the
+    silence before frames of the chunk.
     """
 
     streams: list[Stream]
@@ -125,6 +125,7 @@ class Chunks:
     first: np.ndarray
     last: np.ndarray
     words: dict[int, list[WordEvent]] = field(default_factory=dict)
+    pauses: dict[int, list[Pause]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.streams)

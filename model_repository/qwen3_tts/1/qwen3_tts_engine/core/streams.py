@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from qwen3_tts_engine.checkpoint.alignment import TextLayout
-from qwen3_tts_engine.core.words import WordEvent, WordTimes
+from qwen3_tts_engine.core.words import Pause, WordEvent, WordTimes
 from qwen3_tts_engine.request import RequestError, Sampling
 from qwen3_tts_engine.voice import Voice
 
@@ -160,6 +160,10 @@ class Stream:
     """Frame cap of a part whose text has not arrived; no pages are reserved for it."""
     words: WordTimes | None = None
     """The times of its words, if they are wanted."""
+    pauses: dict[int, int] = field(default_factory=dict)
+    """Samples of silence before a part, by its index; after the last part by the number of parts."""
+    sent_pauses: list[Pause] = field(default_factory=list)
+    """Those before parts that have begun."""
     unsent_words: list[WordEvent] = field(default_factory=list)
     """Those of chunks whose audio is withheld."""
     is_withheld: bool = False
@@ -201,7 +205,7 @@ class Stream:
         if self.words is None:
             return summary
         left = [*self.unsent_words, *self.words.finish(self.frames)]
-        words = tuple(event.to_json(self.withheld_samples) for event in left)
+        words = tuple(event.to_json(self.withheld_samples, self.sent_pauses) for event in left)
         return replace(summary, words=words, spoken_share=self.words.spoken_share)
 
     def next_part(self) -> None:
@@ -210,13 +214,30 @@ class Stream:
         self.prompt = self.following.popleft()
         self.part += 1
 
+    def begin_part(self, frame: int) -> None:
+        """The current part begins with this frame of the stream."""
+        if samples := self.pauses.get(self.part):
+            self.sent_pauses.append(Pause(frame, samples))
+
+    def pauses_in(self, start: int, end: int) -> list[Pause]:
+        """The pauses before frames `start` up to `end`, with their frames counted from `start`."""
+        return [Pause(frame - start, samples) for frame, samples in self.sent_pauses if start <= frame < end]
+
+    @property
+    def last_pause(self) -> int:
+        """Samples of silence after the last part, if it has been spoken."""
+        return 0 if self.following else self.pauses.get(self.part + 1, 0)
+
     def cut(self, reason: FinishReason) -> None:
         """Record why a part ended; the first part that was cut short counts."""
         if self.reason is FinishReason.STOP:
             self.reason = reason
 
     def begin(self, start: int = 0) -> np.ndarray:
-        """Stop withholding audio; returns what was withheld, int16 [samples], from sample `start` on."""
-        held, self.withheld = self.withheld[start:], NO_SAMPLES
+        """Stop withholding audio; returns what was withheld, int16 [samples], from sample `start` on, after the pause
+        before the first part."""
+        pause = sum(pause.samples for pause in self.sent_pauses if not pause.frame)
+        held: np.ndarray = np.concatenate([np.zeros(pause, np.int16), self.withheld[start:]])
+        self.withheld = NO_SAMPLES
         self.is_withheld, self.withheld_samples = False, start
         return held

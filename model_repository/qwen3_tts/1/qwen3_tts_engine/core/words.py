@@ -18,13 +18,29 @@ READ_PUNCTUATION = "%&@#"
 HANGUL = range(0xAC00, 0xD7A4)
 
 
+class Written(NamedTuple):
+    """Characters `first` up to `end` of the caller's text, `text`, for which one or more others are spoken."""
+
+    first: int
+    end: int
+    text: str
+
+
+class Pause(NamedTuple):
+    """Silence that is sent before a frame."""
+
+    frame: int
+    samples: int
+
+
 @dataclass
 class Word:
-    """Begins at character `first` of the caller's text; `token` is that of its first letter, `end` the token after its
-    last one. Streamed text may still add characters."""
+    """Characters `first` to `last` of the caller's text, less those that are not spoken; `token` is that of its first
+    letter, `end` the token after its last one. Streamed text may still add characters."""
 
     index: int
     first: int
+    last: int
     text: str = ""
     token: int = UNKNOWN
     end: int = UNKNOWN
@@ -38,13 +54,15 @@ class WordEvent(NamedTuple):
     is_begin: bool
     is_known: bool
 
-    def to_json(self, skipped_samples: int) -> str:
+    def to_json(self, skipped_samples: int, pauses: Sequence[Pause] = ()) -> str:
         """`skipped_samples` are those at the utterance's beginning that are not sent."""
-        word, sample = self.word, max(0, self.frame * SAMPLES_PER_FRAME - skipped_samples) if self.is_known else None
+        # A word that ends at a pause ends before it.
+        added = sum(pause.samples for pause in pauses if pause.frame < self.frame + self.is_begin)
+        sample = max(0, self.frame * SAMPLES_PER_FRAME - skipped_samples) + added if self.is_known else None
+        word = self.word
         if not self.is_begin:
             return json.dumps({"index": word.index, "end": sample})
-        text, first = word.text, word.first
-        begun = {"index": word.index, "word": text, "first": first, "last": first + len(text) - 1, "start": sample}
+        begun = {"index": word.index, "word": word.text, "first": word.first, "last": word.last, "start": sample}
         return json.dumps(begun, ensure_ascii=False)
 
 
@@ -73,9 +91,12 @@ class WordTimes:
         self._events: deque[WordEvent] = deque()
         self._confidences: deque[float] = deque(maxlen=CONFIDENCE_FRAMES)
 
-    def add(self, start: int, text: str, spans: Sequence[tuple[int, int]], *, ends: bool) -> None:
-        """Add the tokens of `text`, which begins at character `start` of the caller's text; `spans` are their
-        characters in `text`. `ends` marks the last ones of a part."""
+    def add(
+        self, start: int, text: str, spans: Sequence[tuple[int, int]], *, ends: bool, written: Sequence[Written] = ()
+    ) -> None:
+        """Add the tokens of `text`, which begins at character `start` of what is spoken; `spans` are their characters
+        in `text`. `written` is what the caller wrote for each character, by default that character. `ends` marks the
+        last ones of a part."""
         if not spans and not self._is_part_open:
             return
         if not self._is_part_open:
@@ -86,9 +107,9 @@ class WordTimes:
         if start != self._end:
             self._open = None  # white space lies between
         tokens, last_token = token_of_characters(text, spans), UNKNOWN
-        for offset, (char, token) in enumerate(zip(text, tokens, strict=True)):
-            is_boundary = token != last_token
-            self._read(part, start + offset, char, part.num_tokens + token, is_boundary=is_boundary)
+        written = written or [Written(start + i, start + i + 1, char) for i, char in enumerate(text)]
+        for char, token, origin in zip(text, tokens, written, strict=True):
+            self._read(part, char, part.num_tokens + token, origin, is_boundary=token != last_token)
             last_token = token
         part.num_tokens += len(spans)
         self._end = start + len(text)
@@ -153,15 +174,16 @@ class WordTimes:
             event = self._events.pop()
             self._current = None if event.is_begin else event.word
 
-    def _read(self, part: TextPart, position: int, char: str, token: int, *, is_boundary: bool) -> None:
+    def _read(self, part: TextPart, char: str, token: int, written: Written, *, is_boundary: bool) -> None:
         """A character of a token; `is_boundary` is its first one."""
-        if char.isspace():
-            self._open = None
-            return
         word = self._open
-        if word is None or (is_boundary and is_spoken(char) and _splits(word, char)):
-            word = self._open = Word(UNKNOWN, position)
-        word.text += char
+        if word is None or word.last != written.end - 1:  # not one more character of the same replacement
+            if char.isspace():
+                self._open = None
+                return
+            if word is None or (is_boundary and is_spoken(char) and _splits(word, char)):
+                word = self._open = Word(UNKNOWN, written.first, written.end - 1)
+            word.last, word.text = written.end - 1, word.text + written.text
         if not is_spoken(char):
             return
         word.end = token + 1

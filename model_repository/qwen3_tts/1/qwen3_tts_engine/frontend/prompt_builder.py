@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from copy import copy
+from pathlib import Path
 
 import numpy as np
 
@@ -14,8 +15,10 @@ from qwen3_tts_engine.core.words import WordTimes
 from qwen3_tts_engine.frontend.languages import AUTO, language_name
 from qwen3_tts_engine.frontend.modes import check_mode, describe
 from qwen3_tts_engine.frontend.prompt_rows import PromptRows
-from qwen3_tts_engine.frontend.streamed_text import StreamedText
-from qwen3_tts_engine.frontend.text_pieces import Piece, PiecewiseText
+from qwen3_tts_engine.frontend.spoken_text import Rule, SpokenText
+from qwen3_tts_engine.frontend.streamed_text import StreamedText, pieces_of
+from qwen3_tts_engine.frontend.text_pieces import MAX_TOKEN_CHARACTERS, Piece, PiecewiseText
+from qwen3_tts_engine.frontend.text_rules import MARKUP, Lexicon, Numbers, Refusal
 from qwen3_tts_engine.frontend.tokenizer import TextTokenizer, ids_of_parts
 from qwen3_tts_engine.request import LIST_SPEAKERS, InvalidRequest, Sampling, SpeechOptions, SynthesisRequest
 from qwen3_tts_engine.voice import Voice
@@ -38,6 +41,8 @@ class PromptBuilder:
         # Fine-tuned checkpoints name speakers with capitals.
         self._speakers = {name.casefold(): name for name in self._talker.spk_id}
         self._tokenizer = TextTokenizer(checkpoint, config.max_text_tokens)
+        self._max_characters = MAX_TOKEN_CHARACTERS * config.max_text_tokens
+        self._lexicon = Lexicon.read(Path(config.lexicon_file)) if config.lexicon_file else None
 
     @property
     def mode(self) -> str:
@@ -64,8 +69,13 @@ class PromptBuilder:
 
         Raises InvalidRequest naming the field that this checkpoint cannot serve.
         """
-        pieces = self._tokenizer.pieces(request.text, self._part_tokens)
-        prompt, *following = (self.build(request, spoken) for spoken in ids_of_parts(pieces))
+        spoken = self._spoken_text(request, request.text)
+        text = PiecewiseText(self._tokenizer, self._part_tokens)
+        if spoken is None:
+            pieces = self._tokenizer.pieces(request.text, self._part_tokens)
+        else:
+            pieces = pieces_of(spoken, text, request.text, ends=True)
+        prompt, *following = (self.build(request, ids) for ids in ids_of_parts(pieces))
         sampling = Sampling.from_defaults(self._defaults, request)
         if following and request.max_frames is None:
             for part in (prompt, *following):
@@ -73,12 +83,14 @@ class PromptBuilder:
         max_frames = self._max_frames(request, prompt, *following)
         stream = Stream(key, prompt, sampling, max_frames, sink, request.cloned, following=deque(following))
         stream.is_withheld = request.trims(self._config.trim_silence)
+        stream.pauses = text.pauses
         if arrived is not None:
             stream.arrived = arrived
         if request.word_times:
             stream.words = WordTimes()
             for piece in pieces:
-                stream.words.add(piece.start, piece.text, self.spans(piece), ends=piece.ends)
+                written = spoken.written(piece.start, len(piece.text)) if spoken else ()
+                stream.words.add(piece.start, piece.text, self.spans(piece), ends=piece.ends, written=written)
         self._check_positions(stream.num_positions)
         return stream
 
@@ -103,7 +115,24 @@ class PromptBuilder:
         if request.word_times:
             stream.words = WordTimes()
         self._check_positions(len(any_part) + stream.reserved_frames)
-        return StreamedText(builder, request, stream, PiecewiseText(self._tokenizer, self._part_tokens))
+        spoken = self._spoken_text(request) or SpokenText([], self._max_characters)
+        return StreamedText(builder, request, stream, spoken, PiecewiseText(self._tokenizer, self._part_tokens))
+
+    def _spoken_text(self, request: SpeechOptions, text: str = "") -> SpokenText | None:
+        """What the request's rules make of a text; None if they leave this one as it is. Raises InvalidRequest."""
+        config, rules = self._config, list[Rule]()
+        match request.text_policy or config.text_policy:
+            case "plain":
+                rules += MARKUP.values()
+            case "refuse":
+                rules.append(Refusal())
+        if request.lexicon:
+            rules.append(Lexicon.parse(request.lexicon))
+        if self._lexicon:
+            rules.append(self._lexicon)
+        if config.normalize_text if request.normalize_text is None else request.normalize_text:
+            rules.append(Numbers.of(language_name(request.language)))
+        return SpokenText(rules, self._max_characters) if rules or "<" in text else None
 
     def spans(self, piece: Piece) -> list[tuple[int, int]]:
         """The characters of each token of a piece, in its text."""

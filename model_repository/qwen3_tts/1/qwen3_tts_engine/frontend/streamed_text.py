@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
+from qwen3_tts_engine.audio import SAMPLE_RATE
 from qwen3_tts_engine.core.streams import Prompt, Stream
+from qwen3_tts_engine.frontend.spoken_text import SpokenText
 from qwen3_tts_engine.frontend.text_pieces import Piece, PiecewiseText
 from qwen3_tts_engine.request import SpeechOptions
 
@@ -26,8 +28,11 @@ class PartBuilder(Protocol):
 class StreamedText:
     """Feeds text to a stream in pieces. One thread calls `read`; `apply` is called under the engine's lock."""
 
-    def __init__(self, builder: PartBuilder, request: SpeechOptions, stream: Stream, text: PiecewiseText) -> None:
+    def __init__(
+        self, builder: PartBuilder, request: SpeechOptions, stream: Stream, spoken: SpokenText, text: PiecewiseText
+    ) -> None:
         self.stream = stream
+        self._spoken = spoken
         self._builder = builder
         self._request = request
         self._text = text
@@ -37,10 +42,9 @@ class StreamedText:
 
     def read(self, text: str, last: bool) -> list[Change]:
         """The changes to `apply` for this text; `last` ends the text. Raises InvalidRequest."""
-        pieces = self._text.add(text)
-        if last:
-            pieces += self._text.end()
-        return [change for piece in pieces for change in self._changes(piece)]
+        pieces = pieces_of(self._spoken, self._text, text, ends=last)
+        changes = [change for piece in pieces for change in self._changes(piece)]
+        return [*changes, partial(self.stream.pauses.update, dict(self._text.pauses))]
 
     def apply(self, changes: list[Change], last: bool) -> None:
         """Apply what `read` returned to the stream."""
@@ -50,8 +54,8 @@ class StreamedText:
 
     def _changes(self, piece: Piece) -> Iterator[Change]:
         if self.stream.words:
-            spans = self._builder.spans(piece)
-            yield partial(self.stream.words.add, piece.start, piece.text, spans, ends=piece.ends)
+            spans, written = self._builder.spans(piece), self._spoken.written(piece.start, len(piece.text))
+            yield partial(self.stream.words.add, piece.start, piece.text, spans, ends=piece.ends, written=written)
         if self._part:
             yield partial(_extend, self._part, piece.ids)
         else:
@@ -69,6 +73,16 @@ class StreamedText:
             self.stream.following.append(part)
         else:
             self.stream.prompt = part
+
+
+def pieces_of(spoken: SpokenText, pieces: PiecewiseText, text: str, *, ends: bool) -> list[Piece]:
+    """The pieces of text that became final. Raises InvalidRequest."""
+    final = []
+    for passage in spoken.read(text, ends=ends):
+        final += pieces.add(passage.spoken.text)
+        if passage.pause_seconds is not None:
+            final += pieces.pause(round(passage.pause_seconds * SAMPLE_RATE))
+    return [*final, *(pieces.end() if ends else ())]
 
 
 def _extend(part: Prompt, ids: list[int]) -> None:

@@ -20,8 +20,14 @@ CLOSERS = "\"'”’»)]}」』）】》〉"
 SENTENCE, CLAUSE, WORD = 1, 2, 3
 PUNCTUATION = {char: (SENTENCE, char in WIDE_SENTENCE_ENDS) for char in SENTENCE_ENDS + WIDE_SENTENCE_ENDS}
 PUNCTUATION |= {char: (CLAUSE, char in WIDE_CLAUSE_ENDS) for char in CLAUSE_ENDS + WIDE_CLAUSE_ENDS}
+# What is read out: letters, digits, signs of currencies and mathematics, and some others.
+READ_CATEGORIES = {"Lu", "Ll", "Lt", "Lm", "Lo", "Nd", "Nl", "No", "Sc", "Sm"}
+READ_SIGNS = "%&@#°§©"
+UNSPOKEN = "nothing of it can be spoken: it must contain a letter, a digit or a sign that is read"
 # Maximum characters that wait although they could be tokenized; bounds the work per sentence end.
 LONG_TAIL = 256
+# A token is at least one character in practice; bounds the work on huge input.
+MAX_TOKEN_CHARACTERS = 16
 # Longer than any control token.
 CONTROL_CHARS = 64
 
@@ -65,6 +71,10 @@ class PiecewiseText:
         self._total = 0
         self._num_chars = 0
         self._num_taken = 0
+        self._num_parts = 0
+        self._is_spoken = False
+        self.pauses: dict[int, int] = {}
+        """Samples of silence before a part, by its number; after the last one by the number of parts."""
 
     def add(self, text: str) -> list[Piece]:
         """Append text; returns the pieces that became final.
@@ -75,11 +85,19 @@ class PiecewiseText:
         pieces = [piece for char in text for piece in self._read(char)]
         return [*pieces, self._take(self._final, ends=False)] if self._final else pieces
 
+    def pause(self, samples: int) -> list[Piece]:
+        """End the part, and add silence after it; returns the rest of the part."""
+        piece = self._take(len(self._tail), ends=True)
+        self.pauses[self._num_parts] = self.pauses.get(self._num_parts, 0) + samples
+        return [piece]
+
     def end(self) -> list[Piece]:
-        """End the text; returns the rest. Raises InvalidRequest when all of it was white space."""
+        """End the text; returns the rest. Raises InvalidRequest when nothing of it can be spoken."""
         piece = self._take(len(self._tail), ends=True)
         if not self._total:
             raise InvalidRequest("text", "", "must contain more than white space")
+        if not self._is_spoken:
+            raise InvalidRequest("text", self._recent, UNSPOKEN)
         return [piece]
 
     def _read(self, char: str) -> Iterator[Piece]:
@@ -95,9 +113,10 @@ class PiecewiseText:
 
     def _check(self, text: str) -> None:
         self._num_chars += len(text)
-        limit = 16 * self._tokenizer.max_tokens
+        limit = MAX_TOKEN_CHARACTERS * self._tokenizer.max_tokens
         if self._num_chars > limit:
             raise InvalidRequest("text", text, f"{self._num_chars} characters, at most {limit} are allowed")
+        self._is_spoken = self._is_spoken or can_be_spoken(text)
         # A control token may span pieces.
         self._recent = self._recent[-CONTROL_CHARS:] + text
         self._tokenizer.check("text", self._recent)
@@ -115,6 +134,7 @@ class PiecewiseText:
         del self._tail[:end]
         self._num_taken += end
         self._final = 0
+        self._num_parts += ends and self._count + len(ids) > 0
         self._count = 0 if ends else self._count + len(ids)
         if ends:
             self._size = PartSize()
@@ -130,6 +150,11 @@ class PiecewiseText:
         text = text.rstrip() if ends else text
         stripped = text if self._count else text.lstrip()
         return stripped, len(text) - len(stripped)
+
+
+def can_be_spoken(text: str) -> bool:
+    """Whether a text has a character that is read: of others alone a talker makes up words."""
+    return any(char in READ_SIGNS or unicodedata.category(char) in READ_CATEGORIES for char in text)
 
 
 class PartSize:

@@ -9,7 +9,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError, TokenizerConfig, read_config
-from qwen3_tts_engine.frontend.text_pieces import Piece, PiecewiseText
+from qwen3_tts_engine.frontend.text_pieces import (
+    MAX_TOKEN_CHARACTERS,
+    UNSPOKEN,
+    Piece,
+    PiecewiseText,
+    can_be_spoken,
+)
 from qwen3_tts_engine.request import InvalidRequest
 
 # Pre-tokenizer pattern of the Qwen2 tokenizer; the released files name the tokenizer without the pattern.
@@ -85,9 +91,10 @@ class TextTokenizer:
         clean = text.strip()
         if not clean:
             raise InvalidRequest(field, text, "must contain more than white space")
-        # A token is at least one character in practice; bounds the tokenizer's work on huge input.
-        if len(clean) > 16 * self.max_tokens:
-            raise InvalidRequest(field, clean, f"at most {16 * self.max_tokens} characters")
+        if field == "text" and not can_be_spoken(clean):
+            raise InvalidRequest(field, clean, UNSPOKEN)
+        if len(clean) > (limit := MAX_TOKEN_CHARACTERS * self.max_tokens):
+            raise InvalidRequest(field, clean, f"at most {limit} characters")
         self.check(field, clean)
         return clean
 

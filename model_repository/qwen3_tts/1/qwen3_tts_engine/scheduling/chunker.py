@@ -163,7 +163,10 @@ class Chunker:
         words = {row: one.words.take(int(ends[row])) for row, one in enumerate(streams) if one.words}
         history, ready_at = table.reference_frames[slots] + decoded, table.written_at[slots, ends - 1]
         last = ~table.talking[slots] & (counts == pending)
-        return Chunks(streams, slots, codes, history, counts, ready_at, decoded == 0, last, words)
+        pauses = {
+            row: one.pauses_in(int(decoded[row]), int(ends[row])) for row, one in enumerate(streams) if one.pauses
+        }
+        return Chunks(streams, slots, codes, history, counts, ready_at, decoded == 0, last, words, pauses)
 
 
 def _round_down(frames: np.ndarray) -> np.ndarray:

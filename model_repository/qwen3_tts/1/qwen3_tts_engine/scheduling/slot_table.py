@@ -151,6 +151,7 @@ class SlotTable(Columns):
     def begin_part(self, slot: int, stream: Stream) -> None:
         """Start a part after the frames written so far."""
         self.part_start[slot] = self.written[slot]
+        stream.begin_part(int(self.written[slot]))
         self.set_bounds(slot, stream)
 
     def set_bounds(self, slot: int, stream: Stream) -> None:
