@@ -1,6 +1,7 @@
-"""When the demo voice's words begin and end, through a real tritonserver."""
+"""When the demo voice's words begin and end, and what is spoken of a text, through a real tritonserver."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from qwen3_tts_client.pieces import Sequence
 from qwen3_tts_client.protocol import MODEL_NAME, End, SpeechRequest, encode, merged
 from qwen3_tts_client.stream import Responses, Timeouts
 from qwen3_tts_client.sync_stream import speak
+from qwen3_tts_engine.audio import SAMPLE_RATE
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.benchmarks.demo_voice import CHECKPOINT
 from scripts.benchmarks.word_times import align
@@ -187,3 +189,59 @@ def test_a_checkpoint_without_heads_refuses(caller: Caller) -> None:
     assert "INVALID_ARG: word_times: True: requires attention heads that follow the text" in error
     assert "in the layout full: this checkpoint has none" in error
     assert caller.speak("Hello.", word_times=False, max_frames=2).error is None
+
+
+def is_equal(first: np.ndarray, second: np.ndarray) -> bool:
+    """Up to the codec's rounding, which depends on the chunks."""
+    return len(first) == len(second) and int(np.abs(first.astype(int) - second).max()) <= 2
+
+
+@pytest.mark.parametrize("by_word", [False, True], ids=["whole", "streamed"])
+def test_breaks_are_silence_to_the_sample(demo: Caller, by_word: bool) -> None:
+    def say(seconds: float) -> Told:
+        pause = f'<break time="{seconds:g}s"/>'
+        text = f"{pause}Your parcel is here. {pause}{pause} Call us back soon. {pause}"
+        return hear(demo, "" if by_word else text, re.findall(r"\S+\s*", text) if by_word else None)
+
+    without, told = say(0), say(1)
+    pause = np.zeros(SAMPLE_RATE, np.int16)
+    assert without.end.usage is not None
+    frames = range(-without.end.usage.withheld_samples, len(without.samples), FRAME)
+    halves = [(without.samples[:at], without.samples[at:]) for at in frames if at > 0]
+    expected = [np.concatenate([pause, first, pause, pause, second, pause]) for first, second in halves]
+    assert any(is_equal(told.samples, samples) for samples in expected)
+    shifts = [one["start"] - other["start"] for one, other in zip(told.words, without.words, strict=True)]
+    assert shifts == [SAMPLE_RATE] * 4 + [3 * SAMPLE_RATE] * 4
+
+
+@pytest.mark.parametrize("size", [100, 5], ids=["whole", "streamed"])
+def test_words_are_those_that_the_caller_wrote(demo: Caller, size: int) -> None:
+    text = "Ask **Nguyen** 😀 about `SQL` for $5.20 today."
+    spoken = "Ask win about sequel for five point two dollars today."
+    fields = {"text_policy": "plain", "normalize_text": True, "lexicon": '{"nguyen": "win", "SQL": "sequel"}'}
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    told, plain = hear(demo, "", pieces, **fields), hear(demo, "", [spoken])
+    assert is_equal(told.samples, plain.samples)
+    assert [word["word"] for word in told.words] == ["Ask", "Nguyen", "about", "SQL", "for", "$5.20", "today."]
+    assert all(word["word"] == text[word["first"] : word["last"] + 1] for word in told.words)
+    starts = [word["start"] for word in plain.words]
+    assert [word["start"] for word in told.words] == [*starts[:6], starts[9]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"text": "... 😀"}, "text: '... 😀': nothing of it can be spoken"),
+        ({"text": "<b></b>", "text_policy": "plain"}, "must contain more than white space"),
+        ({"text": "See **this**.", "text_policy": "refuse"}, "'**': emphasis is refused: leave it out, or set"),
+        ({"text_policy": "loud"}, "text_policy: 'loud': Input should be 'verbatim', 'plain' or 'refuse'"),
+        ({"text": "Wait <break time='20s'/> here."}, "at most 10 s, and 60 s in a text"),
+        ({"lexicon": "{"}, "lexicon: '{': a JSON object"),
+        ({"normalize_text": True, "language": "german"}, "for chinese, english, japanese, not for german"),
+    ],
+)
+def test_what_cannot_be_spoken_is_refused(caller: Caller, fields: dict[str, Any], message: str) -> None:
+    request: dict[str, Any] = {"text": "Hello.", "max_frames": 2} | fields
+    error = caller.speak(**request).error
+    assert error is not None
+    assert message in error

@@ -1,5 +1,7 @@
 """What is sent of an utterance, and where its silence begins and ends."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from qwen3_tts_engine.audio import SAMPLE_RATE, SAMPLES_PER_FRAME
 from qwen3_tts_engine.codec.sound import CUT, KEPT, MAX_WITHHELD, fade_out, find_onset, to_send, trailing_silence
 from qwen3_tts_engine.core.batches import Audio, Chunks
 from qwen3_tts_engine.core.streams import FinishReason, Stream
+from qwen3_tts_engine.core.words import Pause
 from tests.fakes.scripted import NUM_CODEBOOKS, Listener, make_stream
 
 BLOCK = SAMPLE_RATE // 100
@@ -143,3 +146,29 @@ def test_only_the_end_of_a_loop_fades_out(reason: FinishReason, is_last: bool) -
     [sent] = to_send(chunk(stream, 2, is_last=is_last), pcm[None])
     expected = fade_out(pcm) if is_last and reason is FinishReason.REPETITION else pcm
     assert (sent == expected).all()
+
+
+def test_pauses_are_silence_before_frames() -> None:
+    stream = make_stream("0", Listener())
+    pcm = noise(3 * SAMPLES_PER_FRAME, LOUD)
+    stream.pauses = {0: 5, 1: 7}
+    stream.begin_part(0)
+    stream.part = 1
+    stream.begin_part(2)
+    chunks = replace(chunk(stream, 3), pauses={0: stream.pauses_in(0, 3)})
+    [sent] = to_send(chunks, pcm[None])
+    first, second = np.split(pcm, [2 * SAMPLES_PER_FRAME])
+    assert np.array_equal(sent, np.concatenate([np.zeros(5), first, np.zeros(7), second]))
+    assert stream.pauses_in(1, 3) == [Pause(1, 7)]
+    assert stream.last_pause == 0
+
+
+def test_the_pause_before_the_first_part_is_not_trimmed() -> None:
+    stream = withheld_stream()
+    stream.pauses = {0: 5000}
+    stream.begin_part(0)
+    pcm = speech((SAMPLES_PER_FRAME, 0), (SAMPLES_PER_FRAME, LOUD))
+    sent = np.concatenate(send(stream, pcm))
+    assert not sent[:5000].any()
+    assert np.array_equal(sent[5000:], pcm[stream.withheld_samples :])
+    assert stream.withheld_samples > 0

@@ -11,7 +11,7 @@ import pytest
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
 from qwen3_tts_engine.core.batches import MILLION, Frames, Newcomer
 from qwen3_tts_engine.core.streams import FinishReason, Stream
-from qwen3_tts_engine.core.words import CONFIDENCE_FRAMES, WordTimes
+from qwen3_tts_engine.core.words import CONFIDENCE_FRAMES, Pause, WordTimes, Written
 from tests.fakes.scripted import Listener, ScriptedRunner, make_stream
 from tests.unit.engine.test_engine import WAIT, Harness
 from tests.unit.engine.test_silence import VoicedCodec
@@ -297,3 +297,26 @@ def test_an_utterance_that_is_cut_says_how_much_of_its_text_was_spoken() -> None
     assert listener.summary.reason is FinishReason.LENGTH
     assert listener.summary.spoken_share == pytest.approx(0.4)
     assert json.loads(listener.summary.words[-1]) == {"index": 3, "end": 4 * SAMPLES_PER_FRAME}
+
+
+def test_times_count_the_pauses_before_them() -> None:
+    """A word that ends at a pause ends before it."""
+    times = words_of("One two.", "Three.")
+    for frame, (part, token) in enumerate([(0, 0), (0, 1), (0, 1), (1, 0)]):
+        times.observe(frame, part, token, 0.9)
+    pauses = [Pause(0, 10), Pause(3, 1000)]
+    found = [json.loads(event.to_json(100, pauses)) for event in times.finish(4)]
+    assert [event["start"] for event in found if "start" in event] == [10, 1830, 3 * SAMPLES_PER_FRAME + 910]
+    assert [event["end"] for event in found if "end" in event] == [1830, 3 * SAMPLES_PER_FRAME - 90, 8590]
+
+
+def test_words_are_what_was_written() -> None:
+    """Two words are spoken for one that was written, which may be a part of a word."""
+    times, text = WordTimes(), "about five dollars (ok)."
+    written = [Written(i, i + 1, char) for i, char in enumerate("about ")]
+    written += [Written(6, 8, "$5")] * len("five dollars")
+    written += [Written(8 + i, 9 + i, char) for i, char in enumerate(" (ok).")]
+    times.add(0, text, spans(text), ends=True, written=written)
+    found = events(times, [0, 1, 2, 3, 4, 5])
+    told = [(event["word"], event["first"], event["last"]) for event in found if "word" in event]
+    assert told == [("about", 0, 4), ("$5", 6, 7), ("(ok).", 9, 13)]

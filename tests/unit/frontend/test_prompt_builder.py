@@ -168,7 +168,8 @@ def test_the_servers_lexicon_comes_after_the_requests(tiny_checkpoint: Path, tmp
 
     def ids(**fields: str) -> list[int]:
         request = SynthesisRequest.of({"speaker": "ryan", "max_frames": 8} | fields)
-        return prompts.stream(request, Listener(), "any").prompt.text_ids.tolist()
+        found: list[int] = prompts.stream(request, Listener(), "any").prompt.text_ids.tolist()
+        return found
 
     assert ids(text="one three") == ids(text="two four")
     assert ids(text="one", lexicon='{"one": "five"}') == ids(text="five")
@@ -185,7 +186,8 @@ def test_a_request_chooses_another_policy_than_the_servers(tiny_checkpoint: Path
 
     def ids(text: str, **fields: str) -> list[int]:
         request = SynthesisRequest.of({"text": text, "speaker": "ryan", "max_frames": 8} | fields)
-        return prompts.stream(request, Listener(), "any").prompt.text_ids.tolist()
+        found: list[int] = prompts.stream(request, Listener(), "any").prompt.text_ids.tolist()
+        return found
 
     verbatim = ids("*Hi*", text_policy="verbatim")
     assert len(verbatim) > len(ids("Hi"))

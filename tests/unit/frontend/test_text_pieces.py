@@ -10,8 +10,8 @@ from tokenizers import pre_tokenizers, trainers
 
 from qwen3_tts_client.bench.prompt import DEFAULT_FILE, read_prompts
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from qwen3_tts_engine.frontend.text_pieces import PiecewiseText, is_final
-from qwen3_tts_engine.frontend.tokenizer import TextTokenizer
+from qwen3_tts_engine.frontend.text_pieces import PiecewiseText, can_be_spoken, is_final
+from qwen3_tts_engine.frontend.tokenizer import TextTokenizer, ids_of_parts
 from qwen3_tts_engine.request import InvalidRequest
 from scripts.synthetic.tokenizer import ADDED_TOKENS
 
@@ -58,15 +58,18 @@ def parts_of(tokenizer: TextTokenizer, pieces: list[str], limit: int) -> list[li
 @settings(max_examples=1000)
 @given(text=TEXTS, data=st.data())
 def test_pieces_have_the_ids_of_the_whole_text(tokenizer: TextTokenizer, text: str, data: st.DataObject) -> None:
-    if not text.strip():
-        with pytest.raises(InvalidRequest, match="must contain more than white space"):
+    if not can_be_spoken(text):
+        reason = "nothing of it can be spoken" if text.strip() else "must contain more than white space"
+        with pytest.raises(InvalidRequest, match=reason):
             parts_of(tokenizer, cut(text, data), 0)
+        with pytest.raises(InvalidRequest, match=reason):
+            tokenizer.spoken(text)
         return
     assert parts_of(tokenizer, cut(text, data), 0) == [tokenizer.spoken(text)]
 
 
 @settings(max_examples=1000)
-@given(text=TEXTS.filter(str.strip))
+@given(text=TEXTS.filter(can_be_spoken))
 def test_a_text_alone_has_its_ids_within_the_template(tokenizer: TextTokenizer, text: str) -> None:
     begin, end = "<|im_start|>assistant\n", "<|im_end|>\n"
     within = tokenizer.encode(begin + text.strip() + end + begin)
@@ -92,7 +95,7 @@ def test_parts_do_not_depend_on_the_pieces(tokenizer: TextTokenizer, text: str, 
 
 
 @settings(max_examples=300)
-@given(text=TEXTS.filter(str.strip), limit=st.integers(1, 60))
+@given(text=TEXTS.filter(can_be_spoken), limit=st.integers(1, 60))
 def test_splitting_into_parts_loses_no_text(tokenizer: TextTokenizer, text: str, limit: int) -> None:
     spoken = "".join(tokenizer._tokenizer.decode(part) for part in tokenizer.parts(text, limit))
     normal = tokenizer._tokenizer.normalizer.normalize_str(text)
@@ -100,7 +103,7 @@ def test_splitting_into_parts_loses_no_text(tokenizer: TextTokenizer, text: str,
 
 
 @settings(max_examples=300)
-@given(text=TEXTS.filter(str.strip), limit=st.integers(0, 60), data=st.data())
+@given(text=TEXTS.filter(can_be_spoken), limit=st.integers(0, 60), data=st.data())
 def test_pieces_know_where_their_text_is(tokenizer: TextTokenizer, text: str, limit: int, data: st.DataObject) -> None:
     incremental = PiecewiseText(tokenizer, limit)
     pieces = [piece for more in cut(text, data) for piece in incremental.add(more)]
@@ -199,3 +202,11 @@ def processor_seconds(tokenizer: TextTokenizer, text: str) -> float:
         pieces.add(text)
         taken.append(time.thread_time() - started)
     return min(taken)
+
+
+def test_a_pause_ends_a_part(tokenizer: TextTokenizer) -> None:
+    text = PiecewiseText(tokenizer, 0)
+    pieces = [*text.pause(10), *text.add("One."), *text.pause(3), *text.pause(4), *text.add("Two "), *text.end()]
+    assert ids_of_parts(pieces) == [tokenizer.encode("One."), tokenizer.encode("Two")]
+    text.pause(5)
+    assert text.pauses == {0: 10, 1: 7, 2: 5}
