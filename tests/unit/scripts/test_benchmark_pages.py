@@ -39,6 +39,19 @@ def test_a_record_names_its_machine_command_and_commit(name: str) -> None:
     assert found.get("rows") or found.get("requests") or found.get("utterances") or (found["plan"] and found["serving"])
 
 
+def test_word_times_table_matches_its_record() -> None:
+    measured = record("word-times.json")
+    rows = table(FOLDER.parent / "word-times.md", "frames with the right words begun, %")
+    assert [row[0] for row in rows] == ["whole", "streamed"]
+    for text, starts, within, right, ends, missing in rows:
+        found = measured[text]
+        assert numbers(starts) == [found["start_error_ms_p50"], found["start_error_ms_p90"]]
+        assert numbers(ends) == [found["end_error_ms_p50"], found["end_error_ms_p90"]]
+        assert float(within) == pytest.approx(100 * found["start_within_160_ms"])
+        assert float(right) == pytest.approx(100 * found["frames_with_the_right_words"])
+        assert numbers(missing) == [found["words_without_time"], found["words"]]
+
+
 def test_talker_table_matches_its_record() -> None:
     measured = {row["batch"]: row["ms_per_frame"] for row in record("talker-h200.json")["rows"]}
     rows = table(PAGES[0], "floor, ms a frame")

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
 
 UNKNOWN = -1
-# Frames over which confidence is averaged, and the least mean at which times are told: the demo voice has 0.8 or more
-# with its own heads, and at most 0.43 with others.
+# Frames over which confidence is averaged, and the least mean at which times are told: over an utterance the demo voice
+# has 0.8 or more with its own heads, and at most 0.43 with others.
 CONFIDENCE_FRAMES, MIN_CONFIDENCE = 16, 0.6
 # Punctuation that is read out. Words have a letter, a digit, a symbol or one of these.
 READ_PUNCTUATION = "%&@#"
