@@ -82,8 +82,9 @@ def damage_prompts(patch: pytest.MonkeyPatch) -> None:
     """Prompts attend one position too far back."""
     right = TorchOps.paged_attention
 
-    def damaged(ops: Any, cache: Any, slots: Any, positions: Any, *, prompts: int = 0) -> Any:
-        return right(ops, cache, slots, (positions - 1).clamp(min=0) if prompts else positions, prompts=prompts)
+    def damaged(ops: Any, cache: Any, slots: Any, positions: Any, *, prompts: int = 0, **options: Any) -> Any:
+        wrong = (positions - 1).clamp(min=0) if prompts else positions
+        return right(ops, cache, slots, wrong, prompts=prompts, **options)
 
     patch.setattr(TorchOps, "paged_attention", damaged)
 
