@@ -19,6 +19,7 @@ from qwen3_tts_engine.request import SynthesisRequest
 from qwen3_tts_engine.talker.graph_runner import MIN_JOINT_FRAMES, GraphTalkerRunner, LaunchedTick
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.runner import TalkerRunner
+from qwen3_tts_engine.talker.text_tracker import BLOCK
 from qwen3_tts_engine.talker.tick_graph import Run
 from tests.fakes.scripted import Listener
 from tests.unit.talker.test_graph_rows import as_graph_runner
@@ -33,12 +34,18 @@ ALIGNMENT = Alignment(
     talker_digest="",
     layouts={layout: AlignmentHeads(heads=CHOSEN[layout], advance=ADVANCE, scores={}) for layout in CHOSEN},  # type: ignore[misc]
 )
-SLOTS, MANY_SLOTS, MAX_FRAMES = 4, 24, 80
+SLOTS, MANY_SLOTS, MAX_FRAMES = 5, 24, 80
 CPU = torch.device("cpu")
 
 
 def config(layout: TextLayout, kernels: str, slots: int = SLOTS) -> EngineConfig:
-    sizes = {"max_streams": slots, "max_text_tokens": 64, "max_frames_limit": 128, "talker_proof_seconds": 0}
+    sizes = {
+        "max_streams": slots,
+        "max_text_tokens": 128,
+        "part_text_tokens": 0,
+        "max_frames_limit": 128,
+        "talker_proof_seconds": 0,
+    }
     settings = {"checkpoint": str(DEMO), "text_layout": layout, "kernels": kernels, **sizes}
     return EngineConfig.model_validate(settings)
 
@@ -50,9 +57,11 @@ class Speaking:
         self.checkpoint = Checkpoint.open(str(DEMO))
         self.runner = load_runner(self.checkpoint, config("full", kernels, slots), device, ALIGNMENT)
 
-    def newcomer(self, slot: int, layout: TextLayout = "full", *, word_times: bool = True, **fields: Any) -> Newcomer:
+    def newcomer(
+        self, slot: int, layout: TextLayout = "full", text: str = TEXT, *, word_times: bool = True, **fields: Any
+    ) -> Newcomer:
         prompts = PromptBuilder(self.checkpoint, config(layout, "off"), ALIGNMENT)
-        request = {"text": TEXT, "speaker": "serena", "language": "english", "seed": 2, "word_times": word_times}
+        request = {"text": text, "speaker": "serena", "language": "english", "seed": 2, "word_times": word_times}
         stream = prompts.stream(SynthesisRequest.of(request), Listener(), str(slot))
         pages = self.runner.limits.num_pages // self.runner.limits.num_slots
         return Newcomer(stream, slot, list(range(slot * pages, (slot + 1) * pages)), **fields)
@@ -122,17 +131,18 @@ def test_graphs_compute_what_pytorch_does(graphs: Speaking, pytorch: Speaking, l
 
 
 def test_rows_do_not_depend_on_each_other(graphs: Speaking) -> None:
-    """Both layouts, one without word times, one that begins later."""
+    """Both layouts, one without word times, one with a longer text, one that begins later."""
     alone = []
     for layout in ("full", "streaming"):
         graphs.begin(graphs.newcomer(0, layout))
         alone.append(graphs.spoken([0]))
-    others = [graphs.newcomer(1), graphs.newcomer(2, word_times=False), graphs.newcomer(3, "streaming")]
-    graphs.begin(*others)
-    frames = graphs.frames([1, 2, 3])
+    longer = graphs.newcomer(4, text=f"{TEXT} " * 6)
+    assert longer.stream.prompt.num_spoken > BLOCK
+    graphs.begin(graphs.newcomer(1), graphs.newcomer(2, word_times=False), graphs.newcomer(3, "streaming"), longer)
+    frames = graphs.frames([1, 2, 3, 4])
     together = [next(frames)[1] for _ in range(5)]
     graphs.begin(graphs.newcomer(0))
-    together += [spoken for _, spoken in graphs.frames([1, 2, 3, 0])]
+    together += [spoken for _, spoken in graphs.frames([1, 2, 3, 0, 4])]
     for row, expected in ((0, alone[0]), (2, alone[1])):
         found = np.array([spoken[row] for spoken in together if spoken is not None])
         np.testing.assert_array_equal(found, expected[: len(found)])

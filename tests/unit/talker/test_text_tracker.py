@@ -14,7 +14,8 @@ from qwen3_tts_engine.core.batches import MILLION
 from qwen3_tts_engine.core.streams import NONE
 from qwen3_tts_engine.talker.kv_cache import PagedCache
 from qwen3_tts_engine.talker.ops.interface import Hidden, Tracking
-from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, TorchTracking, norm_product, split_heads
+from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, norm_product, split_heads
+from qwen3_tts_engine.talker.ops.torch_tracking import TorchTracking
 from qwen3_tts_engine.talker.text_tracker import FLOOR, TextTracker
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 from tests.unit.talker.attention_case import layer, transformer_config

@@ -9,7 +9,8 @@ from torch import Tensor
 from qwen3_tts_engine.talker import sampling
 from qwen3_tts_engine.talker.onnx_programs import frame_graph, talker_graph
 from qwen3_tts_engine.talker.ops.interface import Hidden, Rows
-from qwen3_tts_engine.talker.ops.torch_ops import TorchRows, TorchTracking
+from qwen3_tts_engine.talker.ops.torch_ops import TorchRows
+from qwen3_tts_engine.talker.ops.torch_tracking import TorchTracking
 from qwen3_tts_engine.talker.runner import TalkerRunner
 
 # A stream's past is attended to in multiples of so many positions, in which products and softmax sum: so a row's

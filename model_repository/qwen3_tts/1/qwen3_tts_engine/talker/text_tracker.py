@@ -1,12 +1,13 @@
 """Which text token each slot speaks, from the attention of the heads that follow the text (docs/word-times.md)."""
 
 import torch
-from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.alignment import LAYOUTS, Alignment
 
 # Attention that is spread over all tokens, so that no observation excludes one.
 FLOOR = 0.01
+# Tokens are summed in blocks of so many on a CPU, so that a row does not depend on the longest text beside it.
+BLOCK = 64
 
 
 class TextTracker:
@@ -28,7 +29,7 @@ class TextTracker:
                 shares[number, [self.heads.index(head) for head in layout.heads]] = 1 / len(layout.heads)
                 moves[number, : len(layout.advance)] = torch.tensor(layout.advance)
         self.shares, self.moves = shares.to(device), moves.to(device)
-        self.probability = torch.zeros(num_slots, max_tokens, device=device)
+        self.probability = torch.zeros(num_slots, -(-max_tokens // BLOCK) * BLOCK, device=device)
 
         self.layers = {
             layer: torch.tensor(self.of_layer(layer), device=device) for layer in sorted({of for of, _ in self.heads})
@@ -41,11 +42,3 @@ class TextTracker:
     def of_layer(self, layer: int) -> list[tuple[int, int]]:
         """Index in `heads` and head of those of a layer."""
         return [(index, head) for index, (of, head) in enumerate(self.heads) if of == layer]
-
-
-def move(probability: Tensor, moves: Tensor) -> Tensor:
-    """The probability of each token, float32 [tokens], before a frame is observed."""
-    moved = moves[0] * probability
-    for step in range(1, min(len(moves), len(probability))):
-        moved[step:] += moves[step] * probability[:-step]
-    return moved

@@ -53,7 +53,7 @@ def text_position_kernel(
     scores, slots, positions, text, spoken, shares, moves, probability, stride_fields, max_tokens, floor, million,
     NUM_HEADS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """torch_ops.TorchTracking.finish, one row per program; BLOCK covers `max_tokens`."""
+    """torch_tracking.TorchTracking.finish, one row per program; BLOCK covers `max_tokens`."""
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     field = slot * stride_fields

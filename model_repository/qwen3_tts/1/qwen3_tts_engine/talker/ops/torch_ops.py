@@ -3,20 +3,17 @@
 On a CPU a row's arithmetic does not depend on rows of other streams, so that equal seeds give equal codes.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - the customary name
 from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
-from qwen3_tts_engine.core.batches import MILLION
-from qwen3_tts_engine.core.streams import NONE
 from qwen3_tts_engine.talker import sampling
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Attention, Hidden
+from qwen3_tts_engine.talker.ops.torch_tracking import TorchTracking
 from qwen3_tts_engine.talker.slot_state import SlotState
-from qwen3_tts_engine.talker.text_tracker import FLOOR, TextTracker, move
+from qwen3_tts_engine.talker.text_tracker import TextTracker
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
 # Bounds the memory that a prefill gathers.
@@ -63,7 +60,7 @@ class TorchOps:
         positions: Tensor,
         *,
         prompts: int = 0,
-        tracking: "TorchTracking | None" = None,
+        tracking: TorchTracking | None = None,
     ) -> Attention:
         written = cache.index(slots, positions)
         cos, sin = cache.cos[positions], cache.sin[positions]
@@ -106,7 +103,7 @@ class TorchOps:
 
     def tracking(
         self, tracker: TextTracker, state: SlotState, cache: PagedCache, slots: Tensor, positions: Tensor
-    ) -> "TorchTracking":
+    ) -> TorchTracking:
         return TorchTracking(tracker, state, cache, slots, positions)
 
     def rows(self, state: SlotState, slots: Tensor) -> "TorchRows":
@@ -161,63 +158,6 @@ class TorchRows:
     def _store(self, codebook: int, codes: Tensor, inputs: Tensor, out: Tensor) -> None:
         self.codes[:, codebook] = codes
         out.copy_(inputs[codes])
-
-
-@dataclass
-class TrackedRow:
-    """A row of a tick: where the cache has its text, int64 [seen], and the mean attention to it, float32 [tokens]."""
-
-    row: int
-    slot: int
-    layout: int
-    index: Tensor
-    attention: Tensor
-
-
-class TorchTracking:
-    """interface.Tracking, row by row."""
-
-    def __init__(
-        self, tracker: TextTracker, state: SlotState, cache: PagedCache, slots: Tensor, positions: Tensor
-    ) -> None:
-        self._tracker, self._state, self._cache = tracker, state, cache
-        self._rows = []
-        texts = torch.cat([slots[:, None], positions[:, None], state.text[slots]], dim=1).tolist()
-        for row, (slot, position, layout, start, count) in enumerate(texts):
-            seen = min(count, position + 1 - start)
-            if layout and seen > 0:
-                index = cache.index(slot, torch.arange(start, start + seen, device=slots.device))
-                attention = torch.zeros(count, device=slots.device)
-                self._rows.append(TrackedRow(row, slot, layout, index, attention))
-
-    def observe(self, layer: int, query: Tensor) -> None:
-        """Queries of a layer, normed and rotated, [rows, q heads, D]; their keys are stored."""
-        for number, head in self._tracker.of_layer(layer):
-            self.observe_head(number, query[:, head])
-
-    def observe_head(self, number: int, query: Tensor) -> None:
-        """Queries of one of the tracker's heads, [rows, D]."""
-        layer, head = self._tracker.heads[number]
-        config = self._cache.config
-        keys = self._cache.data[layer, 0, :, head * config.num_key_value_heads // config.num_attention_heads]
-        for one in self._rows:
-            scores = keys[one.index].float() @ query[one.row].float() * config.head_dim**-0.5
-            one.attention[: len(scores)] += self._tracker.shares[one.layout, number] * scores.softmax(0)
-
-    def finish(self) -> None:
-        for one in self._rows:
-            self._move(one)
-
-    def _move(self, one: TrackedRow) -> None:
-        state, probability, count = self._state, self._tracker.probability[one.slot], len(one.attention)
-        token, confidence = state.spoken[one.slot].tolist()
-        if confidence == NONE:
-            probability.zero_()[token] = 1
-        found = move(probability[:count], self._tracker.moves[one.layout]) * (one.attention + FLOOR / count)
-        probability.zero_()[:count] = found / found.sum()
-        token = max(token, int(probability.argmax()))
-        near = one.attention[max(0, token - 1) : token + 2].sum()
-        state.spoken[one.slot] = torch.stack([near.new_tensor(token), near * MILLION]).long()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, together: bool = False) -> Tensor:
