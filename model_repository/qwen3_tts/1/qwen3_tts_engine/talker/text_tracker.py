@@ -30,7 +30,6 @@ class TextTracker:
                 moves[number, : len(layout.advance)] = torch.tensor(layout.advance)
         self.shares, self.moves = shares.to(device), moves.to(device)
         self.probability = torch.zeros(num_slots, -(-max_tokens // BLOCK) * BLOCK, device=device)
-
         self.layers = {
             layer: torch.tensor(self.of_layer(layer), device=device) for layer in sorted({of for of, _ in self.heads})
         }
