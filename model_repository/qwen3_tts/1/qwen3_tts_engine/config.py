@@ -123,6 +123,9 @@ class EngineConfig(BaseModel):
     says, else 150."""
     streamed_part_frames: int = Field(default=1024, ge=2)
     """Frame cap of a part of streamed text."""
+    speak_rest: Literal["auto", "on", "off"] = "auto"
+    """Whether the rest of a text is spoken where the talker ends before it, which it shows by its attention; only
+    checkpoints with heads for word times (docs/word-times.md). auto: on a CPU, where following the text costs nothing."""
     text_policy: TextPolicy = "verbatim"
     """What becomes of Markdown, tags and emoji in a text: verbatim speaks them, plain leaves them out, refuse refuses
     the request; a request can choose (docs/text.md)."""

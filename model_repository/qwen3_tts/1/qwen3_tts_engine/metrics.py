@@ -70,10 +70,15 @@ UTTERANCES = Metric(
     "Utterances by the reason of their end",
     labels=tuple({"reason": reason.value} for reason in FinishReason),
 )
+CONTINUED = Metric(
+    "qwen3_tts_continued_parts_total",
+    "counter",
+    "Parts that ended before their text, whose rest was spoken as the next one",
+)
 METRICS = (
     TTFA, STEP, ADMISSION, PREFILL, CHUNK_WAIT, CODEC, SEND, RUNNING, WAITING, OPEN, READY, DRAINING, KERNELS,
     CODEC_PLAN, INFO, PAGES_USED, PREDICTED_LOAD, FRAMES, PREFILL_ROWS, PREFIX_CACHE_HITS, CODEC_CALLS, CODEC_CHUNKS,
-    AUDIO, REQUESTS, UTTERANCES,
+    AUDIO, REQUESTS, UTTERANCES, CONTINUED,
 )  # fmt: skip
 
 

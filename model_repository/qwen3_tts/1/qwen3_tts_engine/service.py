@@ -73,7 +73,9 @@ class Service:
         self._codec = codec = self.make_codec(checkpoint, device)
         self._golden = startup.read_golden(checkpoint, config, self.repository)
         self._alignment = Alignment.read(version_folder(args), checkpoint)
-        self._prompts = prompts = PromptBuilder(checkpoint, config, self._alignment)
+        self._prompts = prompts = PromptBuilder(
+            checkpoint, config, self._alignment, speaks_rest=startup.speaks_rest(config, device)
+        )
         voices = self.make_voices(checkpoint, prompts, codec, device)
         runner = self.make_runner(checkpoint, device)
         on_thread = startup.on_thread(device)

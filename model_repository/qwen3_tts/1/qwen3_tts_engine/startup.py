@@ -79,6 +79,10 @@ def warn_of_unknown_variables(repository: Path) -> None:
         log.warning("%s", message)
 
 
+def speaks_rest(config: EngineConfig, device: torch.device) -> bool:
+    return device.type == "cpu" if config.speak_rest == "auto" else config.speak_rest == "on"
+
+
 def choose_device(config: EngineConfig, assigned: str) -> torch.device:
     """The configured device; auto means the one that Triton assigned ("cpu" or "cuda:N").
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
@@ -15,6 +15,8 @@ from qwen3_tts_engine.request import RequestError, Sampling
 from qwen3_tts_engine.voice import Voice
 
 NONE = -1
+# Times that an utterance is continued: a talker that stops after each word is broken.
+MAX_CONTINUED = 16
 MAX_SEED = 1 << 63
 NO_SAMPLES = np.empty(0, np.int16)
 
@@ -51,6 +53,12 @@ class Prompt:
 
     def __len__(self) -> int:
         return len(self.text_ids)
+
+    @property
+    def spoken_ids(self) -> list[int]:
+        """Ids of the text."""
+        ids: list[int] = [*self.text_ids.tolist(), *self.trailing][self.text_at : self.text_at + self.num_spoken]
+        return ids
 
     def take_arrived(self) -> list[int]:
         """Move `arrived` to `trailing`; returns the moved ids."""
@@ -159,7 +167,13 @@ class Stream:
     reserved_frames: int = 0
     """Frame cap of a part whose text has not arrived; no pages are reserved for it."""
     words: WordTimes | None = None
-    """The times of its words, if they are wanted."""
+    """The times of its words, if its position in the text is followed."""
+    tells_words: bool = False
+    """Whether they are sent."""
+    rest_of: Callable[[list[int]], Prompt] | None = None
+    """Makes a part of the tokens that an earlier one left out."""
+    continued: int = 0
+    """Parts that were made so."""
     pauses: dict[int, int] = field(default_factory=dict)
     """Samples of silence before a part, by its index; after the last part by the number of parts."""
     sent_pauses: list[Pause] = field(default_factory=list)
@@ -204,7 +218,7 @@ class Stream:
         summary = Summary(self.reason, self.frames, tokens, rows, self.withheld_samples)
         if self.words is None:
             return summary
-        left = [*self.unsent_words, *self.words.finish(self.frames)]
+        left = [*self.unsent_words, *self.words.finish(self.frames)] if self.tells_words else []
         words = tuple(event.to_json(self.withheld_samples, self.sent_pauses) for event in left)
         return replace(summary, words=words, spoken_share=self.words.spoken_share)
 
@@ -213,6 +227,18 @@ class Stream:
         self.ended_rows += len(self.prompt)
         self.prompt = self.following.popleft()
         self.part += 1
+
+    def continue_part(self) -> bool:
+        """Make the next part of what the current one, which has ended, left out; False if it left nothing out."""
+        prompt = self.prompt
+        if not self.words or not self.rest_of or prompt.is_open or self.continued == MAX_CONTINUED:
+            return False
+        if (token := self.words.cut(self.part)) is None:
+            return False
+        self.following.appendleft(self.rest_of(prompt.spoken_ids[token:]))
+        self.pauses = {part + (part > self.part): samples for part, samples in self.pauses.items()}
+        self.continued += 1
+        return True
 
     def begin_part(self, frame: int) -> None:
         """The current part begins with this frame of the stream."""

@@ -13,6 +13,8 @@ UNKNOWN = -1
 # Frames over which confidence is averaged, and the least mean at which times are told: over an utterance the demo voice
 # has 0.8 or more with its own heads, and at most 0.43 with others.
 CONFIDENCE_FRAMES, MIN_CONFIDENCE = 16, 0.6
+# Share of a part's tokens that is taken for all of it: the position may trail behind the last ones.
+SPOKEN_SHARE = 0.9
 # Punctuation that is read out. Words have a letter, a digit, a symbol or one of these.
 READ_PUNCTUATION = "%&@#"
 HANGUL = range(0xAC00, 0xD7A4)
@@ -88,6 +90,7 @@ class WordTimes:
         self._end = 0  # characters read
         self._token, self._part = 0, 0  # of the last frame
         self._current: Word | None = None  # begun and not ended
+        self._carried: Word | None = None  # goes on in the next part
         self._events: deque[WordEvent] = deque()
         self._confidences: deque[float] = deque(maxlen=CONFIDENCE_FRAMES)
 
@@ -114,6 +117,28 @@ class WordTimes:
         part.num_tokens += len(spans)
         self._end = start + len(text)
 
+    def cut(self, part: int) -> int | None:
+        """End a part at the word that was not finished, if too little of it was spoken; the rest becomes the next part.
+
+        The token with which the rest begins; None if the part was spoken, if that is unknown, or if nothing was.
+        """
+        spoken = self._parts[part]
+        if not self._is_confident or spoken.reached >= SPOKEN_SHARE * spoken.num_tokens:
+            return None
+        words, word = spoken.words[spoken.next_word :], self._current
+        if word and spoken.reached >= word.end:
+            word = None  # it was finished
+        token = word.token if word else words[0].token if words else UNKNOWN
+        if token <= 0:
+            return None
+        self._carried = word
+        for one in (*words, *([word] if word else ())):
+            one.token, one.end = one.token - token, one.end - token
+        rest = TextPart(words, spoken.num_tokens - token)
+        self._parts[part] = TextPart(spoken.words[: spoken.next_word], token, token, spoken.next_word)
+        self._parts.insert(part + 1, rest)
+        return token
+
     def token_of(self, part: int) -> int:
         """The token at which a part continues."""
         return self._token if part == self._part else 0
@@ -124,8 +149,10 @@ class WordTimes:
         self._drop(frame)
         if confidence is not None:
             self._confidences.append(confidence)
-        if part != self._part and self._current:
-            self._finish_word(self._current, frame)
+        if part != self._part:
+            if self._current and self._current is not self._carried:
+                self._finish_word(self._current, frame)
+            self._carried = None
         self._part, self._token = part, token
         spoken = self._parts[part]
         spoken.reached = min(token + 1, spoken.num_tokens)

@@ -69,7 +69,7 @@ class Delivery:
     def _deliver(
         self, stream: Stream, samples: np.ndarray, words: list[WordEvent], error: RequestError | None, decoded: float
     ) -> None:
-        stream.unsent_words += words
+        stream.unsent_words += words if stream.tells_words else []
         if error := error or self._send(stream, samples):
             stream.error = error
             self.fail(stream, error)
@@ -84,6 +84,7 @@ class Delivery:
             error = self._send(stream, np.zeros(stream.last_pause, np.int16))
         if error is None:
             self._recorder.count(metrics.UTTERANCES, label=stream.reason.value)
+            self._recorder.count(metrics.CONTINUED, stream.continued)
         self.finish(stream.sink, error, stream.summary)
 
     def _send(self, stream: Stream, samples: np.ndarray) -> RequestError | None:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,18 @@ DIALECT = "dialect"
 class PromptBuilder:
     """Builds prompts for one checkpoint and validates requests against it."""
 
-    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, alignment: Alignment | None = None) -> None:
-        """`alignment` are the checkpoint's heads for word times, if it has any."""
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: EngineConfig,
+        alignment: Alignment | None = None,
+        *,
+        speaks_rest: bool = False,
+    ) -> None:
+        """`alignment` are the checkpoint's heads for word times, if it has any; with `speaks_rest` they show where the
+        rest of a text is to be spoken."""
         self._config = config
+        self._speaks_rest = speaks_rest
         self._aligned_layouts = set(alignment.layouts) if alignment else set()
         self._defaults = checkpoint.generation
         self._part_tokens = config.part_tokens(checkpoint.generation.part_text_tokens)
@@ -86,8 +96,8 @@ class PromptBuilder:
         stream.pauses = text.pauses
         if arrived is not None:
             stream.arrived = arrived
-        if request.word_times:
-            stream.words = WordTimes()
+        if self._follow(stream, request):
+            assert stream.words is not None
             for piece in pieces:
                 written = spoken.written(piece.start, len(piece.text)) if spoken else ()
                 stream.words.add(piece.start, piece.text, self.spans(piece), ends=piece.ends, written=written)
@@ -112,11 +122,26 @@ class PromptBuilder:
             reserved_frames=request.max_frames or min(config.streamed_part_frames, config.max_frames_limit),
             is_withheld=request.trims(self._config.trim_silence),
         )
-        if request.word_times:
-            stream.words = WordTimes()
+        builder._follow(stream, request)
         self._check_positions(len(any_part) + stream.reserved_frames)
         spoken = self._spoken_text(request) or SpokenText([], self._max_characters)
         return StreamedText(builder, request, stream, spoken, PiecewiseText(self._tokenizer, self._part_tokens))
+
+    def _follow(self, stream: Stream, request: SpeechOptions) -> bool:
+        """Whether the stream's position in its text is followed."""
+        speaks_rest = self._speaks_rest and self._layout in self._aligned_layouts
+        if not speaks_rest and not request.word_times:
+            return False
+        stream.words, stream.tells_words = WordTimes(), request.word_times
+        if speaks_rest:
+            stream.rest_of = partial(self._part_of, request)
+        return True
+
+    def _part_of(self, request: SpeechOptions, ids: list[int]) -> Prompt:
+        prompt = self.build(request, ids)
+        if request.max_frames is None:
+            prompt.max_frames = self._config.default_max_frames(prompt.num_spoken)
+        return prompt
 
     def _spoken_text(self, request: SpeechOptions, text: str = "") -> SpokenText | None:
         """What the request's rules make of a text; None if they leave this one as it is. Raises InvalidRequest."""

@@ -14,6 +14,9 @@ from qwen3_tts_engine.scheduling.page_pool import PagePool
 from qwen3_tts_engine.scheduling.paging import Paging
 from qwen3_tts_engine.scheduling.slot_table import Pool, SlotTable
 
+# Ends after which the rest of a part's text is spoken, if there is one.
+BY_ITSELF = (FinishReason.STOP, FinishReason.INCOMPLETE, FinishReason.SILENCE)
+
 
 class Scheduler:
     def __init__(self, table: SlotTable, limits: SchedulerLimits, capacity: Capacity) -> None:
@@ -235,8 +238,9 @@ class Scheduler:
         """Called after a part's last frame; returns the stream if that ends it and all is decoded."""
         stream = self.table.streams[slot]
         assert stream is not None
-        stream.cut(reason)
         self.paging.learn(stream)
+        if reason not in BY_ITSELF or not stream.continue_part():
+            stream.cut(reason)
         has_next_part = stream.is_open or stream.following
         if not has_next_part or self.table.written[slot] >= stream.max_frames:
             return stream if self._drain(stream) else None
