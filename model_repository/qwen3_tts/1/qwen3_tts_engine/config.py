@@ -125,7 +125,7 @@ class EngineConfig(BaseModel):
     """Frame cap of a part of streamed text."""
     speak_rest: Literal["auto", "on", "off"] = "auto"
     """Whether the rest of a text is spoken where the talker ends before it, which it shows by its attention; only
-    checkpoints with heads for word times (docs/word-times.md). auto: on a CPU, where following the text costs nothing."""
+    checkpoints with heads for word times (docs/word-times.md). auto: on a CPU, where following it costs little."""
     text_policy: TextPolicy = "verbatim"
     """What becomes of Markdown, tags and emoji in a text: verbatim speaks them, plain leaves them out, refuse refuses
     the request; a request can choose (docs/text.md)."""

@@ -73,7 +73,7 @@ UTTERANCES = Metric(
 CONTINUED = Metric(
     "qwen3_tts_continued_parts_total",
     "counter",
-    "Parts that ended before their text, whose rest was spoken as the next one",
+    "Parts made of what an earlier one left out of its text",
 )
 METRICS = (
     TTFA, STEP, ADMISSION, PREFILL, CHUNK_WAIT, CODEC, SEND, RUNNING, WAITING, OPEN, READY, DRAINING, KERNELS,

@@ -76,6 +76,8 @@ class TextPart:
     num_tokens: int = 0
     reached: int = 0
     """Tokens that have been spoken, as far as is known."""
+    surely_reached: int = 0
+    """The same, while confidence was high."""
     next_word: int = 0
 
 
@@ -120,22 +122,22 @@ class WordTimes:
     def cut(self, part: int) -> int | None:
         """End a part at the word that was not finished, if too little of it was spoken; the rest becomes the next part.
 
-        The token with which the rest begins; None if the part was spoken, if that is unknown, or if nothing was.
+        The token with which the rest begins; None if the part was spoken, if it is unknown what was, or if nothing was.
         """
         spoken = self._parts[part]
-        if not self._is_confident or spoken.reached >= SPOKEN_SHARE * spoken.num_tokens:
+        if spoken.reached >= SPOKEN_SHARE * spoken.num_tokens:
             return None
-        words, word = spoken.words[spoken.next_word :], self._current
-        if word and spoken.reached >= word.end:
-            word = None  # it was finished
-        token = word.token if word else words[0].token if words else UNKNOWN
-        if token <= 0:
+        # Where confidence was lost, what came after it is spoken again: rather twice than never.
+        reached = spoken.reached if self._is_confident else spoken.surely_reached
+        word = next((word for word in spoken.words if word.end > reached), None)
+        if word is None or word.token <= 0:
             return None
-        self._carried = word
-        for one in (*words, *([word] if word else ())):
+        token, words = word.token, spoken.words[spoken.next_word :]
+        self._carried = self._current if self._current is word else None
+        for one in {id(one): one for one in (word, *words)}.values():
             one.token, one.end = one.token - token, one.end - token
         rest = TextPart(words, spoken.num_tokens - token)
-        self._parts[part] = TextPart(spoken.words[: spoken.next_word], token, token, spoken.next_word)
+        self._parts[part] = TextPart(spoken.words[: spoken.next_word], token, token, token, spoken.next_word)
         self._parts.insert(part + 1, rest)
         return token
 
@@ -156,6 +158,8 @@ class WordTimes:
         self._part, self._token = part, token
         spoken = self._parts[part]
         spoken.reached = min(token + 1, spoken.num_tokens)
+        if self._is_confident:
+            spoken.surely_reached = spoken.reached
         while spoken.next_word < len(spoken.words) and spoken.words[spoken.next_word].token <= token:
             if self._current:
                 self._finish_word(self._current, frame)
