@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
 from qwen3_tts_engine.core.batches import MILLION, Frames, Newcomer
-from qwen3_tts_engine.core.streams import FinishReason, Stream
+from qwen3_tts_engine.core.streams import FinishReason, Prompt, Stream
 from qwen3_tts_engine.core.words import CONFIDENCE_FRAMES, Pause, WordTimes, Written
 from tests.fakes.scripted import Listener, ScriptedRunner, make_stream
 from tests.unit.engine.test_engine import WAIT, Harness
@@ -241,7 +242,7 @@ def test_each_word_comes_once_and_with_its_chunk(lookahead: int, pages: int) -> 
         stream = make_stream(str(seed), listener, seed, max_frames=40)
         stream.is_withheld = True
         if seed % 2 == 0:
-            stream.words = words_of(TEXT)
+            stream.words, stream.tells_words = words_of(TEXT), True
         streams.append(stream)
         listeners.append(listener)
     harness.engine.start()
@@ -288,7 +289,7 @@ def test_an_utterance_that_is_cut_says_how_much_of_its_text_was_spoken() -> None
     harness.engine = type(harness.engine)(harness.engine.scheduler, harness.engine.state.chunker, runner, harness.codec)
     listener = WordListener()
     stream: Stream = make_stream("0", listener, 0, max_frames=4)
-    stream.words = words_of(TEXT)
+    stream.words, stream.tells_words = words_of(TEXT), True
     harness.engine.start()
     harness.engine.submit(stream)
     assert listener.ended.wait(WAIT)
@@ -320,3 +321,78 @@ def test_words_are_what_was_written() -> None:
     found = events(times, [0, 1, 2, 3, 4, 5])
     told = [(event["word"], event["first"], event["last"]) for event in found if "word" in event]
     assert told == [("about", 0, 4), ("$5", 6, 7), ("(ok).", 9, 13)]
+
+
+def test_the_rest_of_a_part_begins_with_the_word_that_was_not_finished() -> None:
+    """One word was begun and not finished; its end comes with the next part."""
+    times = WordTimes()
+    text, tokens = "one twoo three four five", [(0, 3), (3, 6), (6, 8), (8, 14), (14, 19), (19, 24)]
+    times.add(0, text, tokens, ends=True)
+    for frame, token in enumerate([0, 1]):
+        times.observe(frame, 0, token, 0.9)
+    assert times.cut(0) == 1
+    for frame, token in enumerate([0, 1, 2, 3, 4], 2):
+        times.observe(frame, 1, token, 0.9)
+    found = told(times.finish(7))
+    assert begun(found) == [("one", 0), ("twoo", 1), ("three", 4), ("four", 5), ("five", 6)]
+    assert ended(found) == [(0, 1), (1, 4), (2, 5), (3, 6), (4, 7)]
+    assert times.spoken_share == 1.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "confidences", "rest"),
+    [
+        ([0, 1, 2, 3, 4], [0.9] * 5, None),
+        ([0, 1, 2], [0.9] * 3, 3),
+        ([0, 1, 2, 3, 4], [0.1] * 5, None),
+        ([0, 1, 2], [0.1] * 3, None),
+        ([0, 1, 2, 3], [0.9, 0.7, 0.1, 0.1], 2),
+        ([0], [0.9], 1),
+    ],
+    ids=["spoken", "half", "passed in doubt", "never followed", "lost", "first word"],
+)
+def test_what_is_left_is_known_up_to_where_the_text_was_followed(
+    tokens: list[int], confidences: list[float], rest: int | None
+) -> None:
+    times = words_of("one two three four five")
+    for frame, (token, confidence) in enumerate(zip(tokens, confidences, strict=True)):
+        times.observe(frame, 0, token, confidence)
+    assert times.cut(0) == rest
+
+
+class HastyRunner(SpeakingRunner):
+    """Ends each part after three frames."""
+
+    def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
+        self.left = 3
+        return super().prefill(newcomers)
+
+    def launch(self, slots: np.ndarray) -> Frames:
+        frames, self.left = super().launch(slots), self.left - 1
+        return replace(frames, ended=frames.ended | (self.left < 0))
+
+
+def test_a_talker_that_ends_early_speaks_all_of_the_text() -> None:
+    def part(ids: list[int]) -> Prompt:
+        parts.append(ids)
+        return replace(stream.prompt, text_ids=np.array(ids), code_ids=np.zeros((len(ids), 16)), num_spoken=len(ids))
+
+    harness, parts = Harness(slots=1), list[list[int]]()
+    runner = HastyRunner(1, 0)
+    harness.engine = type(harness.engine)(harness.engine.scheduler, harness.engine.state.chunker, runner, harness.codec)
+    listener = WordListener()
+    stream = make_stream("0", listener, max_frames=40)
+    stream.words, stream.tells_words, stream.rest_of = words_of(TEXT), True, part
+    stream.prompt = part([*range(10)])
+    stream.pauses = {1: 2400}
+    harness.engine.start()
+    harness.engine.submit(stream)
+    assert listener.ended.wait(WAIT)
+    harness.engine.close()
+    assert parts == [[*range(first, 10)] for first in (0, 3, 6, 9)]
+    assert listener.summary is not None
+    assert (listener.summary.reason, listener.summary.spoken_share) == (FinishReason.STOP, 1.0)
+    assert stream.continued == 3
+    found = [*map(json.loads, listener.words), *map(json.loads, listener.summary.words)]
+    assert [event["word"] for event in found if "word" in event] == TEXT.split()
+    assert stream.pauses == {4: 2400}, "it comes after the text, still"
