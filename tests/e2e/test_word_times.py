@@ -145,7 +145,7 @@ def test_streams_beside_it_hear_the_same(demo: Caller) -> None:
         found = [future.result() for future in (*same, *other)]
     assert [one.words for one in found[:2]] == [alone.words] * 2
     check(found[2], TEXT)
-    assert (found[3].words, found[3].end.spoken_share) == ([], None)
+    assert (found[3].words, found[3].end.spoken_share) == ([], 1.0)
 
 
 def test_an_utterance_that_is_cut_says_how_much_was_spoken(demo: Caller) -> None:
