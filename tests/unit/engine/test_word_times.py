@@ -161,6 +161,16 @@ def test_what_a_part_leaves_unsaid_is_not_told() -> None:
     assert times.spoken_share == pytest.approx(5 / 7)
 
 
+def test_a_word_ends_with_its_part() -> None:
+    """The next part begins with a mark, which is no word."""
+    times = words_of("One two.", '"Four."')
+    for frame, (part, token) in enumerate([(0, 0), (0, 1), (1, 0), (1, 0), (1, 1)]):
+        times.observe(frame, part, token, 0.9)
+    found = told(times.finish(5))
+    assert begun(found) == [("One", 0), ("two.", 1), ('"Four."', 4)]
+    assert ended(found) == [(0, 1), (1, 2), (2, 5)]
+
+
 def test_a_text_of_which_a_part_was_never_begun_is_not_whole() -> None:
     times = words_of("One two.", "Three.")
     events(times, [0, 1, 2, 3])
