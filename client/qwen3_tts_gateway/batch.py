@@ -13,13 +13,14 @@ from qwen3_tts_gateway.access import Key
 from qwen3_tts_gateway.audio.encoder import complete
 from qwen3_tts_gateway.audio.formats import FORMATS
 from qwen3_tts_gateway.audio.pipeline import Pipeline
-from qwen3_tts_gateway.body import audio_seconds, encoded_chunks, usage
+from qwen3_tts_gateway.body import audio_seconds, encoded_whole, usage
 from qwen3_tts_gateway.errors import APIError, from_speech
 from qwen3_tts_gateway.log import Exchange, exchange_of, record
 from qwen3_tts_gateway.schema import BatchBody, BatchItem, parse
 from qwen3_tts_gateway.services import Services
 from qwen3_tts_gateway.speech import read_json, start_speech, until_disconnect
 from qwen3_tts_gateway.tensors import check_length
+from qwen3_tts_gateway.words import WordTimeline
 
 
 class BatchEndpoint:
@@ -81,7 +82,7 @@ class Batch:
                 with self._services.access.stream(self._key):
                     return {"index": index, "status": "success", **await self._speak(item, exchange)}
         except SpeechError as error:
-            refused = from_speech(error)
+            refused = from_speech(error, item.tensor_fields)
             exchange.outcome, exchange.error = error.outcome, refused.detail
             return {"index": index, "status": "error", "error": refused.message}
         except APIError as error:
@@ -97,15 +98,18 @@ class Batch:
         """Raises SpeechError and APIError."""
         services = self._services
         pipeline = Pipeline(item.response_format, item.sample_rate, item.speed, services.encoders)
+        timeline = WordTimeline(item.speed)
         speech = await start_speech(services, item, self._model, exchange)
         try:
-            encoded = b"".join([part async for part in encoded_chunks(speech, pipeline)])
+            encoded = await encoded_whole(speech, pipeline, timeline)
         finally:
             await speech.close()
             exchange.audio_s, exchange.finish_reason = audio_seconds(speech), speech.end.finish_reason
             services.metrics.count_audio(item.response_format, exchange.audio_s, pipeline.busy_s)
         audio = base64.b64encode(complete(item.response_format, encoded)).decode()
-        return {"audio_data": audio, "media_type": FORMATS[item.response_format].media_type, "usage": usage(speech)}
+        words = {"words": timeline.words} if item.words_field else {}
+        media_type = FORMATS[item.response_format].media_type
+        return {"audio_data": audio, "media_type": media_type, "usage": usage(speech), **words}
 
     def _item_exchange(self, index: int, item: BatchItem) -> Exchange:
         """The log record of one item."""

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Protocol
 
 from starlette.types import Send
@@ -13,18 +13,21 @@ from qwen3_tts_client.protocol import Usage
 from qwen3_tts_gateway.audio.formats import NATIVE_RATE
 from qwen3_tts_gateway.audio.pipeline import Pipeline
 from qwen3_tts_gateway.backend import Speech
-from qwen3_tts_gateway.errors import TransferAborted, from_speech
+from qwen3_tts_gateway.errors import BODY_FIELDS, TransferAborted, from_speech
 from qwen3_tts_gateway.log import Exchange
+from qwen3_tts_gateway.words import Words, WordTimeline
 
 SAMPLES_PER_FRAME = 1920
 
 
 class Wire(Protocol):
-    """How encoded audio, the end and an error are written."""
+    """How encoded audio, words, the end and an error are written."""
 
     media_type: str
 
     def audio(self, encoded: bytes) -> bytes: ...
+
+    def words(self, words: Words) -> bytes: ...
 
     def done(self, speech: Speech) -> bytes: ...
 
@@ -39,6 +42,9 @@ class AudioWire:
     def audio(self, encoded: bytes) -> bytes:
         return encoded
 
+    def words(self, words: Words) -> bytes:
+        return b""
+
     def done(self, speech: Speech) -> bytes:
         return b""
 
@@ -47,23 +53,33 @@ class AudioWire:
 
 
 class EventWire:
-    """OpenAI's speech.audio.delta and speech.audio.done; vllm-omni's speech.audio.error."""
+    """OpenAI's speech.audio.delta and speech.audio.done; vllm-omni's speech.audio.error; speech.audio.words.
+
+    `fields` names the fields of tensors in errors.
+    """
 
     media_type = "text/event-stream"
 
+    def __init__(self, fields: Mapping[str, str] = BODY_FIELDS) -> None:
+        self._fields = fields
+
     def audio(self, encoded: bytes) -> bytes:
         return _event({"type": "speech.audio.delta", "audio": base64.b64encode(encoded).decode()})
+
+    def words(self, words: Words) -> bytes:
+        return _event({"type": "speech.audio.words", "words": words})
 
     def done(self, speech: Speech) -> bytes:
         return _event({"type": "speech.audio.done", **ending(speech)})
 
     def error(self, error: SpeechError) -> bytes:
-        return _event({"type": "speech.audio.error", "error": from_speech(error).body})
+        return _event({"type": "speech.audio.error", "error": from_speech(error, self._fields).body})
 
 
 def ending(speech: Speech) -> dict[str, Any]:
     """Fields of the message that ends audio."""
-    return {"usage": usage(speech), "finish_reason": speech.end.finish_reason}
+    end = speech.end
+    return {"usage": usage(speech), "finish_reason": end.finish_reason, "spoken_share": end.spoken_share}
 
 
 def usage(speech: Speech) -> dict[str, Any]:
@@ -77,9 +93,15 @@ def usage(speech: Speech) -> dict[str, Any]:
     }
 
 
-async def encoded_chunks(speech: Speech, pipeline: Pipeline) -> AsyncIterator[bytes]:
-    """Raises SpeechError."""
+async def encoded_parts(
+    speech: Speech, pipeline: Pipeline, timeline: WordTimeline
+) -> AsyncGenerator[bytes | Words, None]:
+    """Yields encoded audio, and words before the audio in which they begin or end. Raises SpeechError."""
     async for chunk in speech.chunks():
+        if words := timeline.add(chunk.words):
+            yield words
+        if not len(chunk.pcm):
+            continue
         async for encoded in pipeline.encode(chunk.pcm):
             if encoded:
                 yield encoded
@@ -87,8 +109,20 @@ async def encoded_chunks(speech: Speech, pipeline: Pipeline) -> AsyncIterator[by
         yield last
 
 
+async def encoded_whole(speech: Speech, pipeline: Pipeline, timeline: WordTimeline) -> bytes:
+    """All audio of an utterance. Raises SpeechError."""
+    parts = [part async for part in encoded_parts(speech, pipeline, timeline) if isinstance(part, bytes)]
+    return b"".join(parts)
+
+
 async def send_body(
-    send: Send, speech: Speech, pipeline: Pipeline, wire: Wire, write_s: float, exchange: Exchange
+    send: Send,
+    speech: Speech,
+    pipeline: Pipeline,
+    timeline: WordTimeline,
+    wire: Wire,
+    write_s: float,
+    exchange: Exchange,
 ) -> None:
     """Sends a response of status 200 and records the outcome.
 
@@ -100,8 +134,9 @@ async def send_body(
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     exchange.outcome = "ok"
     try:
-        async for encoded in encoded_chunks(speech, pipeline):
-            await _send_part(send, wire.audio(encoded), write_s)
+        async for part in encoded_parts(speech, pipeline, timeline):
+            written = wire.audio(part) if isinstance(part, bytes) else wire.words(part)
+            await _send_part(send, written, write_s)
         last = wire.done(speech)
     except SpeechError as error:
         exchange.outcome, exchange.error = error.outcome, str(error)

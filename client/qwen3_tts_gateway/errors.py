@@ -78,6 +78,8 @@ def from_message(message: str, fields: Mapping[str, str] = BODY_FIELDS) -> APIEr
     if not (tensor.isidentifier() and rest):
         return APIError(400, message, code="invalid_value")
     param = fields.get(tensor, tensor)
+    if tensor == "word_times":
+        rest = rest.removeprefix("True: ")  # the field has another value
     named = f"{param}: {rest}"
     if param == "voice" and _UNKNOWN_VOICE.match(named):
         return APIError(404, named, param, "voice_not_found")

@@ -16,9 +16,11 @@ from pydantic import (
 from qwen3_tts_client.checkpoints import TaskType
 from qwen3_tts_client.languages import language_of
 from qwen3_tts_gateway.audio.formats import FORMATS
-from qwen3_tts_gateway.errors import APIError
+from qwen3_tts_gateway.errors import BODY_FIELDS, APIError
 
 FormatName = Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "mulaw", "alaw"]
+# JSON with the audio as WAV and its words; the name is that of OpenAI's transcriptions.
+VERBOSE_JSON = "verbose_json"
 # A name, or an object as in OpenAI's SDK.
 VOICE_SCHEMA = {
     "anyOf": [
@@ -55,6 +57,24 @@ class SpeechOptions(BaseModel):
     top_p: float | None = Field(None, allow_inf_nan=False)
     top_k: int | None = Field(None, ge=-1, lt=1 << 31)
     repetition_penalty: float | None = Field(None, allow_inf_nan=False)
+    timestamp_granularities: list[Literal["word"]] | None = None
+    word_timestamps: bool = False
+
+    @property
+    def audio_format(self) -> FormatName:
+        return self.response_format
+
+    @property
+    def words_field(self) -> str | None:
+        """The field that asks for words."""
+        if self.timestamp_granularities:
+            return "timestamp_granularities"
+        return "word_timestamps" if self.word_timestamps else None
+
+    @property
+    def tensor_fields(self) -> dict[str, str]:
+        """Tensor to field where the names differ."""
+        return BODY_FIELDS | {"word_times": self.words_field or "word_times"}
 
     @model_validator(mode="before")
     @classmethod
@@ -86,7 +106,8 @@ class SpeechOptions(BaseModel):
     @field_validator("sample_rate", mode="after")
     @classmethod
     def _rate_of_format(cls, rate: int | None, info: Any) -> int | None:
-        rates = FORMATS[info.data.get("response_format", "mp3")].rates
+        name = info.data.get("response_format", "mp3")
+        rates = FORMATS["wav" if name == VERBOSE_JSON else name].rates
         if rate is not None and rate not in rates:
             raise ValueError(f"one of {', '.join(map(str, rates))} for this response_format")
         return rate
@@ -98,15 +119,54 @@ class SessionOptions(SpeechOptions):
     response_format: FormatName = "wav"
     stream_audio: bool = False
 
+    @property
+    def has_audio_chunks(self) -> bool:
+        """Whether audio is sent in JSON, beside the words that ended in it."""
+        return self.words_field == "word_timestamps"
+
+    def check_words(self) -> None:
+        """Raises APIError for words that the messages cannot carry."""
+        if self.has_audio_chunks and not (self.stream_audio and self.response_format == "pcm"):
+            reason = "requires stream_audio = true and response_format = pcm; timestamp_granularities does not"
+            raise APIError(400, f"word_timestamps: {reason}", "word_timestamps", "invalid_value")
+
 
 class SpeechBody(SpeechOptions):
     input: str = Field(min_length=1)
+    response_format: FormatName | Literal["verbose_json"] = "mp3"  # type: ignore[assignment]
     stream: bool = False
     stream_format: Literal["audio", "sse"] | None = None
 
     @property
     def is_sse(self) -> bool:
         return self.stream_format == "sse" or (self.stream and self.stream_format is None)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the response is sent once all audio is there."""
+        return self.is_verbose or (self.words_field is not None and not self.is_sse)
+
+    @property
+    def is_verbose(self) -> bool:
+        return self.response_format == VERBOSE_JSON
+
+    @property
+    def audio_format(self) -> FormatName:
+        return "wav" if self.response_format == "verbose_json" else self.response_format
+
+    @property
+    def words_field(self) -> str | None:
+        return super().words_field or ("response_format" if self.is_verbose else None)
+
+    def check_words(self) -> None:
+        """Raises APIError for words that the response cannot carry."""
+        if self.is_verbose and (self.is_sse or self.stream_format):
+            raise APIError(400, "response_format: 'verbose_json': not with stream_format or stream", "response_format")
+        if self.words_field is None or self.is_sse or self.is_verbose:
+            return
+        if self.timestamp_granularities or self.stream_format:
+            reason = "requires stream_format = sse or response_format = verbose_json"
+            raise APIError(400, f"{self.words_field}: {reason}", self.words_field, "invalid_value")
 
 
 class BatchItem(SpeechOptions):

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterable, AsyncIterator
+from typing import NamedTuple
 
 from qwen3_tts_client.pieces import TextFeed
 
@@ -21,14 +22,20 @@ _LETTER, _ASCII, _OTHER = 0.5, 1.0, 1.5
 PART_TOKENS, MAX_PART_TOKENS = 600, 1000
 
 
-def split(text: str, size: int) -> list[str]:
+class TextPart(NamedTuple):
+    start: int  # character of the whole text
+    text: str
+
+
+def split(part: TextPart, size: int) -> list[TextPart]:
     """Parts of at most `size` characters that end with a sentence, or else with a clause or a word."""
-    parts: list[str] = []
+    start, text = part
+    parts: list[TextPart] = []
     while len(text) > size:
         end = _end(text, size)
-        parts.append(text[:end])
-        text = text[end:]
-    return [part for part in (*parts, text) if part.strip()]
+        parts.append(TextPart(start, text[:end]))
+        start, text = start + end, text[end:]
+    return [part for part in (*parts, TextPart(start, text)) if part.text.strip()]
 
 
 def _end(text: str, size: int) -> int:
@@ -39,18 +46,27 @@ def _end(text: str, size: int) -> int:
     return size
 
 
+class PartFeed(TextFeed):
+    """The pieces of a part, which begins at character `start` of the whole text."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self.start = start
+
+
 class DividedText:
     """Divides a text while it arrives; iterates over its parts, which may still grow."""
 
     def __init__(self, text: AsyncIterable[str]) -> None:
-        self._parts: asyncio.Queue[TextFeed | None] = asyncio.Queue()
+        self._parts: asyncio.Queue[PartFeed | None] = asyncio.Queue()
+        self._characters = 0
         self._count = 0
         self._task = asyncio.ensure_future(self._read(text))
 
     def close(self) -> None:
         self._task.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[TextFeed]:
+    async def __aiter__(self) -> AsyncIterator[PartFeed]:
         while (part := await self._parts.get()) is not None:
             yield part
 
@@ -66,16 +82,18 @@ class DividedText:
         part.end()
         self._parts.put_nowait(None)
 
-    def _begin(self) -> TextFeed:
-        part = TextFeed()
+    def _begin(self) -> PartFeed:
+        part = PartFeed(self._characters)
         self._parts.put_nowait(part)
         self._count += 1
         return part
 
-    def _append(self, part: TextFeed, text: str) -> None:
+    def _append(self, part: PartFeed, text: str) -> None:
         """Strips white space before a later part: a part of white space alone would be refused."""
+        self._characters += len(text)
         if self._count > 1 and not part.pieces:
             text = text.lstrip()
+            part.start = self._characters - len(text)
         if text:
             part.append(text)
 

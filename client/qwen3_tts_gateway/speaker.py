@@ -1,6 +1,7 @@
 """Speaks the turns of a WebSocket session, one after the other."""
 
 import asyncio
+import base64
 from typing import Any
 
 from starlette.websockets import WebSocket
@@ -8,14 +9,14 @@ from starlette.websockets import WebSocket
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_gateway.access import Key
 from qwen3_tts_gateway.audio.encoder import complete
-from qwen3_tts_gateway.audio.pipeline import Pipeline
 from qwen3_tts_gateway.backend import Speech
-from qwen3_tts_gateway.body import audio_seconds, encoded_chunks, ending
+from qwen3_tts_gateway.body import ending
 from qwen3_tts_gateway.errors import APIError, from_speech
 from qwen3_tts_gateway.log import Exchange, exchange_of, record
-from qwen3_tts_gateway.parts import PartedSpeaker
 from qwen3_tts_gateway.services import Services
 from qwen3_tts_gateway.turn import Turn
+from qwen3_tts_gateway.utterance import speak_pieces
+from qwen3_tts_gateway.words import Word, Words, milliseconds
 
 # Turns that wait; the session reads no further message while the queue is full.
 MAX_TURNS = 8
@@ -91,39 +92,20 @@ class Speaker:
         output = Output(self._websocket, turn, exchange)
         try:
             with self._services.access.stream(self._key):
-                await self._synthesise(turn, exchange, output)
+                await speak_pieces(self._services, turn.options, turn.text, turn.timeline, exchange, output)
         except asyncio.CancelledError:
             if turn.is_cancelled:
                 await output.cancel()
             raise
         except SpeechError as error:
-            refused = from_speech(error)
+            refused = from_speech(error, turn.options.tensor_fields)
             exchange.outcome, exchange.error = error.outcome, refused.detail
             await self.send_error(refused, utterance_index=turn.index)
-            await output.done(error=True)
+            await output.fail()
         except APIError as error:
             exchange.outcome = "refused"
             await self.send_error(error, utterance_index=turn.index)
-            await output.done(error=True)
-
-    async def _synthesise(self, turn: Turn, exchange: Exchange, output: "Output") -> None:
-        services, options = self._services, turn.options
-        exchange.model = model = await services.models.resolve(options.model)
-        request = await services.builder.build(options, "", model)
-        pipeline = Pipeline(options.response_format, options.sample_rate, options.speed, services.encoders)
-        speaker = PartedSpeaker(services.backend, request, model, exchange.request_id, exchange.trace)
-        speech = await speaker.speak_pieces(turn.text)
-        try:
-            async for encoded in encoded_chunks(speech, pipeline):
-                await output.audio(encoded, pipeline.rate)
-            await output.done(speech=speech)
-        finally:
-            await speech.close()
-            exchange.audio_s, exchange.finish_reason = audio_seconds(speech), speech.end.finish_reason
-            exchange.characters = turn.text.characters
-            if services.settings.log_text:
-                exchange.text, exchange.voice = "".join(turn.text.pieces), options.voice
-            services.metrics.count_audio(options.response_format, exchange.audio_s, pipeline.busy_s)
+            await output.fail()
 
     def _exchange(self, turn: Turn) -> Exchange:
         """The log record of one turn."""
@@ -135,36 +117,64 @@ class Speaker:
 
 
 class Output:
-    """The messages about one turn's audio: audio.start, binary messages, audio.done."""
+    """The messages about one turn: audio.start, audio and words, audio.done."""
 
     def __init__(self, websocket: WebSocket, turn: Turn, exchange: Exchange) -> None:
         self._websocket = websocket
         self._turn = turn
         self._exchange = exchange
         self._held = bytearray()  # without stream_audio, until the end
+        self._told: list[Word] = []  # since the last audio.chunk
+        self._chunks = 0
         self._total_bytes = 0
+        self._rate = 0  # Hz
         self._is_started = False
 
     async def audio(self, encoded: bytes, rate: int) -> None:
-        self._total_bytes += len(encoded)
         if self._turn.options.stream_audio:
             await self._start(sample_rate=rate, channels=1)
-            await self._websocket.send_bytes(encoded)
+            await self._send_audio(encoded, rate)
             self._exchange.first_byte_ms = self._exchange.first_byte_ms or self._exchange.elapsed_ms()
         else:
             self._held += encoded
+        self._total_bytes += len(encoded)
 
-    async def done(self, error: bool = False, speech: Speech | None = None) -> None:
+    async def words(self, words: Words, rate: int) -> None:
+        self._rate = rate
+        await self._start(**({"sample_rate": rate, "channels": 1} if self._turn.options.stream_audio else {}))
+        if self._turn.options.has_audio_chunks:
+            self._told += words
+        else:
+            await self._send("audio.words", words=words)
+
+    async def done(self, speech: Speech) -> None:
         await self._start()
-        if self._held and not error:
+        if self._told:
+            await self._send_audio(b"", self._rate)
+        if self._held:
             await self._websocket.send_bytes(complete(self._turn.options.response_format, bytes(self._held)))
-        told = ending(speech) if speech else {}
-        await self._send("audio.done", total_bytes=self._total_bytes, error=error, **told)
+        await self._send("audio.done", total_bytes=self._total_bytes, error=False, **ending(speech))
+
+    async def fail(self) -> None:
+        await self._start()
+        await self._send("audio.done", total_bytes=self._total_bytes, error=True)
 
     async def cancel(self) -> None:
         """Ends audio that the client has cancelled, if any was announced."""
         if self._is_started:
             await self._send("audio.done", total_bytes=self._total_bytes, error=False, cancelled=True)
+
+    async def _send_audio(self, encoded: bytes, rate: int) -> None:
+        if not self._turn.options.has_audio_chunks:
+            await self._websocket.send_bytes(encoded)
+            return
+        ends = {"start": self._total_bytes, "end": self._total_bytes + len(encoded)}
+        times = {f"chunk_{name}_ms": round(count / 2 / rate * 1000) for name, count in ends.items()}
+        timestamps, self._told = milliseconds(self._told) or None, []
+        audio = base64.b64encode(encoded).decode()
+        fields = {"sample_rate": rate, "channels": 1, "audio_b64": audio, "timestamps": timestamps}
+        await self._send("audio.chunk", chunk_id=self._chunks, **times, **fields)
+        self._chunks += 1
 
     async def _start(self, **fields: Any) -> None:
         if not self._is_started:

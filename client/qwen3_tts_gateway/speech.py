@@ -6,13 +6,15 @@ from collections.abc import Coroutine
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from qwen3_tts_client.errors import SpeechError
+from qwen3_tts_gateway.audio.encoder import complete
 from qwen3_tts_gateway.audio.formats import FORMATS
 from qwen3_tts_gateway.audio.pipeline import Pipeline
 from qwen3_tts_gateway.backend import Speech
-from qwen3_tts_gateway.body import AudioWire, EventWire, audio_seconds, send_body
+from qwen3_tts_gateway.body import AudioWire, EventWire, audio_seconds, encoded_whole, send_body
 from qwen3_tts_gateway.config import Settings
 from qwen3_tts_gateway.errors import APIError, from_speech
 from qwen3_tts_gateway.log import Exchange, exchange_of
@@ -20,6 +22,8 @@ from qwen3_tts_gateway.parts import PartedSpeaker
 from qwen3_tts_gateway.schema import BatchItem, SpeechBody, parse
 from qwen3_tts_gateway.services import Services
 from qwen3_tts_gateway.tensors import check_length
+from qwen3_tts_gateway.whole import verbose_response, word_headers
+from qwen3_tts_gateway.words import WordTimeline
 
 
 class SpeechEndpoint:
@@ -37,7 +41,7 @@ class SpeechEndpoint:
         model = await self._note(exchange, body)
         with services.access.stream(key):
             await services.access.spend_characters(key, len(body.input))
-            gone = await until_disconnect(receive, self._speak(body, model, exchange, send))
+            gone = await until_disconnect(receive, self._speak(body, model, request, send))
         if gone:
             exchange.outcome = "cancelled"
 
@@ -47,24 +51,40 @@ class SpeechEndpoint:
         if self._services.settings.log_text:
             exchange.text, exchange.voice = body.input, body.voice
         check_length(len(body.input), self._services.settings.max_input_characters)
+        body.check_words()
         exchange.model = await self._services.models.resolve(body.model)
         return exchange.model
 
-    async def _speak(self, body: SpeechBody, model: str, exchange: Exchange, send: Send) -> None:
-        services = self._services
+    async def _speak(self, body: SpeechBody, model: str, request: Request, send: Send) -> None:
+        services, exchange = self._services, exchange_of(request.scope)
+        pipeline = Pipeline(body.audio_format, body.sample_rate, body.speed, services.encoders)
         try:
-            pipeline = Pipeline(body.response_format, body.sample_rate, body.speed, services.encoders)
             speech = await start_speech(services, body, model, exchange)
+            try:
+                await self._send(body, speech, pipeline, request, send)
+            finally:
+                await speech.close()
+                exchange.audio_s, exchange.finish_reason = audio_seconds(speech), speech.end.finish_reason
+                services.metrics.count_audio(body.audio_format, exchange.audio_s, pipeline.busy_s)
         except SpeechError as error:
             exchange.outcome = error.outcome
-            raise from_speech(error) from None
-        wire = EventWire() if body.is_sse else AudioWire(FORMATS[body.response_format].media_type)
-        try:
-            await send_body(send, speech, pipeline, wire, services.settings.chunk_seconds, exchange)
-        finally:
-            await speech.close()
-            exchange.audio_s, exchange.finish_reason = audio_seconds(speech), speech.end.finish_reason
-            services.metrics.count_audio(body.response_format, exchange.audio_s, pipeline.busy_s)
+            raise from_speech(error, body.tensor_fields) from None
+
+    async def _send(self, body: SpeechBody, speech: Speech, pipeline: Pipeline, request: Request, send: Send) -> None:
+        """Raises SpeechError before the first byte."""
+        timeline, media_type = WordTimeline(body.speed), FORMATS[body.audio_format].media_type
+        if body.is_whole:
+            encoded = complete(body.audio_format, await encoded_whole(speech, pipeline, timeline))
+            if body.is_verbose:
+                response: Response = verbose_response(encoded, pipeline.rate, timeline, speech)
+            else:
+                response = Response(encoded, media_type=media_type, headers=word_headers(timeline))
+            response.headers["x-sample-rate"] = str(pipeline.rate)
+            await response(request.scope, request.receive, send)
+            return
+        wire = EventWire(body.tensor_fields) if body.is_sse else AudioWire(media_type)
+        limit_s = self._services.settings.chunk_seconds
+        await send_body(send, speech, pipeline, timeline, wire, limit_s, exchange_of(request.scope))
 
 
 async def start_speech(services: Services, body: SpeechBody | BatchItem, model: str, exchange: Exchange) -> Speech:

@@ -29,6 +29,7 @@ class RequestBuilder:
         fields: dict[str, Any] = {name: getattr(options, name) for name in _SAME_NAME}
         fields |= {"instruct": options.instructions or None, "max_frames": options.max_new_tokens}
         fields |= {"x_vector_only": options.x_vector_only_mode or None}
+        fields |= {"word_times": True if options.words_field else None}
         fields |= await self._reference(options) if options.ref_audio else await self._voice(options.voice, model, mode)
         request = SpeechRequest(text, **fields)
         _check(lambda: encode(request))

@@ -123,6 +123,7 @@ class Session:
         if self._turn is not None:
             raise APIError(400, "session.config: the text of an utterance is open: send input.done first", "type")
         options: SessionOptions = parse(SessionOptions, message)
+        options.check_words()
         await self._services.models.resolve(options.model)
         self._options = options
 

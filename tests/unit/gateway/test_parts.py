@@ -10,7 +10,7 @@ import pytest
 
 from qwen3_tts_client.pieces import TextFeed
 from qwen3_tts_gateway.config import Settings
-from qwen3_tts_gateway.sentences import DividedText, split
+from qwen3_tts_gateway.sentences import DividedText, TextPart, split
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.stub_server import StubServer, input_text, text_of
 from tests.unit.gateway.conftest import script, wait_for
@@ -176,4 +176,6 @@ def test_the_longest_streamed_text_is_spoken_as_one_utterance(strict: StubServer
     ],
 )
 def test_parts_end_with_the_largest_unit(text: str, size: int, parts: list[str]) -> None:
-    assert split(text, size) == parts
+    found = split(TextPart(3, text), size)
+    assert [part.text for part in found] == parts
+    assert all(text[part.start - 3 :].startswith(part.text) for part in found)

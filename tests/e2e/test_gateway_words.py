@@ -1,0 +1,117 @@
+"""Word times through the gateway, in front of a real tritonserver with the demo voice."""
+
+import base64
+import io
+import json
+import wave
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import torch
+from rich.progress import Progress
+
+from export.alignment import choose_heads
+from export.code2wav import export
+from export.forms.onnx_form import ONNX
+from qwen3_tts_client.protocol import MODEL_NAME
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from scripts.benchmarks.demo_voice import CHECKPOINT
+from scripts.benchmarks.word_times import align
+from scripts.server.tritonserver import TritonServer
+from tests.e2e.serving import Caller, repository_with, serve
+from tests.fakes.gateway import RunningGateway
+
+TEXT = "Your parcel was delivered this morning, and left with your neighbour at number twelve."
+FIELDS: dict[str, Any] = {"voice": "serena", "language": "english", "seed": 3}
+FRAME_S = 0.08
+RATE = 24_000
+MAX_TEXT_TOKENS = 64
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    exported, folder = tmp_path_factory.mktemp("exported"), tmp_path_factory.mktemp("demo")
+    checkpoint = Checkpoint.open(str(CHECKPOINT))
+    with Progress(disable=True) as progress:
+        export(checkpoint, exported, ONNX, progress)
+    alignment, _ = choose_heads(checkpoint, torch.device("cpu"))
+    version = exported / MODEL_NAME / "1"
+    version.mkdir(parents=True)
+    alignment.write(version)
+    environment = {"QWEN3_TTS_CHECKPOINT": str(CHECKPOINT), "QWEN3_TTS_MAX_TEXT_TOKENS": str(MAX_TEXT_TOKENS)}
+    with serve(repository_with(exported, folder), folder, environment) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gateway(server: TritonServer) -> Iterator[RunningGateway]:
+    with RunningGateway(f"localhost:{server.ports.grpc}") as gateway:
+        yield gateway
+
+
+def verbose(gateway: RunningGateway, text: str = TEXT, **fields: Any) -> tuple[dict[str, Any], np.ndarray]:
+    body = {"input": text, "response_format": "verbose_json", **FIELDS, **fields}
+    response = httpx.post(f"{gateway.url}/v1/audio/speech", json=body, timeout=120)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    with wave.open(io.BytesIO(base64.b64decode(answer["audio"]))) as file:
+        return answer, np.frombuffer(file.readframes(file.getnframes()), "<i2")
+
+
+def check(words: list[dict[str, Any]], text: str, duration_s: float) -> None:
+    assert [word["word"] for word in words] == text.split()
+    assert [text[word["first"] : word["last"] + 1] for word in words] == text.split()
+    times = [time for word in words for time in (word["start"], word["end"])]
+    assert times == sorted(times)
+    assert times[-1] <= duration_s + 0.05
+
+
+def test_words_begin_where_a_recogniser_hears_them(gateway: RunningGateway) -> None:
+    answer, samples = verbose(gateway)
+    check(answer["words"], TEXT, answer["duration"])
+    assert answer["spoken_share"] == 1.0
+    aligned = align(TEXT, samples)
+    assert aligned is not None
+    starts = [start / RATE for start, _ in aligned]
+    errors = [abs(word["start"] - start) for word, start in zip(answer["words"], starts, strict=True)][1:]
+    assert np.median(errors) <= FRAME_S
+
+
+def test_times_scale_with_the_speed(gateway: RunningGateway) -> None:
+    (normal, _), (fast, _) = (verbose(gateway, speed=speed) for speed in (1.0, 1.6))
+    check(fast["words"], TEXT, fast["duration"])
+    for one, other in zip(normal["words"], fast["words"], strict=True):
+        assert other["start"] == pytest.approx(one["start"] / 1.6, abs=2e-3)
+
+
+def test_events_of_the_openai_sdk_have_words(gateway: RunningGateway) -> None:
+    answer, samples = verbose(gateway)
+    extra = {"language": "english", "seed": 3, "timestamp_granularities": ["word"]}
+    with (
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        client.audio.speech.with_streaming_response.create(
+            model="tts-1", voice="serena", input=TEXT, response_format="pcm", stream_format="sse", extra_body=extra
+        ) as response,
+    ):
+        events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
+    received, told = 0, {}
+    for event in events:
+        for word in event.get("words", []):
+            assert word["start"] >= 0
+            told[word["index"]] = word
+        received += len(base64.b64decode(event.get("audio", "")))
+    assert received == 2 * len(samples)
+    assert list(told.values()) == answer["words"]
+
+
+def test_parts_of_the_gateway_have_words_of_the_whole_text(gateway: RunningGateway, server: TritonServer) -> None:
+    text = "Your order left the warehouse this morning, and it should be with you by Friday. " * 5
+    with Caller(server) as caller:
+        assert f"at most {MAX_TEXT_TOKENS} are allowed" in str(caller.speak(text).error)
+    answer, _ = verbose(gateway, text)
+    check(answer["words"], text, answer["duration"])
+    assert answer["spoken_share"] == pytest.approx(1.0)
