@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+from collections import deque
 from typing import Any
 
 from starlette.websockets import WebSocket
@@ -29,6 +30,7 @@ class Speaker:
         self._key = key
         self._queue: asyncio.Queue[Turn | None] = asyncio.Queue(MAX_TURNS)
         self._turns: list[Turn] = []  # not yet reported as done
+        self._done: deque[Turn] = deque(maxlen=MAX_TURNS)  # that a client may still play
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -40,6 +42,13 @@ class Speaker:
         if turn is not None:
             self._turns.append(turn)
         await self._queue.put(turn)
+
+    def turn(self, index: int | None) -> Turn | None:
+        """A recent turn; None: the last one whose audio has begun."""
+        if index is None:
+            begun = [turn for turn in (*self._done, *self._turns) if turn.is_begun]
+            return begun[-1] if begun else None
+        return next((turn for turn in (*self._done, *self._turns) if turn.index == index), None)
 
     def cancel(self) -> None:
         """Silences the current turn at once, and those that wait."""
@@ -62,6 +71,7 @@ class Speaker:
             self._task = None
             await self._report_done(turn)
             self._turns.remove(turn)
+            self._done.append(turn)
         await self._websocket.close()
 
     async def send_error(self, error: APIError, **fields: Any) -> None:
@@ -128,7 +138,6 @@ class Output:
         self._chunks = 0
         self._total_bytes = 0
         self._rate = 0  # Hz
-        self._is_started = False
 
     async def audio(self, encoded: bytes, rate: int) -> None:
         if self._turn.options.stream_audio:
@@ -161,7 +170,7 @@ class Output:
 
     async def cancel(self) -> None:
         """Ends audio that the client has cancelled, if any was announced."""
-        if self._is_started:
+        if self._turn.is_begun:
             await self._send("audio.done", total_bytes=self._total_bytes, error=False, cancelled=True)
 
     async def _send_audio(self, encoded: bytes, rate: int) -> None:
@@ -177,8 +186,8 @@ class Output:
         self._chunks += 1
 
     async def _start(self, **fields: Any) -> None:
-        if not self._is_started:
-            self._is_started = True
+        if not self._turn.is_begun:
+            self._turn.is_begun = True
             text = "".join(self._turn.text.pieces)
             await self._send("audio.start", sentence_text=text, format=self._turn.options.response_format, **fields)
 

@@ -13,11 +13,12 @@ from qwen3_tts_gateway.errors import APIError, refusal
 from qwen3_tts_gateway.log import exchange_of
 from qwen3_tts_gateway.schema import SessionOptions, parse
 from qwen3_tts_gateway.services import Services
-from qwen3_tts_gateway.speaker import Speaker
+from qwen3_tts_gateway.speaker import MAX_TURNS, Speaker
 from qwen3_tts_gateway.tensors import check_length, is_unicode
 from qwen3_tts_gateway.turn import Turn
 
 POLICY_VIOLATION = 1008
+MAX_PLAYED_MS = 1e9
 # The client left: noticed by receiving, by sending, or by sending again.
 GONE = (WebSocketDisconnect, WebSocketDisconnected)
 
@@ -42,6 +43,10 @@ def _subprotocol(websocket: WebSocket) -> str | None:
     """A browser closes a connection that selects none of the offered ones; the key must not come back."""
     offered: list[str] = websocket.scope.get("subprotocols", [])
     return next((name for name in offered if not name.startswith(KEY_PROTOCOL)), None)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Session:
@@ -143,6 +148,22 @@ class Session:
         self._turn = None
 
     async def _cancel(self, message: dict[str, Any]) -> None:
+        played_ms = message.get("played_ms")
+        if played_ms is None:
+            self._silence()
+            return
+        if not _is_number(played_ms) or not 0 <= played_ms <= MAX_PLAYED_MS:
+            raise APIError(400, f"played_ms: {str(played_ms)[:64]!r}: a number of milliseconds, from 0 on", "played_ms")
+        index = message.get("utterance_index")
+        turn = self._speaker.turn(index) if index is None or _is_number(index) else None
+        if turn is None:
+            reason = f"utterance_index: {str(index)[:64]}: none of the last {MAX_TURNS} utterances"
+            raise APIError(400, reason, "utterance_index")
+        heard = turn.heard(played_ms)
+        self._silence()
+        await self._websocket.send_json({"type": "audio.heard", "utterance_index": turn.index, **heard})
+
+    def _silence(self) -> None:
         self._speaker.cancel()
         self._turn = None
 

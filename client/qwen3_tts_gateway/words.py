@@ -32,6 +32,21 @@ class WordTimeline:
             changed[event["index"]] = dict(word)
         return tuple(changed.values())
 
+    def heard_characters(self, played_s: float) -> int | None:
+        """Characters of the text up to the last word that began within `played_s`; None where that is not known."""
+        characters = 0
+        is_known = True
+        earliest_s = 0.0  # at which the next word can begin
+        for word in self.words:
+            start_s = word["start"]
+            if played_s <= (earliest_s if start_s is None else start_s):
+                break
+            is_known = start_s is not None
+            if is_known:
+                characters = word["last"] + 1
+            earliest_s = word.get("end") or start_s or earliest_s
+        return characters if is_known else None
+
     def _seconds(self, samples: int | None) -> float | None:
         return None if samples is None else round(samples * self._seconds_per_sample, _DIGITS)
 

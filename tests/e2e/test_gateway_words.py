@@ -13,6 +13,7 @@ import openai
 import pytest
 import torch
 from rich.progress import Progress
+from websockets.sync.client import connect
 
 from export.alignment import choose_heads
 from export.code2wav import export
@@ -22,7 +23,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.benchmarks.demo_voice import CHECKPOINT
 from scripts.benchmarks.word_times import align
 from scripts.server.tritonserver import TritonServer
-from tests.e2e.serving import Caller, repository_with, serve
+from tests.e2e.serving import Caller, eventually, repository_with, serve
 from tests.fakes.gateway import RunningGateway
 
 TEXT = "Your parcel was delivered this morning, and left with your neighbour at number twelve."
@@ -115,3 +116,26 @@ def test_parts_of_the_gateway_have_words_of_the_whole_text(gateway: RunningGatew
     answer, _ = verbose(gateway, text)
     check(answer["words"], text, answer["duration"])
     assert answer["spoken_share"] == pytest.approx(1.0)
+
+
+def test_a_barge_in_frees_the_stream_and_says_what_was_heard(gateway: RunningGateway, server: TritonServer) -> None:
+    config = {"type": "session.config", "response_format": "pcm", "stream_audio": True, **FIELDS}
+    config["timestamp_granularities"] = ["word"]
+    with connect(f"ws://{gateway.address}/v1/audio/speech/stream") as socket:
+        for message in (config, {"type": "input.text", "text": TEXT + " " + TEXT}, {"type": "input.done"}):
+            socket.send(json.dumps(message))
+        words: dict[int, dict[str, Any]] = {}
+        while len(words) < 6:
+            received = socket.recv(timeout=60)
+            if isinstance(received, str):
+                words |= {word["index"]: word for word in json.loads(received).get("words", [])}
+        played_ms = 1000 * (words[3]["start"] + FRAME_S / 2)
+        socket.send(json.dumps({"type": "input.cancel", "played_ms": played_ms}))
+        while not isinstance(received := socket.recv(timeout=60), str) or '"audio.heard"' not in received:
+            pass
+        heard = json.loads(received)
+    assert heard["heard_text"] == TEXT[: words[3]["last"] + 1] == "Your parcel was delivered"
+    assert heard["heard_characters"] == len(heard["heard_text"])
+    eventually(lambda: gateway.services.backend.streams == 0, 5)
+    with Caller(server) as caller:
+        assert caller.speak("Hello.", max_frames=2).error is None

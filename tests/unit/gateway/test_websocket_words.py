@@ -10,6 +10,7 @@ from websockets.sync.client import ClientConnection
 
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.word_server import WORD_SAMPLES, WordServer
+from tests.unit.gateway.conftest import wait_for
 from tests.unit.gateway.test_websocket import configure, kinds, open_socket, say, send, until_done
 from tests.unit.gateway.test_words import GRANULARITIES, TEXT, check, latest
 
@@ -103,3 +104,79 @@ def test_a_checkpoint_without_heads_ends_the_utterance_with_an_error(
     say(socket, TEXT)
     messages, _ = until_done(socket)
     assert (kinds(messages)[0], messages[0]["param"]) == ("error", "timestamp_granularities")
+
+
+def test_barge_in_is_answered_with_the_text_that_was_heard(socket: ClientConnection, words: WordServer) -> None:
+    words.servicer.hangs_after = 4
+    say(socket, TEXT)
+    for _ in range(4):
+        received(socket, "audio.words")
+    send(socket, "input.cancel", played_ms=2.5 * WORD_MS)
+    heard = received(socket, "audio.heard")
+    assert heard == {
+        "type": "audio.heard",
+        "utterance_index": 0,
+        "played_ms": 2.5 * WORD_MS,
+        "heard_characters": TEXT.index(",  it") + 1,
+        "heard_text": "  “Well,” said Anna,",
+    }
+    messages, _ = until_done(socket)
+    assert kinds(messages) == ["audio.done", "session.done"]
+    assert all(message["cancelled"] for message in messages)
+    wait_for(lambda: words.servicer.cancelled == 1 and words.servicer.running == 0)
+
+
+def test_barge_in_counts_the_time_at_its_speed(socket: ClientConnection) -> None:
+    configure(socket, speed=2.0, **GRANULARITIES)
+    say(socket, "One two three.")
+    until_done(socket)
+    send(socket, "input.cancel", played_ms=0.75 * WORD_MS)
+    assert received(socket, "audio.heard")["heard_text"] == "One two"
+
+
+def test_an_utterance_that_was_sent_may_still_be_playing(socket: ClientConnection) -> None:
+    for text in ("One two.", "Three four."):
+        say(socket, text)
+        until_done(socket)
+    send(socket, "input.cancel", played_ms=0.5 * WORD_MS)
+    assert received(socket, "audio.heard")["heard_text"] == "Three"
+    send(socket, "input.cancel", played_ms=9e3, utterance_index=0)
+    assert received(socket, "audio.heard")["heard_text"] == "One two."
+
+
+def test_what_was_heard_is_null_where_it_is_not_known(socket: ClientConnection, words: WordServer) -> None:
+    words.servicer.unknown = {"two"}
+    say(socket, "One two three.")
+    until_done(socket)
+    for played, heard in ((0.5, "One"), (1.5, None), (2.5, "One two three.")):
+        send(socket, "input.cancel", played_ms=played * WORD_MS)
+        assert received(socket, "audio.heard")["heard_text"] == heard
+    configure(socket)
+    say(socket, "One two three.")
+    until_done(socket)
+    send(socket, "input.cancel", played_ms=WORD_MS)
+    answer = received(socket, "audio.heard")
+    assert (answer["heard_characters"], answer["heard_text"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"played_ms": -1}, "played_ms"),
+        ({"played_ms": "12"}, "played_ms"),
+        ({"played_ms": True}, "played_ms"),
+        ({"played_ms": 10**400}, "played_ms"),
+        ({"played_ms": 1, "utterance_index": 7}, "utterance_index"),
+        ({"played_ms": 1, "utterance_index": False}, "utterance_index"),
+    ],
+)
+def test_a_wrong_barge_in_is_an_error(socket: ClientConnection, fields: dict[str, Any], param: str) -> None:
+    say(socket, "One.")
+    until_done(socket)
+    send(socket, "input.cancel", **fields)
+    assert received(socket, "error")["param"] == param
+
+
+def test_barge_in_before_any_speech_is_an_error(socket: ClientConnection) -> None:
+    send(socket, "input.cancel", played_ms=1)
+    assert received(socket, "error")["param"] == "utterance_index"

@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
+from qwen3_tts_gateway.words import WordTimeline
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.stub_server import text_of
 from tests.fakes.word_server import SPOKEN_SAMPLES, WORD_SAMPLES, WordServer
@@ -193,3 +194,32 @@ def test_a_disconnect_cancels_a_response_that_waits_for_its_end(words: WordServe
         with post(gateway, {"input": TEXT, "response_format": "verbose_json"}):
             wait_for(lambda: words.servicer.running > 0 and len(words.servicer.received) > 2)
         wait_for(lambda: words.servicer.cancelled > 0)
+
+
+def timeline(*starts: float | None) -> WordTimeline:
+    words = WordTimeline(None)
+    for index, start in enumerate(starts):
+        samples = None if start is None else round(start * 24_000)
+        words.add([{"index": index, "word": "abc", "first": 4 * index, "last": 4 * index + 2, "start": samples}])
+    return words
+
+
+@pytest.mark.parametrize(
+    ("starts", "played_s", "characters"),
+    [
+        ((), 1.0, 0),
+        ((0.0, 0.5, 1.0), 0.0, 0),
+        ((0.0, 0.5, 1.0), 0.01, 3),
+        ((0.0, 0.5, 1.0), 0.5, 3),
+        ((0.0, 0.5, 1.0), 0.75, 7),
+        ((0.0, 0.5, 1.0), 9.0, 11),
+        ((0.0, None, 1.0), 0.75, None),
+        ((0.0, None, 1.0), 1.5, 11),
+        ((0.0, 0.5, None), 0.3, 3),
+        ((0.0, 0.5, None), 0.6, None),
+        ((None,), 0.1, None),
+        ((None,), 0.0, 0),
+    ],
+)
+def test_the_text_that_was_heard(starts: tuple[float | None, ...], played_s: float, characters: int | None) -> None:
+    assert timeline(*starts).heard_characters(played_s) == characters
