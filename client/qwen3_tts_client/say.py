@@ -17,13 +17,14 @@ from tritonclient.grpc import service_pb2
 from qwen3_tts_client import options
 from qwen3_tts_client.analysis import metrics
 from qwen3_tts_client.analysis.playback import MS, NS
-from qwen3_tts_client.errors import ClientError, ExitCode, SpeechError
+from qwen3_tts_client.errors import ClientError, ExitCode, SpeechError, reported
 from qwen3_tts_client.pieces import Sequence
 from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest, encode, merged
 from qwen3_tts_client.records.timeline import Timeline, TimelineRecorder
 from qwen3_tts_client.server import Server
 from qwen3_tts_client.sink import FadingSink, check_output, open_sink
 from qwen3_tts_client.stream import Responses
+from qwen3_tts_client.subtitles import check_subtitles, subtitles
 from qwen3_tts_client.sync_stream import speak
 
 Word = dict[str, Any]
@@ -37,6 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     target.add_argument("--output", default="speech.wav", metavar="FILE.wav", help="- for raw 16-bit PCM on stdout")
     target.add_argument("--play", action="store_true", help="play on the sound device instead")
     parser.add_argument("--word-times", metavar="FILE.jsonl", help="writes when each word begins and ends")
+    parser.add_argument("--subtitles", metavar="FILE.srt|FILE.vtt", help="writes subtitles as SubRip or WebVTT")
     options.add_playback_options(parser)
     options.add_server_options(parser)
     options.add_request_options(parser)
@@ -44,17 +46,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitCode:
     check_output(args.output)
+    if args.subtitles:
+        check_subtitles(args.subtitles)
     request = options.speech_request(args, _text(args))
     words: list[Word] = []
-    if args.word_times:
+    text: list[str] = []
+    if args.word_times or args.subtitles:
         request = replace(request, word_times=True)
     with Server(args.url or "localhost:8001", args.model_name) as server:
         server.check_ready()
-        timeline = _speak(server, args, _messages(request, args.model_name), words)
+        timeline = _speak(server, args, _messages(request, args.model_name, text), words)
     if timeline.samples:
         print(_figures(timeline, args.prebuffer_ms), file=sys.stderr)
     if args.word_times:
-        _write_words(args.word_times, words)
+        _write(args.word_times, "".join(f"{json.dumps(word, ensure_ascii=False)}\n" for word in merged(words)))
+    if args.subtitles:
+        _write(args.subtitles, subtitles(args.subtitles, merged(words), "".join(text), sum(timeline.samples)))
     if timeline.error:
         raise ClientError(timeline.error, _EXIT_CODES.get(timeline.outcome, ExitCode.REQUEST))
     return ExitCode.OK
@@ -70,9 +77,11 @@ def _text(args: argparse.Namespace) -> str:
     return text
 
 
-def _messages(request: SpeechRequest, model_name: str) -> Iterable[service_pb2.ModelInferRequest]:
+def _messages(request: SpeechRequest, model_name: str, text: list[str]) -> Iterable[service_pb2.ModelInferRequest]:
+    """Adds the text to `text` as it is sent."""
     if request.text == "-":
-        return streamed(request, model_name, read_pieces(sys.stdin.fileno()))
+        return streamed(request, model_name, _kept(read_pieces(sys.stdin.fileno()), text))
+    text.append(request.text)
     return [encode(request, model_name)]
 
 
@@ -81,6 +90,12 @@ def streamed(request: SpeechRequest, model_name: str, pieces: Iterable[str]) -> 
     sequence = Sequence(request, model_name)
     yield from map(sequence.add, pieces)
     yield sequence.end()
+
+
+def _kept(pieces: Iterable[str], text: list[str]) -> Iterator[str]:
+    for piece in pieces:
+        text.append(piece)
+        yield piece
 
 
 def read_pieces(file: int) -> Iterator[str]:
@@ -127,12 +142,9 @@ def _speak(
     return recorder.stop()
 
 
-def _write_words(path: str, words: Iterable[Word]) -> None:
-    content = "".join(f"{json.dumps(word, ensure_ascii=False)}\n" for word in merged(words))
-    try:
+def _write(path: str, content: str) -> None:
+    with reported(path):
         Path(path).write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise ClientError(f"{path}: {error.strerror}") from None
 
 
 def _mark_first_sent(

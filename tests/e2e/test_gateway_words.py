@@ -5,6 +5,7 @@ import io
 import json
 import wave
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from websockets.sync.client import connect
 from export.alignment import choose_heads
 from export.code2wav import export
 from export.forms.onnx_form import ONNX
+from qwen3_tts_client.__main__ import main
 from qwen3_tts_client.protocol import MODEL_NAME
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.benchmarks.demo_voice import CHECKPOINT
@@ -25,6 +27,7 @@ from scripts.benchmarks.word_times import align
 from scripts.server.tritonserver import TritonServer
 from tests.e2e.serving import Caller, eventually, repository_with, serve
 from tests.fakes.gateway import RunningGateway
+from tests.unit.client.test_subtitles import parsed
 
 TEXT = "Your parcel was delivered this morning, and left with your neighbour at number twelve."
 FIELDS: dict[str, Any] = {"voice": "serena", "language": "english", "seed": 3}
@@ -139,3 +142,14 @@ def test_a_barge_in_frees_the_stream_and_says_what_was_heard(gateway: RunningGat
     eventually(lambda: gateway.services.backend.streams == 0, 5)
     with Caller(server) as caller:
         assert caller.speak("Hello.", max_frames=2).error is None
+
+
+def test_say_writes_subtitles(server: TritonServer, tmp_path: Path) -> None:
+    path, speech = tmp_path / "speech.vtt", tmp_path / "speech.wav"
+    arguments = ["--speaker", "serena", "--language", "english", "--seed", "3", "--output", str(speech)]
+    url = f"localhost:{server.ports.grpc}"
+    assert main(["say", "--url", url, TEXT, "--subtitles", str(path), *arguments]) == 0
+    cues = parsed(path.read_text(), ".vtt")
+    assert " ".join(line for *_, lines in cues for line in lines) == TEXT
+    with wave.open(str(speech)) as file:
+        assert cues[-1][1] <= 1000 * file.getnframes() / RATE
