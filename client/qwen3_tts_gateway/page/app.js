@@ -2,12 +2,14 @@ import { call, getJson, saveKey, Session, speech } from "./api.js";
 import { canStream, Player, RATE, WholePlayer } from "./player.js";
 import { Recorder, wav } from "./recording.js";
 import { Waveform } from "./waveform.js";
+import { SpokenText } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
 const FIGURES = ["first-audio", "first-sound", "length", "underruns"];
 // Scripts that put no spaces between words: each character is complete.
 const COMPLETE = /^.*[\s\p{P}\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]/su;
 const waveform = new Waveform($("waveform"));
+const spoken = new SpokenText($("spoken"));
 let player;
 let running; // the AbortController of the text that is spoken
 let session; // in which text is typed
@@ -61,11 +63,12 @@ const guarded = (action) => async (event) => {
 const seconds = (samples) => `${(samples / RATE).toFixed(1)} s`;
 const sinceStart = (delayMs = 0) => `${Math.round(performance.now() - startedMs + delayMs)} ms`;
 
-function begin() {
+function begin(text) {
   startedMs = performance.now();
   chunks = [];
   isHeard = true;
   waveform.clear();
+  spoken.begin(text);
   FIGURES.forEach((id) => ($(id).textContent = "–"));
   $("status").textContent = canStream ? "Waiting for the first audio" : "Waiting for all of the speech";
   $("stop").disabled = false;
@@ -92,11 +95,13 @@ function report({ type, played, underruns, stalled }) {
   $("underruns").textContent = session ? "–" : underruns ? `${underruns} (${seconds(stalled)})` : "0";
   waveform.played = played;
   waveform.draw();
+  spoken.hear(played / RATE - player.latencyMs / 1000);
   if (type === "ended") rest(played ? `Heard ${seconds(played)}` : "");
 }
 
 function rest(status) {
   isHeard = false;
+  spoken.hear(-1);
   $("status").textContent = status;
   $("stop").disabled = !session;
 }
@@ -122,10 +127,13 @@ function fields() {
 async function speak() {
   stop();
   const { signal } = (running = new AbortController());
-  begin();
+  const input = $("text").value;
+  begin(input);
   try {
-    for await (const samples of speech({ ...fields(), input: $("text").value }, signal)) {
-      if (!signal.aborted) hear(samples);
+    for await (const { samples, words } of speech({ ...fields(), input }, signal)) {
+      if (signal.aborted) continue;
+      if (words) spoken.add(words);
+      else hear(samples);
     }
   } catch (error) {
     if (!signal.aborted) throw error;
@@ -148,7 +156,8 @@ function openSession() {
     if (isCutOff) done();
     $("stop").disabled = !isHeard;
   };
-  return new Session({ audio: hear, cut, done, error: show, closed });
+  const words = (told) => spoken.add(told);
+  return new Session({ audio: hear, words, cut, done, error: show, closed });
 }
 
 function send(text) {
@@ -156,10 +165,11 @@ function send(text) {
   $("said").scrollTop = $("said").scrollHeight;
   session ??= openSession();
   if (!isOpen) {
-    begin();
+    begin("");
     session.begin(fields());
   }
   isOpen = true;
+  spoken.extend(text);
   session.add(text);
 }
 

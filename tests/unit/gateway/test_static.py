@@ -12,7 +12,7 @@ from tests.fakes.gateway import RunningGateway
 from tests.fakes.stub_server import StubServer
 
 FILES = sorted(FOLDER.iterdir())
-MAX_LINES = 900
+MAX_LINES = 1000
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 NAMESPACE = "http://www.w3.org/2000/svg"
 
