@@ -1,26 +1,23 @@
 """WS /v1/audio/speech/stream: vllm-omni's protocol. Text comes in while audio goes out."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
+from starlette.websockets import WebSocket
 
 from qwen3_tts_gateway.access import KEY_PROTOCOL, Key
 from qwen3_tts_gateway.errors import APIError, refusal
 from qwen3_tts_gateway.log import exchange_of
 from qwen3_tts_gateway.schema import SessionOptions, parse
 from qwen3_tts_gateway.services import Services
+from qwen3_tts_gateway.sockets import GONE, POLICY_VIOLATION, idle_error, parse_json, receive
 from qwen3_tts_gateway.speaker import MAX_TURNS, Speaker
 from qwen3_tts_gateway.tensors import check_length, is_unicode
 from qwen3_tts_gateway.turn import Turn
 
-POLICY_VIOLATION = 1008
 MAX_PLAYED_MS = 1e9
-# The client left: noticed by receiving, by sending, or by sending again.
-GONE = (WebSocketDisconnect, WebSocketDisconnected)
 
 
 class SpeechSocket:
@@ -87,7 +84,7 @@ class Session:
             if self._is_closing:
                 continue
             try:
-                await self._handle(message.get("text") or "")
+                await self._handle(parse_json(message))
             except APIError as error:
                 await self._speaker.send_error(error)
                 if self._options is None:
@@ -97,25 +94,15 @@ class Session:
     async def _next_message(self) -> Message | None:
         """None once the client has been idle for too long. Raises WebSocketDisconnect."""
         idle_s = self._services.settings.idle_seconds
-        while True:
-            try:
-                message = await asyncio.wait_for(self._websocket.receive(), idle_s)
-            except TimeoutError:
-                if self._speaker.is_idle:
-                    await self._speaker.send_error(APIError(408, f"no message for {idle_s:g} s", code="idle"))
-                    await self._websocket.close(POLICY_VIOLATION)
-                    return None
-                continue
-            if message["type"] == "websocket.disconnect":
-                raise WebSocketDisconnect(message.get("code", 1005))
-            return message
-
-    async def _handle(self, text: str) -> None:
-        """Raises APIError."""
         try:
-            message = json.loads(text)
-        except (ValueError, RecursionError):
-            raise APIError(400, "the message is not JSON", code="invalid_json") from None
+            return await receive(self._websocket, idle_s, lambda: self._speaker.is_idle)
+        except TimeoutError:
+            await self._speaker.send_error(idle_error(idle_s))
+            await self._websocket.close(POLICY_VIOLATION)
+            return None
+
+    async def _handle(self, message: Any) -> None:
+        """Raises APIError."""
         kind = message.get("type") if isinstance(message, dict) else None
         handler = self._handlers.get(kind) if isinstance(kind, str) else None
         if handler is None:
