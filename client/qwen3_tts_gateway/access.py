@@ -25,6 +25,7 @@ from qwen3_tts_gateway.errors import APIError
 KEYS_VARIABLE = "QWEN3_TTS_GATEWAY_KEYS"
 # Browsers cannot set headers of a WebSocket; OpenAI's realtime clients send the key as a subprotocol.
 KEY_PROTOCOL = "openai-insecure-api-key."
+KEY_HEADER = "x-api-key"  # Cartesia's clients send it
 ANONYMOUS = "anonymous"
 _LINE = re.compile(r"(?P<name>[\w.-]{1,64}) (?P<sha256>[0-9a-f]{64})(?P<limits>( (streams|characters)=[1-9]\d{0,8})*)")
 _KEY_BYTES = 32
@@ -137,4 +138,4 @@ def _credential(headers: Headers) -> str:
     for protocol in headers.get("sec-websocket-protocol", "").split(","):
         if protocol.strip().startswith(KEY_PROTOCOL):
             return protocol.strip().removeprefix(KEY_PROTOCOL)
-    return ""
+    return headers.get(KEY_HEADER, "").strip()

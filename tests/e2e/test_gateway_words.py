@@ -1,13 +1,16 @@
 """Word times through the gateway, in front of a real tritonserver with the demo voice."""
 
+import asyncio
 import base64
 import io
 import json
+import re
 import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import numpy as np
 import openai
@@ -142,6 +145,67 @@ def test_a_barge_in_frees_the_stream_and_says_what_was_heard(gateway: RunningGat
     eventually(lambda: gateway.services.backend.streams == 0, 5)
     with Caller(server) as caller:
         assert caller.speak("Hello.", max_frames=2).error is None
+
+
+def test_pipecat_receives_word_times(gateway: RunningGateway) -> None:
+    """CartesiaTTSService as it is on PyPI."""
+    from pipecat.frames.frames import (
+        LLMFullResponseEndFrame,
+        LLMFullResponseStartFrame,
+        LLMTextFrame,
+        TTSAudioRawFrame,
+        TTSTextFrame,
+    )
+    from pipecat.services.cartesia.tts import CartesiaTTSService
+    from pipecat.tests.utils import run_test
+
+    sentences = f"{TEXT} Thanks for calling."
+
+    async def run() -> list[Any]:
+        settings = CartesiaTTSService.Settings(voice="serena", model="sonic-3")
+        url = f"ws://{gateway.address}/tts/websocket"
+        service = CartesiaTTSService(api_key="none", url=url, settings=settings, sample_rate=RATE)
+        pieces = [LLMTextFrame(piece) for piece in re.findall(r"\s*\S+", sentences)]
+        reply = [LLMFullResponseStartFrame(), *pieces, LLMFullResponseEndFrame()]
+        down, up = await run_test(service, frames_to_send=reply)
+        assert not [frame for frame in up if "error" in type(frame).__name__.lower()]
+        return list(down)
+
+    frames = asyncio.run(run())
+    heard = [frame for frame in frames if isinstance(frame, TTSTextFrame)]
+    assert " ".join(frame.text for frame in heard) == sentences
+    duration_s = sum(len(frame.audio) for frame in frames if isinstance(frame, TTSAudioRawFrame)) / 2 / RATE
+    starts_ns = [frame.pts or 0 for frame in heard]
+    starts_s = [(start - starts_ns[0]) / 1e9 for start in starts_ns]
+    assert starts_s == sorted(starts_s)
+    assert 0.5 * duration_s < starts_s[-1] < duration_s
+    assert len(set(starts_s)) == len(starts_s)
+
+
+def test_livekit_receives_word_times(gateway: RunningGateway) -> None:
+    """livekit-plugins-cartesia as it is on PyPI."""
+    from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
+    from livekit.plugins import cartesia
+
+    async def run() -> tuple[list[Any], float]:
+        async with aiohttp.ClientSession() as session:
+            service = cartesia.TTS(api_key="none", voice="serena", base_url=gateway.url, http_session=session)
+            words, duration_s = [], 0.0
+            async with service.stream() as stream:
+                stream.push_text(TEXT)
+                stream.end_input()
+                async for event in stream:
+                    duration_s += event.frame.duration
+                    words += event.frame.userdata.get(USERDATA_TIMED_TRANSCRIPT, [])
+            await service.aclose()
+            return words, duration_s
+
+    words, duration_s = asyncio.run(run())
+    assert "".join(words).strip() == TEXT
+    assert [word.strip() for word in words] == TEXT.split()
+    times = [time for word in words for time in (word.start_time, word.end_time)]
+    assert times == sorted(times)
+    assert 0.5 * duration_s < times[-1] <= duration_s + FRAME_S
 
 
 def test_say_writes_subtitles(server: TritonServer, tmp_path: Path) -> None:
