@@ -12,6 +12,7 @@ from starlette.routing import Route, WebSocketRoute
 
 from qwen3_tts_gateway import openapi
 from qwen3_tts_gateway.batch import BatchEndpoint
+from qwen3_tts_gateway.cartesia.endpoint import CartesiaEndpoint
 from qwen3_tts_gateway.cartesia.socket import CartesiaSocket
 from qwen3_tts_gateway.errors import APIError
 from qwen3_tts_gateway.handlers import crash_response, error_response, http_error_response
@@ -35,6 +36,7 @@ def make_app(services: Services) -> Starlette:
             Route("/v1/audio/speech/batch", BatchEndpoint(services), methods=["POST"]),
             WebSocketRoute("/v1/audio/speech/stream", SpeechSocket(services)),
             WebSocketRoute("/tts/websocket", CartesiaSocket(services)),
+            Route("/tts/bytes", CartesiaEndpoint(services), methods=["POST"]),
             Route("/v1/audio/voices", voices.list_all),
             Route("/v1/voices", voices.list_objects),
             Route("/v1/audio/voices", voices.create, methods=["POST"]),

@@ -10,6 +10,7 @@ from starlette.routing import Route
 from qwen3_tts_client import __version__
 from qwen3_tts_gateway.audio.formats import FORMATS
 from qwen3_tts_gateway.body import EventWire
+from qwen3_tts_gateway.cartesia.schema import Generation
 from qwen3_tts_gateway.schema import BatchBody, SpeechBody
 from qwen3_tts_gateway.static import Page
 
@@ -17,8 +18,8 @@ Object = dict[str, Any]
 _REF = "#/components/schemas/"
 _TEXT = {"type": "string"}
 _MODEL = {"name": "model", "in": "query", "schema": _TEXT}
-_AUDIO: Object = {audio.media_type: {} for audio in FORMATS.values()} | {EventWire.media_type: {}}
-_JSON = {"application/json": {"schema": {"type": "object"}}}
+_JSON: Object = {"application/json": {"schema": {"type": "object"}}}
+_AUDIO: Object = {audio.media_type: {} for audio in FORMATS.values()} | {EventWire.media_type: {}} | _JSON
 _VOICE_FORM = {
     "type": "object",
     "properties": dict.fromkeys(("name", "consent", "ref_text", "model"), _TEXT)
@@ -36,7 +37,8 @@ _ERROR = {
 def document() -> Object:
     """Paths of HTTP; the WebSocket is not among them, as OpenAPI has none."""
     _, schemas = models_json_schema(
-        [(SpeechBody, "validation"), (BatchBody, "validation")], ref_template=_REF + "{model}"
+        [(SpeechBody, "validation"), (BatchBody, "validation"), (Generation, "validation")],
+        ref_template=_REF + "{model}",
     )
     return {
         "openapi": "3.1.0",
@@ -58,6 +60,7 @@ def _paths() -> Object:
     return {
         "/v1/audio/speech": {"post": _operation("Speak a text", _json_of("SpeechBody"), _AUDIO)},
         "/v1/audio/speech/batch": {"post": _operation("Speak several texts", _json_of("BatchBody"))},
+        "/tts/bytes": {"post": _operation("Speak a text for clients of Cartesia", _json_of("Generation"), _AUDIO)},
         "/v1/audio/voices": voices,
         "/v1/audio/voices/{voice}": {"delete": _operation("Delete a registered voice", path=["voice"], query=[_MODEL])},
         "/v1/voices": {"get": _operation("List the voices as objects", query=[_MODEL])},

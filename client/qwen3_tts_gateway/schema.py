@@ -1,6 +1,6 @@
 """Body of POST /v1/audio/speech: OpenAI's fields and those of vllm-omni."""
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     AliasChoices,
@@ -132,6 +132,8 @@ class SessionOptions(SpeechOptions):
 
 
 class SpeechBody(SpeechOptions):
+    text_field: ClassVar[str] = "input"  # in errors
+
     input: str = Field(min_length=1)
     response_format: FormatName | Literal["verbose_json"] = "mp3"  # type: ignore[assignment]
     stream: bool = False

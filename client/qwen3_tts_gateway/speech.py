@@ -37,7 +37,7 @@ class SpeechEndpoint:
         request = Request(scope, receive)
         key = services.access.authenticate(request.headers)
         exchange.key = key.name
-        body = parse(SpeechBody, await read_json(request, services.settings))
+        body = self._body(await read_json(request, services.settings))
         model = await self._note(exchange, body)
         with services.access.stream(key):
             await services.access.spend_characters(key, len(body.input))
@@ -45,12 +45,17 @@ class SpeechEndpoint:
         if gone:
             exchange.outcome = "cancelled"
 
+    def _body(self, content: Any) -> SpeechBody:
+        """Raises APIError."""
+        body: SpeechBody = parse(SpeechBody, content)
+        return body
+
     async def _note(self, exchange: Exchange, body: SpeechBody) -> str:
         """Records the request and returns its model. Raises APIError."""
         exchange.format, exchange.characters = body.response_format, len(body.input)
         if self._services.settings.log_text:
             exchange.text, exchange.voice = body.input, body.voice
-        check_length(len(body.input), self._services.settings.max_input_characters)
+        check_length(len(body.input), self._services.settings.max_input_characters, body.text_field)
         body.check_words()
         exchange.model = await self._services.models.resolve(body.model)
         return exchange.model

@@ -187,7 +187,7 @@ def test_livekit_receives_word_times(gateway: RunningGateway) -> None:
     from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
     from livekit.plugins import cartesia
 
-    async def run() -> tuple[list[Any], float]:
+    async def run() -> tuple[list[Any], float, float]:
         async with aiohttp.ClientSession() as session:
             service = cartesia.TTS(api_key="none", voice="serena", base_url=gateway.url, http_session=session)
             words, duration_s = [], 0.0
@@ -197,10 +197,13 @@ def test_livekit_receives_word_times(gateway: RunningGateway) -> None:
                 async for event in stream:
                     duration_s += event.frame.duration
                     words += event.frame.userdata.get(USERDATA_TIMED_TRANSCRIPT, [])
+            async with service.synthesize(TEXT) as whole:
+                whole_s = sum([event.frame.duration async for event in whole])
             await service.aclose()
-            return words, duration_s
+            return words, duration_s, whole_s
 
-    words, duration_s = asyncio.run(run())
+    words, duration_s, whole_s = asyncio.run(run())
+    assert whole_s == pytest.approx(duration_s, rel=0.3)
     assert "".join(words).strip() == TEXT
     assert [word.strip() for word in words] == TEXT.split()
     times = [time for word in words for time in (word.start_time, word.end_time)]

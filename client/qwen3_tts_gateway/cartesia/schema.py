@@ -1,11 +1,11 @@
 """Messages of Cartesia's clients."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qwen3_tts_gateway.errors import BODY_FIELDS, APIError
-from qwen3_tts_gateway.schema import FormatName, SpeechOptions, parse
+from qwen3_tts_gateway.schema import FormatName, SpeechBody, SpeechOptions, parse
 
 ENCODINGS: dict[str, FormatName] = {"pcm_s16le": "pcm", "pcm_mulaw": "mulaw", "pcm_alaw": "alaw"}
 # Cartesia's models, which stand for the default model.
@@ -53,8 +53,21 @@ class Generation(BaseModel):
 
     def options(self) -> SpeechOptions:
         """Raises APIError."""
+        options: SpeechOptions = parse(SpeechOptions, self._fields())
+        return options
+
+    def body(self) -> "CartesiaBody":
+        """The transcript as a whole text. Raises APIError."""
+        if not self.transcript:
+            raise APIError(400, "transcript: required, a text", "transcript", "invalid_value")
+        if self.add_timestamps:
+            raise APIError(400, "add_timestamps: requires /tts/websocket", "add_timestamps", "invalid_value")
+        body: CartesiaBody = parse(CartesiaBody, self._fields() | {"input": self.transcript})
+        return body
+
+    def _fields(self) -> dict[str, Any]:
         is_foreign = self.model_id is None or self.model_id.startswith(MODEL_PREFIX)
-        fields = {
+        return {
             "model": None if is_foreign else self.model_id,
             "voice": self.voice.id,
             "response_format": ENCODINGS[self.output_format.encoding],
@@ -63,8 +76,14 @@ class Generation(BaseModel):
             "speed": self.generation_config and self.generation_config.speed,
             "timestamp_granularities": ["word"] if self.add_timestamps else None,
         }
-        options: SpeechOptions = parse(SpeechOptions, fields)
-        return options
+
+
+class CartesiaBody(SpeechBody):
+    text_field: ClassVar[str] = "transcript"
+
+    @property
+    def tensor_fields(self) -> dict[str, str]:
+        return FIELDS
 
 
 def parse_generation(message: object) -> Generation:
