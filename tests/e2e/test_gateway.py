@@ -134,6 +134,13 @@ def test_events_of_the_openai_sdk(client: openai.OpenAI, expected: np.ndarray) -
         ({"extra_body": {"max_new_tokens": 1_000_000}}, openai.BadRequestError, "max_new_tokens"),
         ({"extra_body": {"ref_audio": "AAAA"}}, openai.BadRequestError, "ref_audio"),
         ({"model": "whisper-1"}, openai.NotFoundError, "model"),
+        (
+            {"stream_format": "sse", "extra_body": {"timestamp_granularities": ["word"]}},
+            openai.BadRequestError,
+            "timestamp_granularities",
+        ),
+        ({"extra_body": {"response_format": "verbose_json"}}, openai.BadRequestError, "response_format"),
+        ({"extra_body": {"word_timestamps": True}}, openai.BadRequestError, "word_timestamps"),
     ],
 )
 def test_an_error_names_the_field(

@@ -28,7 +28,9 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.benchmarks.demo_voice import CHECKPOINT
 from scripts.benchmarks.word_times import align
 from scripts.server.tritonserver import TritonServer
+from tests.e2e.browser import Browser
 from tests.e2e.serving import Caller, eventually, repository_with, serve
+from tests.e2e.test_page_words import FIRST_SOUND, LATE_SAMPLES, WATCH
 from tests.fakes.gateway import RunningGateway
 from tests.unit.client.test_subtitles import parsed
 
@@ -220,3 +222,23 @@ def test_say_writes_subtitles(server: TritonServer, tmp_path: Path) -> None:
     assert " ".join(line for *_, lines in cues for line in lines) == TEXT
     with wave.open(str(speech)) as file:
         assert cues[-1][1] <= 1000 * file.getnframes() / RATE
+
+
+@pytest.mark.long
+def test_the_page_marks_the_word_that_is_heard(gateway: RunningGateway) -> None:
+    answer, samples = verbose(gateway)
+    with Browser() as browser:
+        browser.open_tapped(gateway.url)
+        browser.run(WATCH)
+        browser.choose("voice", "serena")
+        browser.choose("language", "english")
+        browser.fill("seed", "3")
+        browser.fill("text", TEXT)
+        browser.click("speak")
+        browser.until(lambda: browser.text("status").startswith("Heard"), 60)
+        marks = [(word, heard) for word, heard in browser.run("return marks") if word]
+        first = browser.run(FIRST_SOUND) - int(np.flatnonzero(samples)[0])
+    assert [word for word, _ in marks] == TEXT.split()
+    late = [heard - first - RATE * word["start"] for (_, heard), word in zip(marks, answer["words"], strict=True)]
+    assert np.median(late) <= LATE_SAMPLES
+    assert min(late) >= -128
