@@ -57,6 +57,9 @@ class SpeechOptions(BaseModel):
     top_p: float | None = Field(None, allow_inf_nan=False)
     top_k: int | None = Field(None, ge=-1, lt=1 << 31)
     repetition_penalty: float | None = Field(None, allow_inf_nan=False)
+    text_policy: str | None = None
+    normalize_text: bool | None = None
+    lexicon: dict[str, str] | None = None
     timestamp_granularities: list[Literal["word"]] | None = None
     word_timestamps: bool = False
 

@@ -1,5 +1,6 @@
 """Converts the fields of a request to the tensors of the model."""
 
+import json
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
@@ -12,7 +13,10 @@ from qwen3_tts_gateway.errors import APIError, from_message
 from qwen3_tts_gateway.models import Models
 from qwen3_tts_gateway.schema import SpeechOptions
 
-_SAME_NAME = ("language", "ref_text", "seed", "temperature", "top_p", "top_k", "repetition_penalty")
+_SAME_NAME = (
+    "language", "ref_text", "seed", "temperature", "top_p", "top_k", "repetition_penalty", "text_policy",
+    "normalize_text",
+)  # fmt: skip
 
 
 class RequestBuilder:
@@ -28,6 +32,7 @@ class RequestBuilder:
             raise APIError(400, f"task_type: {options.task_type!r}: this checkpoint is for {mode}", "task_type")
         fields: dict[str, Any] = {name: getattr(options, name) for name in _SAME_NAME}
         fields |= {"instruct": options.instructions or None, "max_frames": options.max_new_tokens}
+        fields |= {"lexicon": json.dumps(options.lexicon) if options.lexicon else None}
         fields |= {"x_vector_only": options.x_vector_only_mode or None}
         fields |= {"word_times": True if options.words_field else None}
         fields |= await self._reference(options) if options.ref_audio else await self._voice(options.voice, model, mode)
