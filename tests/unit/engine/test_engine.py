@@ -410,3 +410,11 @@ def test_metrics_count_requests_frames_and_audio(harness: Harness) -> None:
     assert readings.counted["qwen3_tts_audio_seconds_total", ""] == pytest.approx(0.8)
     assert len(readings.observed["qwen3_tts_time_to_first_audio_seconds"]) == 1
     assert harness.engine.recorder.take().observed == {}
+
+
+@pytest.mark.parametrize("has_graphs", [False, True])
+def test_a_gauge_says_whether_the_talker_runs_compiled_kernels(has_graphs: bool) -> None:
+    parts = Harness()
+    parts.runner.has_graphs = has_graphs
+    engine = Engine(parts.engine.scheduler, parts.engine.state.chunker, parts.runner, parts.codec)
+    assert engine.recorder.take().gauges["qwen3_tts_kernels"] == has_graphs

@@ -1,13 +1,14 @@
-"""The talker begins a burst with all of it, and a lone stream at once."""
+"""The talker begins a burst with all of it, a lone stream at once, and a newcomer without delaying others."""
 
 import threading
 
 import numpy as np
 import pytest
 
+from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.core.batches import Frames
 from qwen3_tts_engine.scheduling import newcomers
-from tests.unit.engine.test_engine import WAIT, Harness
+from tests.unit.engine.test_engine import WAIT, Harness, eventually
 
 BURST = 4
 
@@ -54,3 +55,18 @@ def test_a_lone_stream_waits_no_longer_than_an_interval(
     assert listener.ended.wait(WAIT)
     assert counts[0] == 1
     harness.engine.close()
+
+
+def test_newcomers_share_the_ticks_of_a_listener_without_spare_audio(
+    launched: tuple[Harness, list[int], threading.Event],
+) -> None:
+    """By the second one it is known how long a first frame alone takes."""
+    harness, counts, _ = launched
+    harness.runner.tick_seconds = FRAME_SECONDS
+    harness.engine.start()
+    listener = harness.speak(frames=200)
+    eventually(lambda: len(listener.pcm) > 2)
+    for _ in range(2):
+        assert harness.speak(frames=2).ended.wait(WAIT)
+    harness.engine.close()
+    assert counts.count(2) == 4

@@ -249,6 +249,21 @@ def test_a_key_comes_as_header_or_subprotocol(stub: StubServer, tmp_path: Path) 
             open_socket(gateway)
 
 
+def test_streamed_characters_of_a_key_are_limited(stub: StubServer, tmp_path: Path) -> None:
+    key, line = new_key("anna")
+    (tmp_path / "keys").write_text(f"{line} characters=10")
+    with (
+        RunningGateway(stub.url, keys_file=tmp_path / "keys") as gateway,
+        open_socket(gateway, additional_headers={"Authorization": f"Bearer {key}"}) as socket,
+    ):
+        configure(socket)
+        for _ in range(2):
+            say(socket, "hello")
+            assert "error" not in kinds(until_done(socket)[0])
+        send(socket, "input.text", text="!")
+        assert json.loads(socket.recv(timeout=10))["code"] == "rate_limit_exceeded"
+
+
 def test_pages_of_other_sites_are_refused(gateway: RunningGateway) -> None:
     with pytest.raises(InvalidStatus, match="403"):
         open_socket(gateway, origin="https://evil.example")
