@@ -54,10 +54,10 @@ def _exit_code(outcomes: Counter[str]) -> ExitCode:
 
 def failures(run: Run, limit: int | None) -> Iterator[str]:
     """Counts of failed requests by reason, the most frequent first."""
-    reasons = Counter((record.timeline.outcome, record.timeline.error) for record in run.requests)
+    ended = (record.timeline for record in run.requests)
+    reasons = Counter((timeline.outcome, timeline.error) for timeline in ended if timeline.outcome != "ok")
     for (outcome, error), number in reasons.most_common(limit):
-        if outcome != "ok":
-            yield f"{number} x {outcome}: {error or 'cancelled by this client'}"
+        yield f"{number} x {outcome}: {error or 'cancelled by this client'}"
 
 
 def distortions(run: Run) -> Iterator[str]:

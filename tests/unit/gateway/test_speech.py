@@ -85,6 +85,17 @@ def test_fields_become_tensors(client: httpx.Client, stub: StubServer) -> None:
     assert {tensor.name for tensor in request.inputs} == {*values, "text", "seed", "max_frames"}
 
 
+def test_what_is_spoken_of_a_text_is_the_servers_part(client: httpx.Client, stub: StubServer) -> None:
+    fields: dict[str, Any] = {"text_policy": "plain", "normalize_text": True, "lexicon": {"Nguyễn": "win"}}
+    assert speak(client, input='**Hi** <break time="1s"/>', **fields).status_code == 200
+    request = stub.servicer.received[-1]
+    names = ("text", "text_policy", "lexicon")
+    expected = ('**Hi** <break time="1s"/>', "plain", json.dumps(fields["lexicon"]))
+    assert tuple(input_text(request, name) for name in names) == expected
+    assert "normalize_text" in {tensor.name for tensor in request.inputs}
+    assert speak(client, lexicon=["a"]).json()["error"]["param"] == "lexicon"
+
+
 @pytest.mark.parametrize(
     ("given", "language"), [("en", "english"), ("zh-CN", "chinese"), ("PT_br", "portuguese"), ("klingon", "klingon")]
 )
