@@ -85,13 +85,14 @@ def server_of(
     backends: Sequence[Path],
     more_settings: dict[str, str] | None = None,
     variables: dict[str, str] | None = None,
+    repository: Path = REPOSITORY,
 ) -> Iterator[TritonServer]:
-    """A ready server of this repository; `variables` are others of its environment than settings."""
+    """A ready server; `variables` are others of its environment than settings."""
     environment = environment_of(checkpoint, max_streams, **(more_settings or {})) | (variables or {})
     options = backend_options(ROOT / "build", backends)
     with ExitStack() as running:
         log = running.enter_context(log_file.open("wb"))
-        server = TritonServer(REPOSITORY, options=options, environment=environment, log=log, ready_timeout=600)
+        server = TritonServer(repository, options=options, environment=environment, log=log, ready_timeout=600)
         with console.status(f"Starting tritonserver (log: {log.name})"):
             running.enter_context(server)
         yield server

@@ -1,6 +1,6 @@
 """The share of the time in which the GPU runs graphs of the talker and of the codec, in a server under load."""
 
-import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from scripts.lab.gpu_trace.spans import VARIABLE
 
 # Models of the processes, as in the names of the files.
 PROCESSES = {"talker": "qwen3_tts", "codec": "code2wav"}
-HOOK = Path(__file__).parent / "gpu_trace" / "site"
+HOOK = "scripts.lab.gpu_trace.hook"
+# Their first modules.
+ENTRIES = ("qwen3_tts/1/engine_process.py", "code2wav/1/model.py")
 MEASUREMENT_MS, MAX_FRAMES = 4000, 71
 Spans = np.ndarray
 """int64 [n, 2]: starts and ends in ns, in order and apart."""
@@ -27,11 +29,20 @@ def measure(checkpoint: str, streams: Sequence[int], folder: Path) -> list[dict[
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", "python")
     bench = ["bench", "--concurrency", ",".join(map(str, streams)), "--artifact-dir", folder, "--workers", 8]
     bench += ["--measurement-interval", MEASUREMENT_MS, "--max-frames", MAX_FRAMES, "--speaker", "vivian"]
-    hook = {VARIABLE: str(trace), "PYTHONPATH": f"{HOOK}{os.pathsep}{ROOT}"}
-    with server_of(checkpoint, max(streams), folder / "server.log", [], variables=hook):
+    traced, variables = traced_copy(REPOSITORY, folder / "model_repository"), {VARIABLE: str(trace)}
+    with server_of(checkpoint, max(streams), folder / "server.log", [], variables=variables, repository=traced):
         run_bench(*bench)
     spans = {process: read(trace, model) for process, model in PROCESSES.items()}
     return [row(load, spans) for load in read_run(folder).loads]
+
+
+def traced_copy(repository: Path, copy: Path) -> Path:
+    """A copy whose processes trace their graphs."""
+    shutil.copytree(repository, copy)
+    for entry in ENTRIES:
+        text = (copy / entry).read_text()
+        (copy / entry).write_text(f"import sys\nsys.path.append({str(ROOT)!r})\nimport {HOOK}\n{text}")
+    return copy
 
 
 def row(load: LoadRecord, spans: Mapping[str, Spans]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Shares of the GPU's time, from spans of two processes."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen3_tts_client.records.record import LoadRecord
+from scripts.benchmarks.serving import REPOSITORY
+from scripts.lab import gpu_share
 from scripts.lab.gpu_share import apart, length, read, row, shares
 
 END = 40
@@ -51,3 +55,13 @@ def test_a_row_is_of_the_measurement_window() -> None:
     load = LoadRecord(0, "closed", 64, 1000, 2000, 2500)
     spans = {"talker": np.array([[0, 1500], [1600, 3000]]), "codec": np.array([[1400, 1650]])}
     assert row(load, spans) == {"load": "c=64", "talker": "90.0%", "codec": "25.0%", "both": "15.0%", "neither": "0.0%"}
+
+
+def test_a_copy_of_the_repository_begins_with_the_hook(tmp_path: Path) -> None:
+    copy = gpu_share.traced_copy(REPOSITORY, tmp_path / "copy")
+    program = (copy / gpu_share.ENTRIES[0]).read_text().partition("import scripts.lab.gpu_trace.hook\n")
+    assert program[2] == (REPOSITORY / gpu_share.ENTRIES[0]).read_text()
+    code = f"{program[0]}{program[1]}import torch\nprint(torch.cuda.CUDAGraph.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "TracedGraph\n"
+    assert all((copy / entry).read_text().startswith("import sys\n") for entry in gpu_share.ENTRIES)

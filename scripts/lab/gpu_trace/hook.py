@@ -1,4 +1,4 @@
-"""Traces the CUDA graphs of each Python process that has this folder on PYTHONPATH."""
+"""Traces the CUDA graphs of the process that imports it."""
 
 import torch
 
