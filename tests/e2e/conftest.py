@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from rich.progress import Progress
 
+from export.alignment import choose_heads
+from export.code2wav import export
+from export.forms.onnx_form import ONNX
+from qwen3_tts_client.protocol import MODEL_NAME
+from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from scripts.benchmarks.demo_voice import CHECKPOINT
 from scripts.server.tritonserver import TritonServer
 from tests.e2e.serving import Caller, copy_repository, scripted_settings, serve
 
@@ -24,6 +32,20 @@ def scripted_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def scripted_environment(tiny_checkpoint: Path) -> dict[str, str]:
     return scripted_settings(tiny_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def exported_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo voice's codec and its heads for word times, as `repository_with` takes them."""
+    exported = tmp_path_factory.mktemp("demo")
+    checkpoint = Checkpoint.open(str(CHECKPOINT))
+    with Progress(disable=True) as progress:
+        export(checkpoint, exported, ONNX, progress)
+    alignment, _ = choose_heads(checkpoint, torch.device("cpu"))
+    version = exported / MODEL_NAME / "1"
+    version.mkdir(parents=True)
+    alignment.write(version)
+    return exported
 
 
 @pytest.fixture(scope="module")

@@ -15,16 +15,9 @@ import httpx
 import numpy as np
 import openai
 import pytest
-import torch
-from rich.progress import Progress
 from websockets.sync.client import connect
 
-from export.alignment import choose_heads
-from export.code2wav import export
-from export.forms.onnx_form import ONNX
 from qwen3_tts_client.__main__ import main
-from qwen3_tts_client.protocol import MODEL_NAME
-from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.benchmarks.demo_voice import CHECKPOINT
 from scripts.benchmarks.word_times import align
 from scripts.server.tritonserver import TritonServer
@@ -42,17 +35,10 @@ MAX_TEXT_TOKENS = 64
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    exported, folder = tmp_path_factory.mktemp("exported"), tmp_path_factory.mktemp("demo")
-    checkpoint = Checkpoint.open(str(CHECKPOINT))
-    with Progress(disable=True) as progress:
-        export(checkpoint, exported, ONNX, progress)
-    alignment, _ = choose_heads(checkpoint, torch.device("cpu"))
-    version = exported / MODEL_NAME / "1"
-    version.mkdir(parents=True)
-    alignment.write(version)
+def server(exported_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    folder = tmp_path_factory.mktemp("server")
     environment = {"QWEN3_TTS_CHECKPOINT": str(CHECKPOINT), "QWEN3_TTS_MAX_TEXT_TOKENS": str(MAX_TEXT_TOKENS)}
-    with serve(repository_with(exported, folder), folder, environment) as server:
+    with serve(repository_with(exported_demo, folder), folder, environment) as server:
         yield server
 
 

@@ -34,8 +34,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def words() -> Iterator[WordServer]:
-    server = WordServer()
-    with server:
+    with WordServer() as server:
         yield server
 
 

@@ -12,19 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from rich.progress import Progress
 
-from export.alignment import choose_heads
-from export.code2wav import export
-from export.forms.onnx_form import ONNX
 from qwen3_tts_client.__main__ import main
 from qwen3_tts_client.pieces import Sequence
 from qwen3_tts_client.protocol import MODEL_NAME, End, SpeechRequest, encode, merged
 from qwen3_tts_client.stream import Responses, Timeouts
 from qwen3_tts_client.sync_stream import speak
 from qwen3_tts_engine.audio import SAMPLE_RATE
-from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.benchmarks.demo_voice import CHECKPOINT
 from scripts.benchmarks.word_times import align
 from tests.e2e.serving import Caller, serve_speech
@@ -37,16 +31,9 @@ FRAME = 1920
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
-    exported, folder = tmp_path_factory.mktemp("exported"), tmp_path_factory.mktemp("demo")
-    checkpoint = Checkpoint.open(str(CHECKPOINT))
-    with Progress(disable=True) as progress:
-        export(checkpoint, exported, ONNX, progress)
-    alignment, _ = choose_heads(checkpoint, torch.device("cpu"))
-    version = exported / MODEL_NAME / "1"
-    version.mkdir(parents=True)
-    alignment.write(version)
-    with serve_speech(exported, CHECKPOINT, folder) as server, Caller(server) as caller:
+def demo(exported_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+    folder = tmp_path_factory.mktemp("server")
+    with serve_speech(exported_demo, CHECKPOINT, folder) as server, Caller(server) as caller:
         yield caller
 
 

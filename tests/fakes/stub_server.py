@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import grpc.aio
 import numpy as np
@@ -271,7 +271,7 @@ class StubServer:
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
 
-    def __enter__(self) -> "StubServer":
+    def __enter__(self) -> Self:
         self._thread.start()
         if not self._started.wait(20):
             raise RuntimeError("the stub server did not start")

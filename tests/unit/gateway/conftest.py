@@ -9,6 +9,7 @@ import pytest
 
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.stub_server import StubServer
+from tests.fakes.word_server import WordServer
 
 
 @pytest.fixture(scope="package")
@@ -39,3 +40,9 @@ def wait_for(condition: Callable[[], bool], limit_s: float = 10) -> None:
     while not condition():
         assert time.monotonic() < start_s + limit_s
         time.sleep(0.005)
+
+
+@pytest.fixture
+def words() -> Iterator[WordServer]:
+    with WordServer() as server:
+        yield server

@@ -18,13 +18,6 @@ WORD_MS = WORD_SAMPLES / 24
 
 
 @pytest.fixture
-def words() -> Iterator[WordServer]:
-    server = WordServer()
-    with server:
-        yield server
-
-
-@pytest.fixture
 def socket(words: WordServer) -> Iterator[ClientConnection]:
     with RunningGateway(words.url) as gateway, open_socket(gateway) as socket:
         configure(socket, **GRANULARITIES)

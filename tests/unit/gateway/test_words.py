@@ -25,13 +25,6 @@ WORD_S, SPOKEN_S = WORD_SAMPLES / 24_000, SPOKEN_SAMPLES / 24_000
 
 
 @pytest.fixture
-def words() -> Iterator[WordServer]:
-    server = WordServer()
-    with server:
-        yield server
-
-
-@pytest.fixture
 def client(words: WordServer) -> Iterator[httpx.Client]:
     with RunningGateway(words.url) as gateway, httpx.Client(base_url=gateway.url) as client:
         yield client

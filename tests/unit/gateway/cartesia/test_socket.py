@@ -28,13 +28,6 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.fixture
-def words() -> Iterator[WordServer]:
-    server = WordServer()
-    with server:
-        yield server
-
-
-@pytest.fixture
 def gateway(words: WordServer) -> Iterator[RunningGateway]:
     with RunningGateway(words.url) as gateway:
         yield gateway
