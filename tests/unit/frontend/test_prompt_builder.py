@@ -11,6 +11,7 @@ import pytest
 from qwen3_tts_engine.checkpoint.alignment import Alignment, AlignmentHeads, TextLayout
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import ConfigError, EngineConfig
+from qwen3_tts_engine.frontend import text_rules
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import InvalidRequest, SynthesisRequest
 from qwen3_tts_engine.voice import Voice
@@ -196,3 +197,24 @@ def test_a_request_chooses_another_policy_than_the_servers(tiny_checkpoint: Path
     else:
         with pytest.raises(InvalidRequest, match="emphasis is refused"):
             ids("*Hi*")
+
+
+def test_the_setting_writes_numbers_out_where_there_are_rules(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = builder(tiny_checkpoint, normalize_text=True)
+
+    def ids(text: str, **fields: Any) -> list[int]:
+        request = SynthesisRequest.of({"text": text, "speaker": "ryan", "max_frames": 8} | fields)
+        found: list[int] = prompts.stream(request, Listener(), "any").prompt.text_ids.tolist()
+        return found
+
+    assert ids("I have 2.") == ids("I have two.") != ids("I have 2.", normalize_text=False)
+    assert ids("Ich habe 2.", language="german") == ids("Ich habe 2.", language="german", normalize_text=False)
+    with pytest.raises(InvalidRequest, match="not for german"):
+        ids("Ich habe 2.", language="german", normalize_text=True)
+    monkeypatch.setattr(text_rules, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="normalize_text requires the package wetext"):
+        builder(tiny_checkpoint, normalize_text=True)
+    with pytest.raises(InvalidRequest, match="normalize_text: True: normalize_text requires the package wetext"):
+        ids("2", normalize_text=True)

@@ -19,7 +19,7 @@ from qwen3_tts_engine.frontend.prompt_rows import PromptRows
 from qwen3_tts_engine.frontend.spoken_text import Rule, SpokenText
 from qwen3_tts_engine.frontend.streamed_text import StreamedText, pieces_of
 from qwen3_tts_engine.frontend.text_pieces import MAX_TOKEN_CHARACTERS, Piece, PiecewiseText
-from qwen3_tts_engine.frontend.text_rules import MARKUP, Lexicon, Numbers, Refusal
+from qwen3_tts_engine.frontend.text_rules import MARKUP, READ_LANGUAGES, Lexicon, Numbers, Refusal, check_normalizer
 from qwen3_tts_engine.frontend.tokenizer import TextTokenizer, ids_of_parts
 from qwen3_tts_engine.request import LIST_SPEAKERS, InvalidRequest, Sampling, SpeechOptions, SynthesisRequest
 from qwen3_tts_engine.voice import Voice
@@ -52,6 +52,9 @@ class PromptBuilder:
         self._speakers = {name.casefold(): name for name in self._talker.spk_id}
         self._tokenizer = TextTokenizer(checkpoint, config.max_text_tokens)
         self._max_characters = MAX_TOKEN_CHARACTERS * config.max_text_tokens
+        self._normalizes = config.normalize_text
+        if self._normalizes:
+            check_normalizer()
         self._lexicon = Lexicon.read(Path(config.lexicon_file)) if config.lexicon_file else None
 
     @property
@@ -155,8 +158,12 @@ class PromptBuilder:
             rules.append(Lexicon.parse(request.lexicon))
         if self._lexicon:
             rules.append(self._lexicon)
-        if config.normalize_text if request.normalize_text is None else request.normalize_text:
-            rules.append(Numbers.of(language_name(request.language)))
+        language = language_name(request.language)
+        # The setting is for the languages that have rules.
+        if request.normalize_text or (
+            request.normalize_text is None and self._normalizes and language in READ_LANGUAGES
+        ):
+            rules.append(Numbers.of(language))
         return SpokenText(rules, self._max_characters) if rules or "<" in text else None
 
     def spans(self, piece: Piece) -> list[tuple[int, int]]:

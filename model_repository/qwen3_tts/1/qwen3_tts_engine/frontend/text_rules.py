@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -165,6 +166,7 @@ class Normalizer(Protocol):
 
 # Languages with rules for numbers, dates, amounts and units.
 NORMALIZED = {"chinese": "zh", "english": "en", "japanese": "ja"}
+READ_LANGUAGES = (*NORMALIZED, AUTO)
 KANA, HAN = re.compile("[\u3040-\u30ff]"), re.compile("[\u3400-\u9fff]")
 # Texts are read sentence by sentence, and none of more characters than these at once.
 SENTENCE = re.compile(r"[^\n。！？]{1,400}?(?:[.!?](?=\s)|[。！？\n]|\Z)|[^\n。！？]{1,400}|[\n。！？]")
@@ -183,12 +185,12 @@ class Numbers:
     @classmethod
     def of(cls, language: str) -> "Numbers":
         """Raises InvalidRequest for a language without rules, and where the library is missing."""
-        if language not in (*NORMALIZED, AUTO):
+        if language not in READ_LANGUAGES:
             raise InvalidRequest("normalize_text", True, f"for {', '.join(NORMALIZED)}, not for {language}")
         try:
-            import wetext  # noqa: F401
-        except ImportError:
-            raise InvalidRequest("normalize_text", True, "requires the package wetext on the server") from None
+            check_normalizer()
+        except ConfigError as error:
+            raise InvalidRequest("normalize_text", True, str(error)) from None
         return cls(language)
 
     def settled(self, text: str, first: int) -> int:
@@ -240,6 +242,12 @@ def differences(before: str, after: str) -> Sequence[Replacement]:
                 continue
         found.append(Replacement(starts[a], starts[b], text))
     return found
+
+
+def check_normalizer() -> None:
+    """Raises ConfigError without the library."""
+    if find_spec("wetext") is None:
+        raise ConfigError("normalize_text requires the package wetext on the server: pip install '.[normalize]'")
 
 
 @cache
