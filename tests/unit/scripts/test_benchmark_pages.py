@@ -166,7 +166,7 @@ def test_plan_serving_table_matches_its_record() -> None:
 
 
 def test_fleet_table_matches_its_record() -> None:
-    rows = record("fleet-h100-x2.json")["rows"]
+    rows = record("fleet-h200-x4.json")["rows"]
     columns = ("servers", "requests", "ttfa_p50_ms", "ttfa_p95_ms", "audio_s_per_s", "stalled_over_50ms", "errors")
     written = table(FOLDER.parent / "fleet.md", "errors")
     assert [cells[1:3] for cells in written] == [[row["path"], row["load"]] for row in rows]
