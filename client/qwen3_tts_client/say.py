@@ -14,7 +14,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from qwen3_tts_client import options
+from qwen3_tts_client import long_text, options
 from qwen3_tts_client.analysis import metrics
 from qwen3_tts_client.analysis.playback import MS, NS
 from qwen3_tts_client.errors import ClientError, ExitCode, SpeechError, reported
@@ -34,6 +34,7 @@ _EXIT_CODES = {"timeout": ExitCode.TIMEOUT, "disconnected": ExitCode.SERVER}
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="TEXT", help="text to speak; - streams standard input")
     parser.add_argument("--text", help="TEXT as a flag")
+    parser.add_argument("--file", type=Path, metavar="FILE.txt", help="a long text; an interrupted run is continued")
     target = parser.add_mutually_exclusive_group()
     target.add_argument("--output", default="speech.wav", metavar="FILE.wav", help="- for raw 16-bit PCM on stdout")
     target.add_argument("--play", action="store_true", help="play on the sound device instead")
@@ -49,22 +50,30 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.subtitles:
         check_subtitles(args.subtitles)
     request = options.speech_request(args, _text(args))
-    words: list[Word] = []
-    text: list[str] = []
     if args.word_times or args.subtitles:
         request = replace(request, word_times=True)
     with Server(args.url or "localhost:8001", args.model_name) as server:
         server.check_ready()
-        timeline = _speak(server, args, _messages(request, args.model_name, text), words)
+        if args.file:
+            text = long_text.read_text(args.file)
+            _write_words(args, *long_text.say_file(args, request, text, server), text)
+            return ExitCode.OK
+        words: list[Word] = []
+        sent: list[str] = []
+        timeline = _speak(server, args, _messages(request, args.model_name, sent), words)
     if timeline.samples:
         print(_figures(timeline, args.prebuffer_ms), file=sys.stderr)
-    if args.word_times:
-        _write(args.word_times, "".join(f"{json.dumps(word, ensure_ascii=False)}\n" for word in merged(words)))
-    if args.subtitles:
-        _write(args.subtitles, subtitles(args.subtitles, merged(words), "".join(text), sum(timeline.samples)))
+    _write_words(args, merged(words), sum(timeline.samples), "".join(sent))
     if timeline.error:
         raise ClientError(timeline.error, _EXIT_CODES.get(timeline.outcome, ExitCode.REQUEST))
     return ExitCode.OK
+
+
+def _write_words(args: argparse.Namespace, words: list[Word], samples: int, text: str) -> None:
+    if args.word_times:
+        _write(args.word_times, "".join(f"{json.dumps(word, ensure_ascii=False)}\n" for word in words))
+    if args.subtitles:
+        _write(args.subtitles, subtitles(args.subtitles, words, text, samples))
 
 
 def _text(args: argparse.Namespace) -> str:
@@ -72,6 +81,12 @@ def _text(args: argparse.Namespace) -> str:
     if args.text and words:
         raise ClientError(f"two texts, {words!r} and --text {args.text!r}: give one")
     text: str = args.text or words
+    if args.file:
+        if text:
+            raise ClientError(f"two texts, {text!r} and --file {args.file}: give one")
+        if args.play or args.output == "-":
+            raise ClientError("--file: name a WAV file with --output, by which an interrupted run is continued")
+        return text
     if not text:
         raise ClientError("no text: pass one, or - to read standard input")
     return text

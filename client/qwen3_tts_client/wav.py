@@ -39,13 +39,17 @@ class WavWriter:
     Raises ClientError when the file cannot be written.
     """
 
-    def __init__(self, path: Path, sample_rate: int) -> None:
+    def __init__(self, path: Path, sample_rate: int, kept_samples: int = 0) -> None:
+        """Goes on after `kept_samples` of an earlier file, if there are any."""
         self._place = str(path)
         self._rate = sample_rate
-        self._data_bytes = 0
+        self._data_bytes = 2 * kept_samples
         with reported(self._place):
-            self._file = path.open("wb", buffering=0)
-            self._file.write(self._header(0 if self._file.seekable() else UNKNOWN_LENGTH))
+            self._file = path.open("r+b" if kept_samples else "wb", buffering=0)
+            self._file.write(self._header(self._data_bytes if self._file.seekable() else UNKNOWN_LENGTH))
+            if kept_samples:
+                self._file.truncate(HEADER.size + self._data_bytes)
+                self._file.seek(0, os.SEEK_END)
 
     def write(self, pcm: NDArray[np.int16]) -> None:
         data = pcm.astype("<i2").tobytes()

@@ -9,13 +9,16 @@ import time
 import wave
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from qwen3_tts_client.__main__ import main
 from qwen3_tts_client.errors import ExitCode
+from qwen3_tts_client.long_text import PARAGRAPH_PAUSE
 from tests.fakes.stub_server import StubServer, text_of
+from tests.fakes.word_server import WORD_SAMPLES, WordServer
 
 ROOT = Path(__file__).parents[2]
 SAY = (sys.executable, "-m", "qwen3_tts_client", "say")
@@ -218,3 +221,40 @@ def wait_for(condition: object, limit_s: float = 20) -> None:
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end_s
         time.sleep(0.01)
+
+
+def test_a_long_text_goes_on_after_an_interruption(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server refuses the second passage of the first run."""
+    text, book, wav = "One two.\n\nThree four five.\n\nSix.", tmp_path / "book.txt", tmp_path / "book.wav"
+    book.write_text(text)
+    files = ["--file", str(book), "--output", str(wav), "--subtitles", str(tmp_path / "book.srt")]
+    with WordServer(max_characters=10) as server:
+        assert main(["say", "--url", server.url, *files]) == ExitCode.REQUEST
+        assert "the same command goes on from there" in capsys.readouterr().err
+        server.servicer.max_characters = 100
+        first, refused = map(text_of, server.servicer.received)
+        assert main(["say", "--url", server.url, *files]) == ExitCode.OK
+        spoken = list(map(text_of, server.servicer.received[2:]))
+        seeds = {input_text_of_seed(request) for request in server.servicer.received}
+    assert "goes on with passage 2 of 3" in capsys.readouterr().err
+    assert ([first, refused], spoken) == (["One two.", "Three four five."], ["Three four five.", "Six."])
+    assert len(seeds) == 1
+    with wave.open(str(wav)) as speech:
+        assert speech.getnframes() == 6 * WORD_SAMPLES + 2 * PARAGRAPH_PAUSE
+    cues = (tmp_path / "book.srt").read_text().split("\n\n")
+    assert [cue.splitlines()[2] for cue in cues if cue] == ["One two.", "Three four five.", "Six."]
+    assert not list(tmp_path.glob("*.progress"))
+
+
+def input_text_of_seed(request: Any) -> bytes:
+    [index] = [index for index, tensor in enumerate(request.inputs) if tensor.name == "seed"]
+    seed: bytes = request.raw_input_contents[index]
+    return seed
+
+
+@pytest.mark.parametrize(("more", "message"), [(["Hi."], "two texts"), (["--output", "-"], "name a WAV file")])
+def test_a_file_is_the_only_text_and_written_to_a_file(
+    stub: StubServer, tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert say(stub, "--file", str(tmp_path / "book.txt"), *more) == ExitCode.USAGE
+    assert message in capsys.readouterr().err
