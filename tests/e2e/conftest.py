@@ -1,5 +1,7 @@
 """Fixtures for servers shared between tests."""
 
+import fcntl
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,15 +38,22 @@ def scripted_environment(tiny_checkpoint: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def exported_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo voice's codec and its heads for word times, as `repository_with` takes them."""
-    exported = tmp_path_factory.mktemp("demo")
-    checkpoint = Checkpoint.open(str(CHECKPOINT))
-    with Progress(disable=True) as progress:
-        export(checkpoint, exported, ONNX, progress)
-    alignment, _ = choose_heads(checkpoint, torch.device("cpu"))
-    version = exported / MODEL_NAME / "1"
-    version.mkdir(parents=True)
-    alignment.write(version)
+    """The demo voice's codec and its heads for word times, as `repository_with` takes them; once for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    exported = folder / "demo"
+    with (folder / "demo.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not exported.exists():
+            partial = folder / "partial-demo"
+            checkpoint = Checkpoint.open(str(CHECKPOINT))
+            with Progress(disable=True) as progress:
+                export(checkpoint, partial, ONNX, progress)
+            alignment, _ = choose_heads(checkpoint, torch.device("cpu"))
+            version = partial / MODEL_NAME / "1"
+            version.mkdir(parents=True)
+            alignment.write(version)
+            partial.rename(exported)
     return exported
 
 

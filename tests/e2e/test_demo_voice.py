@@ -1,13 +1,10 @@
 """The demo voice is understood."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from rich.progress import Progress
 
-from export.code2wav import export
-from export.forms.onnx_form import ONNX
-from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.benchmarks.demo_voice import CHECKPOINT
 from scripts.demo_voice.recognition import Ears, word_errors
 from tests.e2e.serving import Caller, serve_speech
@@ -26,11 +23,9 @@ LARGEST_ERROR_RATE = 0.4
 
 
 @pytest.fixture(scope="module")
-def demo_voice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
-    exported, folder = tmp_path_factory.mktemp("exported"), tmp_path_factory.mktemp("demo")
-    with Progress(disable=True) as progress:
-        export(Checkpoint.open(str(CHECKPOINT)), exported, ONNX, progress)
-    with serve_speech(exported, CHECKPOINT, folder) as server, Caller(server) as caller:
+def demo_voice(exported_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+    folder = tmp_path_factory.mktemp("server")
+    with serve_speech(exported_demo, CHECKPOINT, folder) as server, Caller(server) as caller:
         yield caller
 
 
