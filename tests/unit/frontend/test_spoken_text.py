@@ -60,6 +60,7 @@ def test_markup_is_left_out(written: str, spoken: str) -> None:
 @given(st.lists(ALPHABET, max_size=30), st.integers(1, 5))
 @example(["```", "a", "```", "b"], 1)
 @example(["東", "京", "a"], 1)
+@example(["a", "|", "|", "a"], 1)
 def test_pieces_are_read_as_the_whole_text(parts: list[str], size: int) -> None:
     whole = "".join(parts)
     pieces = [whole[start : start + size] for start in range(0, len(whole), size)]
@@ -127,6 +128,12 @@ def test_numbers_are_written_out(language: str, written: str, spoken: str) -> No
     assert read([Numbers(language)], [*written]).text == spoken
 
 
+def test_a_table_of_numbers_is_spoken_as_it_is_written() -> None:
+    for count, word in ((41, "7 "), (40, "seven ")):
+        [(spoken, _)] = SpokenText([Numbers("english")], 100).read("7 " * count, ends=True)
+        assert spoken.text == word * count
+
+
 def test_a_number_waits_for_its_end_and_no_longer_than_the_next_word() -> None:
     text = SpokenText([Numbers("english")], 100)
     said = [text.read(piece, ends=False)[0].spoken.text for piece in ("It takes 2", "5 ", "km or ")]
@@ -191,3 +198,16 @@ def test_tells_what_was_written_for_what_is_spoken() -> None:
     text.read("b<break time='1s'/> ab", ends=True)
     assert text.written(0, 2) == [Written(0, 1, "b"), Written(19, 20, " ")]
     assert text.written(2, 1) == [Written(20, 22, "ab")]
+
+
+@pytest.mark.parametrize(
+    "run", [" ", "1", "a", "*", "`", "|", "- ", "[", "<", "<think>", "😀", "東", "[a](", " |", "1 "]
+)
+def test_long_runs_are_read_in_linear_time(run: str) -> None:
+    """By a pattern that is cubic in the length they would take days."""
+    rules: list[Rule] = [*MARKUP_RULES, LEXICON, Numbers("english")]
+    text = SpokenText(rules, 20_000)
+    text.read(run * (9_000 // len(run)), ends=False)
+    text.read(" x", ends=False)
+    text.read("", ends=True)
+    assert read(rules, ["one two"]).text == "one two"

@@ -27,7 +27,8 @@ def _pattern(
     return Pattern(re.compile(pattern), re.compile(open_end), replace, re.compile(closed) if closed else None)
 
 
-# What language models write for the eye, in the order in which it is left out.
+# What language models write for the eye, in the order in which it is left out. Repetitions are bounded, or begin where
+# a run of their characters does: any text is read in linear time.
 MARKUP: Mapping[str, Pattern] = {
     "reasoning": _pattern(
         r"(?s)<think>.*?(?:</think>|\Z)",
@@ -46,16 +47,16 @@ MARKUP: Mapping[str, Pattern] = {
         r"|(?:#{1,6}[ \t]+|>[ \t]?|[-*+][ \t]+|\|[ \t]*)+)",
         r"(?m)^[ \t#>\-*+_|:]{1,200}\Z",
     ),
-    "a table": _pattern(r"[ \t]*\|[ \t]*(?=\n|\Z)", r"[ \t]*\|?[ \t]*\Z"),
-    "a table's cells": _pattern(r"[ \t]*\|[ \t]*", r"[ \t]+\Z", text=", "),
+    "a table": _pattern(r"(?<![ \t])[ \t]*+\|[ \t]*+(?=\n|\Z)", r"(?<![ \t])[ \t]++\Z|(?<![ \t])[ \t]*+\|[ \t]*+\Z"),
+    "a table's cells": _pattern(r"(?<![ \t])[ \t]*+\|[ \t]*+", r"(?<![ \t])[ \t]++\Z", text=", "),
     "emphasis": _pattern(
         r"(?<![\\])(?:\*{2,3}(?=\S)|(?<=\S)\*{2,3}|~~(?=\S)|(?<=\S)~~|(?<![\w*])\*(?=[^\s*])|(?<=[^\s*])\*(?![\w*])"
         r"|(?<![\w_])_{1,3}(?=[^\s_])|(?<=[^\s_])_{1,3}(?![\w_]))",
         r"[*_~]{1,8}\Z",
     ),
-    "code": _pattern(r"`+", r"`+\Z"),
+    "code": _pattern(r"`+", r"`{1,8}\Z"),
     "an escaped sign": _pattern(r"\\(?=[!-/:-@\[-`{-~])", r"\\\Z"),
-    "emoji": _pattern(rf"[ ]?(?:(?![{EMOJI_KEEPS}])[{EMOJI}])+", rf"[ ]?[{EMOJI}]*\Z"),
+    "emoji": _pattern(rf"[ ]?(?:(?![{EMOJI_KEEPS}])[{EMOJI}])+", rf"[ ]?[{EMOJI}]{{0,16}}\Z"),
 }
 
 
@@ -96,10 +97,8 @@ class Lexicon:
         self._folded = {word: spelling for word, spelling in entries.items() if word == word.lower()}
         longest_first = sorted(entries, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(_whole_word, longest_first)) or r"(?!)", re.IGNORECASE)
-        # A last word may go on, and be the beginning of an entry of several words.
-        spaces = max((word.count(" ") for word in entries), default=0)
-        unspaced = max((len(word) for word in entries if not _is_spaced(word)), default=1)
-        self._open_end = re.compile(rf"(?:\S+\s+){{0,{spaces}}}(?:[^\s{CJK}]+|\S{{0,{unspaced - 1}}})\s*\Z")
+        self._words = max((word.count(" ") + 1 for word in entries), default=1)
+        self._unspaced = max((len(word) for word in entries if not _is_spaced(word)), default=1)
 
     @classmethod
     def parse(cls, text: str, field: str = "lexicon") -> "Lexicon":
@@ -118,7 +117,7 @@ class Lexicon:
                 or not word.strip()
                 or max(len(word), len(spelling)) > MAX_ENTRY_CHARACTERS
             ):
-                raise InvalidRequest(field, {word: spelling}, f"1 to {MAX_ENTRY_CHARACTERS} characters each")
+                raise InvalidRequest(field, f"{word}: {spelling}", f"1 to {MAX_ENTRY_CHARACTERS} characters each")
         return cls({" ".join(word.split()): spelling for word, spelling in entries.items()})
 
     @classmethod
@@ -132,8 +131,11 @@ class Lexicon:
             raise ConfigError(f"lexicon_file: {file}: {error}") from None
 
     def settled(self, text: str, first: int) -> int:
-        found = self._open_end.search(text, first)
-        return found.start() if found else len(text)
+        """A last word may go on, and be the beginning of an entry of several words."""
+        start = len(text)
+        for _ in range(self._words):
+            start = _last_word(text, first, start)
+        return max(first, min(start, len(text) - self._unspaced + 1))
 
     def find(self, text: str, first: int) -> list[Replacement]:
         found = []
@@ -147,6 +149,18 @@ class Lexicon:
 
 # Scripts without spaces between words.
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+IS_CJK = re.compile(f"[{CJK}]")
+
+
+def _last_word(text: str, first: int, end: int) -> int:
+    """Where the last word before `end` begins, `first` at the earliest; CJK is part of one only after a digit."""
+    while end > first and text[end - 1].isspace():
+        end -= 1
+    while end > first and not text[end - 1].isspace():
+        if IS_CJK.match(text[end - 1]) and not (end - 1 > first and text[end - 2].isdigit()):
+            break
+        end -= 1
+    return end
 
 
 def _is_spaced(word: str) -> bool:
@@ -170,9 +184,9 @@ READ_LANGUAGES = (*NORMALIZED, AUTO)
 KANA, HAN = re.compile("[\u3040-\u30ff]"), re.compile("[\u3400-\u9fff]")
 # Texts are read sentence by sentence, and none of more characters than these at once.
 SENTENCE = re.compile(r"[^\n。！？]{1,400}?(?:[.!?](?=\s)|[。！？\n]|\Z)|[^\n。！？]{1,400}|[\n。！？]")
+# What the library may write out; a sentence of more numbers is a table, which would take long.
+READ_OUT, NUMBER, MAX_NUMBERS = re.compile(r"[\d%&@#$€£¥℃]|[^\W\d_]\."), re.compile(r"\d+"), 40
 TOKENS = re.compile(rf"\s+|[{CJK}]|\d+|[^\W\d_]+|.", re.DOTALL)
-# A number may be followed by a unit, which is the next word.
-OPEN_NUMBER = re.compile(rf"(?:\S*\d\S*\s+)?(?:[^\s{CJK}]|\d[{CJK}])*\s*\Z")
 
 
 class Numbers:
@@ -194,8 +208,10 @@ class Numbers:
         return cls(language)
 
     def settled(self, text: str, first: int) -> int:
-        found = OPEN_NUMBER.search(text, first)
-        return found.start() if found else len(text)
+        """A number may be followed by a unit, which is the next word."""
+        start = _last_word(text, first, len(text))
+        before = _last_word(text, first, start) if text[start - 1 : start].isspace() else start
+        return before if any(char.isdigit() for char in text[before:start]) else start
 
     def find(self, text: str, first: int) -> list[Replacement]:
         found = []
@@ -210,8 +226,8 @@ def _code_of_script(text: str) -> str:
 
 
 def _read_out(sentence: str, code: str) -> list[Replacement]:
-    if not re.search(r"[\d%&@#$€£¥℃]|[^\W\d_]\.", sentence):
-        return []  # nothing to write out
+    if not READ_OUT.search(sentence) or len(NUMBER.findall(sentence)) > MAX_NUMBERS:
+        return []
     # The library strips white space.
     before = len(sentence) - len(sentence.lstrip())
     try:
