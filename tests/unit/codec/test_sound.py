@@ -151,21 +151,20 @@ def test_only_the_end_of_a_loop_fades_out(reason: FinishReason, is_last: bool) -
 def test_pauses_are_silence_before_frames() -> None:
     stream = make_stream("0", Listener())
     pcm = noise(3 * SAMPLES_PER_FRAME, LOUD)
-    stream.pauses = {0: 5, 1: 7}
+    stream.prompt.pause = 5
     stream.begin_part(0)
-    stream.part = 1
+    stream.prompt.pause = 7
     stream.begin_part(2)
     chunks = replace(chunk(stream, 3), pauses={0: stream.pauses_in(0, 3)})
     [sent] = to_send(chunks, pcm[None])
     first, second = np.split(pcm, [2 * SAMPLES_PER_FRAME])
     assert np.array_equal(sent, np.concatenate([np.zeros(5), first, np.zeros(7), second]))
     assert stream.pauses_in(1, 3) == [Pause(1, 7)]
-    assert stream.last_pause == 0
 
 
 def test_the_pause_before_the_first_part_is_not_trimmed() -> None:
     stream = withheld_stream()
-    stream.pauses = {0: 5000}
+    stream.prompt.pause = 5000
     stream.begin_part(0)
     pcm = speech((SAMPLES_PER_FRAME, 0), (SAMPLES_PER_FRAME, LOUD))
     sent = np.concatenate(send(stream, pcm))

@@ -394,7 +394,7 @@ def test_a_talker_that_ends_early_speaks_all_of_the_text() -> None:
     stream = make_stream("0", listener, max_frames=40)
     stream.words, stream.tells_words, stream.rest_of = words_of(TEXT), True, part
     stream.prompt = part([*range(10)])
-    stream.pauses = {1: 2400}
+    stream.last_pause = 2400
     harness.engine.start()
     harness.engine.submit(stream)
     assert listener.ended.wait(WAIT)
@@ -405,4 +405,6 @@ def test_a_talker_that_ends_early_speaks_all_of_the_text() -> None:
     assert stream.continued == 3
     found = [*map(json.loads, listener.words), *map(json.loads, listener.summary.words)]
     assert [event["word"] for event in found if "word" in event] == TEXT.split()
-    assert stream.pauses == {4: 2400}, "it comes after the text, still"
+    assert listener.samples == 12 * SAMPLES_PER_FRAME + 2400
+    assert not listener.pcm[-1].any(), "it comes after the text, still"
+    assert not stream.pauses

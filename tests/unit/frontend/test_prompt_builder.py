@@ -218,3 +218,15 @@ def test_the_setting_writes_numbers_out_where_there_are_rules(
         builder(tiny_checkpoint, normalize_text=True)
     with pytest.raises(InvalidRequest, match="normalize_text: True: normalize_text requires the package wetext"):
         ids("2", normalize_text=True)
+
+
+@pytest.mark.parametrize("pieces", [["One. <break time='1s'/><break time='2s'/> Two.", " Three.<break time='3s'/>"]])
+def test_a_pause_belongs_to_the_part_after_it(tiny_checkpoint: Path, pieces: list[str]) -> None:
+    prompts = builder(tiny_checkpoint)
+    request = SynthesisRequest.of({"text": "".join(pieces), "speaker": "ryan", "max_frames": 8})
+    streamed = prompts.streamed(request, Listener(), "streamed")
+    for number, piece in enumerate(pieces, 1):
+        streamed.apply(streamed.read(piece, number == len(pieces)), number == len(pieces))
+    for stream in (prompts.stream(request, Listener(), "whole"), streamed.stream):
+        assert [prompt.pause for prompt in (stream.prompt, *stream.following)] == [0, 72_000]
+        assert stream.last_pause == 72_000

@@ -10,8 +10,8 @@ from tokenizers import pre_tokenizers, trainers
 
 from qwen3_tts_client.bench.prompt import DEFAULT_FILE, read_prompts
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
-from qwen3_tts_engine.frontend.text_pieces import PiecewiseText, can_be_spoken, is_final
-from qwen3_tts_engine.frontend.tokenizer import TextTokenizer, ids_of_parts
+from qwen3_tts_engine.frontend.text_pieces import PiecewiseText, can_be_spoken, is_final, parts_of
+from qwen3_tts_engine.frontend.tokenizer import TextTokenizer
 from qwen3_tts_engine.request import InvalidRequest
 from scripts.synthetic.tokenizer import ADDED_TOKENS
 
@@ -45,7 +45,7 @@ def cut(text: str, data: st.DataObject) -> list[str]:
     return [text[a:b] for a, b in zip([0, *at], [*at, len(text)], strict=True)]
 
 
-def parts_of(tokenizer: TextTokenizer, pieces: list[str], limit: int) -> list[list[int]]:
+def pieced(tokenizer: TextTokenizer, pieces: list[str], limit: int) -> list[list[int]]:
     text = PiecewiseText(tokenizer, limit)
     parts: list[list[int]] = [[]]
     for piece in [*(p for chunk in pieces for p in text.add(chunk)), *text.end()]:
@@ -55,17 +55,22 @@ def parts_of(tokenizer: TextTokenizer, pieces: list[str], limit: int) -> list[li
     return [part for part in parts if part]
 
 
+def whole(tokenizer: TextTokenizer, text: str, limit: int) -> list[list[int]]:
+    """The ids of each part of a whole text."""
+    return [ids for ids, _ in parts_of(tokenizer.pieces(text, limit))]
+
+
 @settings(max_examples=1000)
 @given(text=TEXTS, data=st.data())
 def test_pieces_have_the_ids_of_the_whole_text(tokenizer: TextTokenizer, text: str, data: st.DataObject) -> None:
     if not can_be_spoken(text):
         reason = "nothing of it can be spoken" if text.strip() else "must contain more than white space"
         with pytest.raises(InvalidRequest, match=reason):
-            parts_of(tokenizer, cut(text, data), 0)
+            pieced(tokenizer, cut(text, data), 0)
         with pytest.raises(InvalidRequest, match=reason):
             tokenizer.spoken(text)
         return
-    assert parts_of(tokenizer, cut(text, data), 0) == [tokenizer.spoken(text)]
+    assert pieced(tokenizer, cut(text, data), 0) == [tokenizer.spoken(text)]
 
 
 @settings(max_examples=1000)
@@ -89,15 +94,15 @@ def test_a_final_boundary_does_not_depend_on_its_context(tokenizer: TextTokenize
 @given(text=st.lists(st.sampled_from(SENTENCES), min_size=1, max_size=12).map("".join), data=st.data())
 def test_parts_do_not_depend_on_the_pieces(tokenizer: TextTokenizer, text: str, data: st.DataObject) -> None:
     limit = data.draw(st.integers(1, 60))
-    expected = tokenizer.parts(text, limit)
-    assert parts_of(tokenizer, cut(text, data), limit) == expected
-    assert parts_of(tokenizer, list(text), limit) == expected
+    expected = whole(tokenizer, text, limit)
+    assert pieced(tokenizer, cut(text, data), limit) == expected
+    assert pieced(tokenizer, list(text), limit) == expected
 
 
 @settings(max_examples=300)
 @given(text=TEXTS.filter(can_be_spoken), limit=st.integers(1, 60))
 def test_splitting_into_parts_loses_no_text(tokenizer: TextTokenizer, text: str, limit: int) -> None:
-    spoken = "".join(tokenizer._tokenizer.decode(part) for part in tokenizer.parts(text, limit))
+    spoken = "".join(tokenizer._tokenizer.decode(part) for part in whole(tokenizer, text, limit))
     normal = tokenizer._tokenizer.normalizer.normalize_str(text)
     assert "".join(spoken.split()) == "".join(normal.split())
 
@@ -145,20 +150,20 @@ def test_a_clause_without_spaces_is_final_once_the_next_one_begins(tokenizer: Te
 def test_parts_end_with_a_sentence(tokenizer: TextTokenizer, text: str, parts: list[str]) -> None:
     """Every sentence reaches the limit, and no clause exceeds twice the limit."""
     limit = min(len(tokenizer.encode(part)) for part in parts)
-    found = tokenizer.parts(text, max(limit, 2))
+    found = whole(tokenizer, text, max(limit, 2))
     assert found == [tokenizer.encode(part) for part in parts]
 
 
 def test_a_text_below_the_limit_is_one_part(tokenizer: TextTokenizer) -> None:
     text = "One two. Three four. Five."
-    assert tokenizer.parts(text, 100) == [tokenizer.encode(text)]
+    assert whole(tokenizer, text, 100) == [tokenizer.encode(text)]
 
 
 def test_splits_an_endless_sentence_at_clauses_or_else_between_words(tokenizer: TextTokenizer) -> None:
     words = PiecewiseText(tokenizer, 10)
     [*cuts] = [p for p in words.add("no " * 40) if p.ends]
     assert [len(p.ids) for p in cuts] == [30]
-    clauses = tokenizer.parts("no no no no, " * 12, 10)
+    clauses = whole(tokenizer, "no no no no, " * 12, 10)
     assert {tuple(part[-1:]) for part in clauses} == {tuple(tokenizer.encode(","))}
 
 
@@ -207,6 +212,6 @@ def processor_seconds(tokenizer: TextTokenizer, text: str) -> float:
 def test_a_pause_ends_a_part(tokenizer: TextTokenizer) -> None:
     text = PiecewiseText(tokenizer, 0)
     pieces = [*text.pause(10), *text.add("One."), *text.pause(3), *text.pause(4), *text.add("Two "), *text.end()]
-    assert ids_of_parts(pieces) == [tokenizer.encode("One."), tokenizer.encode("Two")]
+    assert parts_of(pieces) == [(tokenizer.encode("One."), 10), (tokenizer.encode("Two"), 7)]
     text.pause(5)
-    assert text.pauses == {0: 10, 1: 7, 2: 5}
+    assert text.pause_samples == 5

@@ -60,7 +60,7 @@ def fade_out(pcm: np.ndarray) -> np.ndarray:
 
 def _to_send(stream: Stream, is_last: bool, pcm: np.ndarray, pauses: Sequence[Pause]) -> np.ndarray:
     if stream.is_withheld:
-        # What is withheld has the pause before the first part.
+        # The pause before the first part comes with what is withheld.
         pauses = [pause for pause in pauses if pause.frame]
         pcm = np.concatenate([stream.begin(), pcm]) if pauses else _begin(stream, pcm)
     if pauses:

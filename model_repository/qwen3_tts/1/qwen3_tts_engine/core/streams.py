@@ -50,6 +50,8 @@ class Prompt:
     arrived: list[int] = field(default_factory=list)
     complete: bool = False
     layout: TextLayout = "full"
+    pause: int = 0
+    """Samples of silence before this part."""
 
     def __len__(self) -> int:
         return len(self.text_ids)
@@ -174,10 +176,10 @@ class Stream:
     """Makes a part of the tokens that an earlier one left out."""
     continued: int = 0
     """Parts that were made so."""
-    pauses: dict[int, int] = field(default_factory=dict)
-    """Samples of silence before a part, by its index; after the last part by the number of parts."""
-    sent_pauses: list[Pause] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
     """Those before parts that have begun."""
+    last_pause: int = 0
+    """Samples of silence after the last part."""
     unsent_words: list[WordEvent] = field(default_factory=list)
     """Those of chunks whose audio is withheld."""
     is_withheld: bool = False
@@ -219,7 +221,7 @@ class Stream:
         if self.words is None:
             return summary
         left = [*self.unsent_words, *self.words.finish(self.frames)] if self.tells_words else []
-        words = tuple(event.to_json(self.withheld_samples, self.sent_pauses) for event in left)
+        words = tuple(event.to_json(self.withheld_samples, self.pauses) for event in left)
         return replace(summary, words=words, spoken_share=self.words.spoken_share)
 
     def next_part(self) -> None:
@@ -236,23 +238,17 @@ class Stream:
         if (token := self.words.cut(self.part)) is None:
             return False
         self.following.appendleft(self.rest_of(prompt.spoken_ids[token:]))
-        self.pauses = {part + (part > self.part): samples for part, samples in self.pauses.items()}
         self.continued += 1
         return True
 
     def begin_part(self, frame: int) -> None:
         """The current part begins with this frame of the stream."""
-        if samples := self.pauses.get(self.part):
-            self.sent_pauses.append(Pause(frame, samples))
+        if self.prompt.pause:
+            self.pauses.append(Pause(frame, self.prompt.pause))
 
     def pauses_in(self, start: int, end: int) -> list[Pause]:
         """The pauses before frames `start` up to `end`, with their frames counted from `start`."""
-        return [Pause(frame - start, samples) for frame, samples in self.sent_pauses if start <= frame < end]
-
-    @property
-    def last_pause(self) -> int:
-        """Samples of silence after the last part, if it has been spoken."""
-        return 0 if self.following else self.pauses.get(self.part + 1, 0)
+        return [Pause(frame - start, samples) for frame, samples in self.pauses if start <= frame < end]
 
     def cut(self, reason: FinishReason) -> None:
         """Record why a part ended; the first part that was cut short counts."""
@@ -262,7 +258,7 @@ class Stream:
     def begin(self, start: int = 0) -> np.ndarray:
         """Stop withholding audio; returns what was withheld, int16 [samples], from sample `start` on, after the pause
         before the first part."""
-        pause = sum(pause.samples for pause in self.sent_pauses if not pause.frame)
+        pause = sum(pause.samples for pause in self.pauses if not pause.frame)
         held: np.ndarray = np.concatenate([np.zeros(pause, np.int16), self.withheld[start:]])
         self.withheld = NO_SAMPLES
         self.is_withheld, self.withheld_samples = False, start

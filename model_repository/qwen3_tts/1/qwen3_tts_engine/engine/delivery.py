@@ -80,7 +80,7 @@ class Delivery:
         error = stream.error
         if error is None and stream.is_withheld:
             error = self._send(stream, stream.begin())
-        if error is None and stream.last_pause:
+        if error is None and stream.last_pause and not stream.following:
             error = self._send(stream, np.zeros(stream.last_pause, np.int16))
         if error is None:
             self._recorder.count(metrics.UTTERANCES, label=stream.reason.value)
@@ -91,7 +91,7 @@ class Delivery:
         """Returns the send error, if any."""
         if not len(samples):
             return None
-        words = [event.to_json(stream.withheld_samples, stream.sent_pauses) for event in stream.unsent_words]
+        words = [event.to_json(stream.withheld_samples, stream.pauses) for event in stream.unsent_words]
         stream.unsent_words = []
         try:
             stream.sink.send(samples, words)

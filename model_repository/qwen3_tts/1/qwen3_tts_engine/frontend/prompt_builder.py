@@ -18,9 +18,9 @@ from qwen3_tts_engine.frontend.modes import check_mode, describe
 from qwen3_tts_engine.frontend.prompt_rows import PromptRows
 from qwen3_tts_engine.frontend.spoken_text import Rule, SpokenText
 from qwen3_tts_engine.frontend.streamed_text import StreamedText, pieces_of
-from qwen3_tts_engine.frontend.text_pieces import MAX_TOKEN_CHARACTERS, Piece, PiecewiseText
+from qwen3_tts_engine.frontend.text_pieces import MAX_TOKEN_CHARACTERS, Piece, PiecewiseText, parts_of
 from qwen3_tts_engine.frontend.text_rules import MARKUP, READ_LANGUAGES, Lexicon, Numbers, Refusal, check_normalizer
-from qwen3_tts_engine.frontend.tokenizer import TextTokenizer, ids_of_parts
+from qwen3_tts_engine.frontend.tokenizer import TextTokenizer
 from qwen3_tts_engine.request import LIST_SPEAKERS, InvalidRequest, Sampling, SpeechOptions, SynthesisRequest
 from qwen3_tts_engine.voice import Voice
 
@@ -83,12 +83,13 @@ class PromptBuilder:
         Raises InvalidRequest naming the field that this checkpoint cannot serve.
         """
         spoken = self._spoken_text(request, request.text)
-        text = PiecewiseText(self._tokenizer, self._part_tokens)
+        last_pause = 0
         if spoken is None:
             pieces = self._tokenizer.pieces(request.text, self._part_tokens)
         else:
-            pieces = pieces_of(spoken, text, request.text, ends=True)
-        prompt, *following = (self.build(request, ids) for ids in ids_of_parts(pieces))
+            text = PiecewiseText(self._tokenizer, self._part_tokens)
+            pieces, last_pause = pieces_of(spoken, text, request.text, ends=True), text.pause_samples
+        prompt, *following = (self.build(request, ids, pause) for ids, pause in parts_of(pieces))
         sampling = Sampling.from_defaults(self._defaults, request)
         if following and request.max_frames is None:
             for part in (prompt, *following):
@@ -96,11 +97,11 @@ class PromptBuilder:
         max_frames = self._max_frames(request, prompt, *following)
         stream = Stream(key, prompt, sampling, max_frames, sink, request.cloned, following=deque(following))
         stream.is_withheld = request.trims(self._config.trim_silence)
-        stream.pauses = text.pauses
+        stream.last_pause = last_pause
         if arrived is not None:
             stream.arrived = arrived
-        if self._follow(stream, request):
-            assert stream.words is not None
+        self._follow(stream, request)
+        if stream.words:
             for piece in pieces:
                 written = spoken.written(piece.start, len(piece.text)) if spoken else ()
                 stream.words.add(piece.start, piece.text, self.spans(piece), ends=piece.ends, written=written)
@@ -130,15 +131,13 @@ class PromptBuilder:
         spoken = self._spoken_text(request) or SpokenText([], self._max_characters)
         return StreamedText(builder, request, stream, spoken, PiecewiseText(self._tokenizer, self._part_tokens))
 
-    def _follow(self, stream: Stream, request: SpeechOptions) -> bool:
-        """Whether the stream's position in its text is followed."""
+    def _follow(self, stream: Stream, request: SpeechOptions) -> None:
+        """Have the stream's position in its text followed, if somebody needs it."""
         speaks_rest = self._speaks_rest and self._layout in self._aligned_layouts
-        if not speaks_rest and not request.word_times:
-            return False
-        stream.words, stream.tells_words = WordTimes(), request.word_times
+        if speaks_rest or request.word_times:
+            stream.words, stream.tells_words = WordTimes(), request.word_times
         if speaks_rest:
             stream.rest_of = partial(self._part_of, request)
-        return True
 
     def _part_of(self, request: SpeechOptions, ids: list[int]) -> Prompt:
         prompt = self.build(request, ids)
@@ -195,8 +194,8 @@ class PromptBuilder:
         if request.max_frames is None and prompt.max_frames is not None:
             prompt.max_frames = min(prompt.max_frames, self._config.default_max_frames(prompt.num_spoken))
 
-    def build(self, request: SpeechOptions, spoken: list[int]) -> Prompt:
-        """The prompt of a text's ids or of those of a part of it.
+    def build(self, request: SpeechOptions, spoken: list[int], pause: int = 0) -> Prompt:
+        """The prompt of a text's ids or of those of a part of it, before which are `pause` samples of silence.
 
         Raises InvalidRequest naming the field that this checkpoint cannot serve.
         """
@@ -211,7 +210,7 @@ class PromptBuilder:
         rows.end_prefix()
         trailing = self._add_text(rows, spoken, request.cloned)
         prompt = rows.prompt(trailing, len(spoken))
-        prompt.layout = self._layout
+        prompt.layout, prompt.pause = self._layout, pause
         return prompt
 
     def check(self, request: SpeechOptions) -> None:

@@ -106,7 +106,7 @@ class _Stage:
         text = self._context + waiting.text
         end = len(text) if ends else self._rule.settled(text, first)
         found = self._rule.find(text, first)
-        # What goes beyond waits as a whole.
+        # A replacement that goes beyond waits as a whole.
         end = min([end, *(replacement.first for replacement in found if replacement.first < end < replacement.end)])
         found = [replacement for replacement in found if replacement.end <= end]
         ready, self._waiting = waiting[: end - first], waiting[end - first :]

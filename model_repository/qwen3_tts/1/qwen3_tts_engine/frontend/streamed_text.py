@@ -38,19 +38,20 @@ class StreamedText:
         self._text = text
         self._needed = builder.ids_to_begin(request)
         self._ids: list[int] = []  # of a part with too few ids to start
+        self._pause = 0  # before that part
         self._part: Prompt | None = None
 
     def read(self, text: str, last: bool) -> list[Change]:
         """The changes to `apply` for this text; `last` ends the text. Raises InvalidRequest."""
         pieces = pieces_of(self._spoken, self._text, text, ends=last)
-        changes = [change for piece in pieces for change in self._changes(piece)]
-        return [*changes, partial(self.stream.pauses.update, dict(self._text.pauses))]
+        return [change for piece in pieces for change in self._changes(piece)]
 
     def apply(self, changes: list[Change], last: bool) -> None:
         """Apply what `read` returned to the stream."""
         for change in changes:
             change()
         self.stream.is_open = not last
+        self.stream.last_pause = self._text.pause_samples
 
     def _changes(self, piece: Piece) -> Iterator[Change]:
         if self.stream.words:
@@ -59,10 +60,10 @@ class StreamedText:
         if self._part:
             yield partial(_extend, self._part, piece.ids)
         else:
-            self._ids += piece.ids
+            self._ids, self._pause = self._ids + piece.ids, self._pause + piece.pause
             if self._ids and (piece.ends or len(self._ids) >= self._needed):
                 self._part = self._builder.begin_part(self._request, self._ids, self.stream.reserved_frames)
-                self._ids = []
+                self._part.pause, self._ids, self._pause = self._pause, [], 0
                 yield partial(self._begin, self._part)
         if piece.ends and self._part:
             yield partial(self._builder.end_part, self._request, self._part)

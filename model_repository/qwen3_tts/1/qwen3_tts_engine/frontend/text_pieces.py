@@ -4,7 +4,7 @@ Both are decided left to right from the text alone; how the text was split into 
 """
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +20,7 @@ CLOSERS = "\"'”’»)]}」』）】》〉"
 SENTENCE, CLAUSE, WORD = 1, 2, 3
 PUNCTUATION = {char: (SENTENCE, char in WIDE_SENTENCE_ENDS) for char in SENTENCE_ENDS + WIDE_SENTENCE_ENDS}
 PUNCTUATION |= {char: (CLAUSE, char in WIDE_CLAUSE_ENDS) for char in CLAUSE_ENDS + WIDE_CLAUSE_ENDS}
-# What is read out: letters, digits, signs of currencies and mathematics, and some others.
+# Characters that are read out: letters, digits, signs of currencies and mathematics, and some others.
 READ_CATEGORIES = {"Lu", "Ll", "Lt", "Lm", "Lo", "Nd", "Nl", "No", "Sc", "Sm"}
 READ_SIGNS = "%&@#°§©"
 UNSPOKEN = "nothing of it can be spoken: it must contain a letter, a digit or a sign that is read"
@@ -46,13 +46,15 @@ class Tokenizer(Protocol):
 class Piece:
     """Ids that later text cannot change; `ends` marks the last ones of a part.
 
-    They are those of `text`, which begins at character `start` of the caller's text.
+    They are those of `text`, which begins at character `start` of what is spoken. `pause` are samples of silence before
+    the part, with its first ids.
     """
 
     ids: list[int]
     ends: bool
     text: str
     start: int
+    pause: int = 0
 
 
 class PiecewiseText:
@@ -71,10 +73,9 @@ class PiecewiseText:
         self._total = 0
         self._num_chars = 0
         self._num_taken = 0
-        self._num_parts = 0
         self._is_spoken = False
-        self.pauses: dict[int, int] = {}
-        """Samples of silence before a part, by its number; after the last one by the number of parts."""
+        self.pause_samples = 0
+        """Silence after the pieces that were returned."""
 
     def add(self, text: str) -> list[Piece]:
         """Append text; returns the pieces that became final.
@@ -88,7 +89,7 @@ class PiecewiseText:
     def pause(self, samples: int) -> list[Piece]:
         """End the part, and add silence after it; returns the rest of the part."""
         piece = self._take(len(self._tail), ends=True)
-        self.pauses[self._num_parts] = self.pauses.get(self._num_parts, 0) + samples
+        self.pause_samples += samples
         return [piece]
 
     def end(self) -> list[Piece]:
@@ -134,7 +135,9 @@ class PiecewiseText:
         del self._tail[:end]
         self._num_taken += end
         self._final = 0
-        self._num_parts += ends and self._count + len(ids) > 0
+        pause = 0
+        if ids and not self._count:
+            pause, self.pause_samples = self.pause_samples, 0
         self._count = 0 if ends else self._count + len(ids)
         if ends:
             self._size = PartSize()
@@ -142,7 +145,7 @@ class PiecewiseText:
         limit = self._tokenizer.max_tokens
         if self._total > limit:
             raise InvalidRequest("text", "".join(self._tail), f"{self._total} tokens, at most {limit} are allowed")
-        return Piece(ids, ends, text, start)
+        return Piece(ids, ends, text, start, pause)
 
     def _stripped(self, end: int, ends: bool) -> tuple[str, int]:
         """The text to tokenize of the first `end` characters that wait, and how many it leaves out before it."""
@@ -150,6 +153,20 @@ class PiecewiseText:
         text = text.rstrip() if ends else text
         stripped = text if self._count else text.lstrip()
         return stripped, len(text) - len(stripped)
+
+
+def parts_of(pieces: Iterable[Piece]) -> list[tuple[list[int], int]]:
+    """The ids of each part, and the samples of silence before it."""
+    parts: list[tuple[list[int], int]] = []
+    is_open = False
+    for piece in pieces:
+        if piece.ids and not is_open:
+            parts.append(([], piece.pause))
+            is_open = True
+        if is_open:
+            parts[-1][0].extend(piece.ids)
+        is_open = is_open and not piece.ends
+    return parts
 
 
 def can_be_spoken(text: str) -> bool:

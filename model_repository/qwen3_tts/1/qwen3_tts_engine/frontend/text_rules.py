@@ -27,8 +27,8 @@ def _pattern(
     return Pattern(re.compile(pattern), re.compile(open_end), replace, re.compile(closed) if closed else None)
 
 
-# What language models write for the eye, in the order in which it is left out. Repetitions are bounded, or begin where
-# a run of their characters does: any text is read in linear time.
+# Markup that language models write for the eye, in the order in which it is left out. Repetitions are bounded, or begin
+# where a run of their characters does: any text is read in linear time.
 MARKUP: Mapping[str, Pattern] = {
     "reasoning": _pattern(
         r"(?s)<think>.*?(?:</think>|\Z)",
@@ -125,9 +125,7 @@ class Lexicon:
         """Raises ConfigError."""
         try:
             return cls.parse(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"lexicon_file: {file}: {error}") from None
-        except InvalidRequest as error:
+        except (OSError, UnicodeDecodeError, InvalidRequest) as error:
             raise ConfigError(f"lexicon_file: {file}: {error}") from None
 
     def settled(self, text: str, first: int) -> int:
@@ -184,7 +182,7 @@ READ_LANGUAGES = (*NORMALIZED, AUTO)
 KANA, HAN = re.compile("[\u3040-\u30ff]"), re.compile("[\u3400-\u9fff]")
 # Texts are read sentence by sentence, and none of more characters than these at once.
 SENTENCE = re.compile(r"[^\n。！？]{1,400}?(?:[.!?](?=\s)|[。！？\n]|\Z)|[^\n。！？]{1,400}|[\n。！？]")
-# What the library may write out; a sentence of more numbers is a table, which would take long.
+# Signs that the library may write out; a sentence of more numbers is a table, which would take long.
 READ_OUT, NUMBER, MAX_NUMBERS = re.compile(r"[\d%&@#$€£¥℃]|[^\W\d_]\."), re.compile(r"\d+"), 40
 TOKENS = re.compile(rf"\s+|[{CJK}]|\d+|[^\W\d_]+|.", re.DOTALL)
 

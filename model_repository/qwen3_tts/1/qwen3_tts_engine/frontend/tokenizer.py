@@ -1,7 +1,7 @@
 """Tokenizes text within the chat template (docs/model.md, Text tokens)."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -62,10 +62,6 @@ class TextTokenizer:
         pieces = PiecewiseText(self, part_tokens)
         return [*pieces.add(text), *pieces.end()]
 
-    def parts(self, text: str, part_tokens: int) -> list[list[int]]:
-        """The ids of each part of a text; as `pieces`."""
-        return ids_of_parts(self.pieces(text, part_tokens))
-
     def spans(self, text: str) -> list[tuple[int, int]]:
         """First character of each token that `encode` returns, and the character after its last one."""
         spans: list[tuple[int, int]] = self._tokenizer.encode(text, add_special_tokens=False).offsets
@@ -114,15 +110,6 @@ class TextTokenizer:
             [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoding.ids
         return ids
-
-
-def ids_of_parts(pieces: Iterable[Piece]) -> list[list[int]]:
-    parts: list[list[int]] = [[]]
-    for piece in pieces:
-        parts[-1] += piece.ids
-        if piece.ends:
-            parts.append([])
-    return [ids for ids in parts if ids]
 
 
 def _read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

@@ -110,7 +110,7 @@ class GraphTalkerRunner(TalkerRunner):
     def launch(self, slots: np.ndarray) -> LaunchedTick:  # type: ignore[override]
         tick, start, tracked = next(self._ticks), 0, bool(self._tracked[slots].any())
         if tracked:
-            # Of the first frames after their prompts.
+            # First frames after their prompts observe nothing: they have the token at which their slots were opened.
             tick.spoken[: len(slots)] = torch.from_numpy(self._opened_at[slots])
         for graph, inputs in self._replays(slots, tracked=tracked):
             made, count = graph.replay(*inputs), len(inputs[0])
