@@ -17,6 +17,7 @@ import numpy as np
 from qwen3_tts_client import options
 from qwen3_tts_client.errors import ClientError, ExitCode, SpeechError, reported
 from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest, encode, merged
+from qwen3_tts_client.sentences import TextPart, split
 from qwen3_tts_client.server import Server
 from qwen3_tts_client.stream import Responses
 from qwen3_tts_client.sync_stream import speak
@@ -26,7 +27,6 @@ from qwen3_tts_client.wav import WavWriter
 MAX_CHARACTERS = 800
 PARAGRAPH_PAUSE = SAMPLE_RATE // 2
 _PARAGRAPH = re.compile(r"\S(?:(?!\n[ \t]*\n).)*", re.DOTALL)
-_SENTENCE = re.compile(r".+?(?:[.!?…][\"'”’)\]]*(?=\s|\Z)|[。！？]+[」』”’）]*|\Z)\s*", re.DOTALL)
 
 
 class Passage(NamedTuple):
@@ -77,15 +77,11 @@ def read_text(path: Path) -> str:
 
 
 def divide(text: str) -> Iterator[Passage]:
-    """Paragraphs, and the sentences of longer ones together up to MAX_CHARACTERS."""
+    """Paragraphs, long ones in parts of at most MAX_CHARACTERS."""
     for paragraph in _PARAGRAPH.finditer(text):
-        first, pending = paragraph.start(), ""
-        for sentence in _SENTENCE.finditer(paragraph[0].rstrip()):
-            if pending and len(pending) + len(sentence[0]) > MAX_CHARACTERS:
-                yield Passage(first, pending, False)
-                first, pending = first + len(pending), ""
-            pending += sentence[0]
-        yield Passage(first, pending, True)
+        parts = split(TextPart(paragraph.start(), paragraph[0].rstrip()), MAX_CHARACTERS)
+        for number, (first, part) in enumerate(parts, 1):
+            yield Passage(first, part, number == len(parts))
 
 
 def say_file(

@@ -12,10 +12,11 @@ import numpy as np
 from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.pieces import TextFeed, sequence
 from qwen3_tts_client.protocol import AudioChunk, End, SpeechRequest, Usage, encode
+from qwen3_tts_client.sentences import TextPart, split
 from qwen3_tts_client.stream import Responses
 from qwen3_tts_gateway.backend import Backend, Metadata, Speech
 from qwen3_tts_gateway.body import SAMPLES_PER_FRAME
-from qwen3_tts_gateway.sentences import DividedText, PartFeed, TextPart, split
+from qwen3_tts_gateway.sentences import DividedText, PartFeed
 
 # Only the model counts tokens; its refusal states the limit.
 _TOO_LONG = re.compile(

@@ -3,16 +3,9 @@
 import asyncio
 import re
 from collections.abc import AsyncIterable, AsyncIterator
-from typing import NamedTuple
 
 from qwen3_tts_client.pieces import TextFeed
 
-# Ends of sentences, clauses and words, the preferred ones first.
-_ENDS = (
-    re.compile(r"[.!?…][\"'”’»)\]]*\s+|[。！？]+[」』”’）]*|\n+"),
-    re.compile(r"[,;:]\s+|[、，；：]|\s[–—-]\s"),
-    re.compile(r"\s+"),
-)
 _SENTENCE_END = re.compile(r"([.!?…][\"'”’»)\]]*\s|[。！？\n])\Z")
 _LONGEST_END = 8  # characters of a sentence end
 # High estimates of tokens per ASCII letter, other ASCII and other character: only the model counts tokens, and sent
@@ -20,30 +13,6 @@ _LONGEST_END = 8  # characters of a sentence end
 _LETTER, _ASCII, _OTHER = 0.5, 1.0, 1.5
 # A part ends with the first sentence after PART_TOKENS, at the latest after MAX_PART_TOKENS.
 PART_TOKENS, MAX_PART_TOKENS = 600, 1000
-
-
-class TextPart(NamedTuple):
-    start: int  # character of the whole text
-    text: str
-
-
-def split(part: TextPart, size: int) -> list[TextPart]:
-    """Parts of at most `size` characters that end with a sentence, or else with a clause or a word."""
-    start, text = part
-    parts: list[TextPart] = []
-    while len(text) > size:
-        end = _end(text, size)
-        parts.append(TextPart(start, text[:end]))
-        start, text = start + end, text[end:]
-    return [part for part in (*parts, TextPart(start, text)) if part.text.strip()]
-
-
-def _end(text: str, size: int) -> int:
-    for ends in _ENDS:
-        found = [match.end() for match in ends.finditer(text, 0, size)]
-        if found and found[-1] > size // 2:
-            return found[-1]
-    return size
 
 
 class PartFeed(TextFeed):

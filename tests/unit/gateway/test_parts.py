@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from qwen3_tts_client.pieces import TextFeed
+from qwen3_tts_client.sentences import TextPart, split
 from qwen3_tts_gateway.config import Settings
-from qwen3_tts_gateway.sentences import DividedText, TextPart, split
+from qwen3_tts_gateway.sentences import DividedText
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.stub_server import StubServer, input_text, text_of
 from tests.unit.gateway.conftest import script, wait_for
