@@ -64,7 +64,7 @@ def main(
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", form)
     settings = environment_of(checkpoint, max_streams)
     request = ["--speaker", speaker, "--max-frames", max_frames, *(["--text", text] if text else [])]
-    with fleet_of(count, artifact_dir / "fleet", form, settings) as fleet:
+    with fleet_of(count, artifact_dir / "fleet", settings) as fleet:
         loads, table = Loads(fleet, artifact_dir, request, measurement_interval, workers), list[dict[str, Any]]()
         found = record(table, form, max_streams, text)
         for row in loads.rows(concurrency, request_rate):
@@ -76,13 +76,8 @@ def main(
 
 
 @contextmanager
-def fleet_of(count: int, folder: Path, form: str, settings: dict[str, str]) -> Iterator[BackgroundFleet]:
-    fleet = BackgroundFleet(
-        count,
-        folder,
-        environment=settings,
-        patience=START_SECONDS,
-    )
+def fleet_of(count: int, folder: Path, settings: dict[str, str]) -> Iterator[BackgroundFleet]:
+    fleet = BackgroundFleet(count, folder, environment=settings, patience=START_SECONDS)
     with ExitStack() as running:
         with console.status(f"Starting {count} servers (log: {folder / 'log'})"):
             running.enter_context(fleet)
