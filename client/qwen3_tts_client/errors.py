@@ -16,6 +16,7 @@ _RPC_OUTCOMES = {
     grpc.StatusCode.INVALID_ARGUMENT: "invalid",
     grpc.StatusCode.UNAVAILABLE: "disconnected",
 }
+_RESETS = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
 # Triton's error_message on a stream has only the text of a model's error, so the model prefixes it with its code.
 # (The metadata `triton_grpc_error: true` adds the code, but concurrent errors then crash Triton 2.51.)
 _MESSAGE_OUTCOMES = {
@@ -38,6 +39,10 @@ _PUBLIC = {
     "disconnected": "no server is reachable",
 }
 _MODEL_PREFIX = re.compile(r"^(\[request id: .*?\] )?\s*(.*?\b(INVALID_ARG|UNAVAILABLE): )?")
+# What gRPC says of a stream whose server, or the proxy before it, ended while it answered. A request changes nothing at
+# the server, so that it can be sent again.
+_LOST = re.compile(r"Stream removed|RST_STREAM|Socket closed|Connection reset|connection termination")
+LOST = "the server was lost while it spoke: send the request again"
 _CAPACITY = re.compile(
     r"busy: [^(]*[^( ]|the server is .*|\d+ voices are .*|the voices take .*|\d+ positions required.*"
 )
@@ -104,10 +109,15 @@ def public_message(error: SpeechError) -> str:
         return reason
     if error.outcome == "unavailable" and (capacity := _CAPACITY.match(reason)):
         return capacity[0]
+    if error.outcome == "disconnected" and LOST in reason:
+        return LOST
     return _PUBLIC[error.outcome]
 
 
 def from_rpc(error: grpc.RpcError) -> SpeechError:
+    """A stream of a lost server is `disconnected`, whatever gRPC calls it."""
+    if error.code() in _RESETS and _LOST.search(error.details() or ""):
+        return SpeechError("disconnected", f"UNAVAILABLE: {LOST} ({error.details()})")
     return SpeechError(_RPC_OUTCOMES.get(error.code(), "error"), f"{error.code().name}: {error.details()}")
 
 

@@ -17,6 +17,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from qwen3_tts_client.analysis.playback import play
+from qwen3_tts_client.errors import LOST
 from qwen3_tts_client.protocol import SAMPLE_RATE
 from scripts.benchmarks import fleet as benchmark
 from scripts.server.fleet import admin
@@ -172,6 +173,7 @@ def test_killed_server_takes_only_its_own_streams(fleet: Fleet) -> None:
     # Those that ran on it, and at most those that were sent before Envoy had seen its connections close.
     assert 0 < len(failed) <= STREAMS // SERVERS + 2
     assert all(one.begun < killed + 1e9 for one in failed)
+    assert all(LOST in str(one.received.error) for one in failed if one.received.pcm)
     served = [one for one in new if one.error is None]
     for one in served:
         assert_own_frames(one, 7, 1)

@@ -1,8 +1,9 @@
 """What the clients of a gateway read of a server's error."""
 
+import grpc
 import pytest
 
-from qwen3_tts_client.errors import OUTCOMES, SpeechError, public_message
+from qwen3_tts_client.errors import LOST, OUTCOMES, SpeechError, from_rpc, public_message
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,37 @@ def test_a_message_names_nothing_inside_the_service(outcome: str, message: str, 
 @pytest.mark.parametrize("outcome", sorted(set(OUTCOMES) - {"ok", "invalid"}))
 def test_an_unknown_message_is_replaced(outcome: str) -> None:
     assert "RuntimeError" not in public_message(SpeechError(outcome, "RuntimeError: 10.0.0.7"))
+
+
+class RpcFailure(grpc.RpcError):
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        self.code, self.details = lambda: code, lambda: details
+
+
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [
+        (grpc.StatusCode.UNKNOWN, "Stream removed"),
+        (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2"),
+        (grpc.StatusCode.UNAVAILABLE, "recvmsg:Connection reset by peer"),
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed"),
+        (grpc.StatusCode.UNAVAILABLE, "upstream connect error … reset reason: connection termination"),
+    ],
+)
+def test_a_stream_of_a_lost_server_says_that_it_can_be_sent_again(code: grpc.StatusCode, details: str) -> None:
+    error = from_rpc(RpcFailure(code, details))
+    assert (error.outcome, public_message(error)) == ("disconnected", LOST)
+    assert details in str(error)
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "outcome"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses: Connection refused", "disconnected"),
+        (grpc.StatusCode.INTERNAL, "CUDA error", "error"),
+        (grpc.StatusCode.CANCELLED, "Stream removed", "cancelled"),
+    ],
+)
+def test_other_failures_keep_their_message(code: grpc.StatusCode, details: str, outcome: str) -> None:
+    error = from_rpc(RpcFailure(code, details))
+    assert (error.outcome, str(error)) == (outcome, f"{code.name}: {details}")
