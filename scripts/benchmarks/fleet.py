@@ -1,4 +1,5 @@
-"""Servers behind Envoy beside one of them alone, in one run: throughput, first audio, Envoy's share, a lost server.
+"""Servers behind Envoy beside one of them alone, in one run: throughput, first audio, Envoy's share, overload, a
+lost server.
 
     python -m scripts.benchmarks.fleet --checkpoint CHECKPOINT --artifact-dir FOLDER
 
@@ -20,7 +21,9 @@ import typer
 from rich.console import Console
 
 from qwen3_tts_client.records.environment import environment
+from qwen3_tts_client.records.record import read_run
 from scripts.benchmarks.common import origin_of, settings_of_environment, show
+from scripts.benchmarks.overload import OVERLOAD, Load
 from scripts.benchmarks.serving import REPOSITORY, environment_of, read_summary, rows, run, run_bench
 from scripts.server.fleet.background import BackgroundFleet
 from scripts.server.fleet.plan import FleetError, plan_servers
@@ -96,16 +99,17 @@ class Loads:
         self._kill_seconds = interval / 2e3
 
     def rows(self, concurrency: int, request_rate: float) -> Iterator[dict[str, Any]]:
-        """Rows of one server alone, of all behind Envoy, and of all while one is killed."""
+        """Rows of one server alone, of all behind Envoy, of all with too much to do, and of all while one is killed."""
         count = len(self._fleet.servers)
         for number, path in ((1, "direct"), (count, "envoy")):
             yield self._measured(path, number, "--concurrency", 1)
             yield self._measured(path, number, "--concurrency", concurrency * number)
             yield self._measured(path, number, "--request-rate", request_rate * number)
+        yield self._overloaded(OVERLOAD * request_rate * count)
         yield self._with_a_loss(request_rate * count)
 
     def _measured(self, path: str, servers: int, kind: str, value: float) -> dict[str, Any]:
-        folder = self._folder / f"{path}{kind}-{value:g}"
+        folder = self._folder_of(path, kind, value)
         ports = self._fleet.servers[0] if path == "direct" else None
         target = ["--url", f"localhost:{ports.grpc if ports else self._fleet.ports.port}"]
         metrics = ["--metrics-url", f"http://localhost:{self._fleet.servers[0].metrics}/metrics"]
@@ -113,6 +117,16 @@ class Loads:
         run_bench("bench", *target, *metrics, *load, *self._options, "--artifact-dir", folder)
         [row] = rows(read_summary(folder)["loads"])
         return {"servers": servers, "path": path, **{name: row[name] for name in FIGURES}}
+
+    def _folder_of(self, path: str, kind: str, value: float) -> Path:
+        return self._folder / f"{path}{kind}-{value:g}"
+
+    def _overloaded(self, rate: float) -> dict[str, Any]:
+        """The row says how many requests were refused, and how long a refusal took."""
+        row = self._measured("overload", len(self._fleet.servers), "--request-rate", rate)
+        [load] = Load.all_of(read_run(self._folder_of("overload", "--request-rate", rate)))
+        found = load.row()
+        return row | {name: found[name] for name in ("refused", "refusal_p50_ms", "refusal_p95_ms")}
 
     def _with_a_loss(self, rate: float) -> dict[str, Any]:
         """The last server is killed in the middle; the row says after how many seconds it was chosen again."""

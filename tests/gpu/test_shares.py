@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not MPS, reason="no MPS")
 @pytest.fixture(scope="module")
 def environment() -> Iterator[dict[str, str]]:
     with MpsDaemon(dict(os.environ)) as environment:
-        yield environment
+        yield {name: value for name, value in environment.items() if os.environ.get(name) != value}
 
 
 @pytest.mark.timeout(900)
@@ -45,7 +45,7 @@ def test_each_path_is_right_with_a_part_of_the_gpu(environment: dict[str, str], 
     settings = {CHOICE_VARIABLE: path, SHARE_VARIABLE: str(share)}
     files = [str(FOLDER / name) for name in FILES]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(command, env=environment | settings, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=os.environ | environment | settings, capture_output=True, text=True, check=False)
     print(done.stdout[-4000:], done.stderr[-1000:])
     assert done.returncode == 0
 

@@ -16,6 +16,9 @@ from scripts.server.fleet.plan import LOCAL, FleetError, FleetPlan, plan_servers
 from scripts.server.fleet.program import EnvoyError, find_envoy
 from scripts.server.installation import ServerError
 
+# Of 1, 2 and 4, on four H200 with 1 024 streams (docs/benchmarks/fleet-limits-h200-x4.json).
+WORKERS_PER_SERVER = 2
+
 
 def main(
     context: typer.Context,
@@ -34,7 +37,7 @@ def main(
     envoy: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Envoy's program, instead of the wheel's")
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Envoy's threads; without it one for each server")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Envoy's threads; without it two for each server")] = None,
 ) -> None:
     """Serve with one server per GPU behind Envoy; every other option goes to each server unchanged."""
     command = [
@@ -46,7 +49,7 @@ def main(
         planned = plan_servers(servers, first_port, build_folder, os.environ)
         plan = FleetPlan(planned, build_folder.resolve(), address, port, admin_port)
         # A worker is an event loop, in which a chunk waits for those before it: the loops grow with the servers.
-        threads = workers or min(len(planned), os.cpu_count() or 1)
+        threads = workers or min(WORKERS_PER_SERVER * len(planned), os.cpu_count() or 1)
         options = ("--concurrency", str(threads), "--disable-hot-restart", "--log-level", "warning")
         with reserved(plan):
             code = Fleet(plan, [str(program), *options], command).run()
