@@ -416,7 +416,7 @@ def test_repository_is_built_before_serving_and_mounted_read_only() -> None:
     assert instructions("CMD")[-1] == '["./serve.sh"]'
     assert "command" not in SERVICES["server"]
     assert SERVICES["codec"]["command"] == ["./build_codec.sh"]
-    assert SERVICES["codec"]["environment"]["CODEC_FORM"] == "${CODEC_FORM:-tensorrt}"
+    assert SERVICES["codec"]["environment"]["CODEC_FORM"] == "${CODEC_FORM:-python}"
     assert SERVICES["server"]["depends_on"] == {"codec": {"condition": "service_completed_successfully"}}
     assert SERVICES["client"]["depends_on"] == {"server": {"condition": "service_healthy"}}
 

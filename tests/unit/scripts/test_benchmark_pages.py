@@ -155,14 +155,16 @@ def test_codec_call_table_matches_its_record() -> None:
         assert [float(cell) for cell in cells] == pytest.approx([row["codec_rows"], call, own, call - own], abs=0.006)
 
 
-def test_plan_serving_table_matches_its_record() -> None:
-    rows = record("serving-tensorrt-h200.json")["rows"]
-    columns = ("ttfa_p50_ms", "ttfa_p95_ms", "audio_s_per_s", "largest_stall_ms", "codec_call_ms")
-    written = table(PAGES[0], "TTFA p50 / p95 through the plan, ms")
-    assert [load for load, *_ in written] == [row["load"] for row in rows]
-    for (_, *cells), row in zip(written, rows, strict=True):
-        found = [number for cell in cells for number in numbers(cell)]
-        assert found == pytest.approx([row[column] for column in columns], rel=0.015)
+def test_table_of_forms_matches_its_record() -> None:
+    rows = {(row["load"], row["form"]): row for row in record("serving-forms-h200.json")["rows"]}
+    columns = ("ttfa_p50_ms", "ttfa_p95_ms", "audio_s_per_s")
+    written = table(PAGES[0], "fused kernels, direct line")
+    assert len(written) == len(rows) // 3 - 1  # without the first request
+    for load, *cells in written:
+        graphs, plan, old = (rows[load, form] for form in ("python", "tensorrt", "python, commit 3edb45c"))
+        measured = [graphs[column] for column in (*columns, "codec_call_ms")]
+        measured += [plan[column] for column in (*columns, "codec_call_ms")] + [old[column] for column in columns]
+        assert [number for cell in cells for number in numbers(cell)] == pytest.approx(measured, rel=0.015)
 
 
 def test_fleet_table_matches_its_record() -> None:
