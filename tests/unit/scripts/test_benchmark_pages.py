@@ -34,7 +34,7 @@ def numbers(cell: str) -> list[float]:
 def test_a_record_names_its_machine_command_and_commit(name: str) -> None:
     found = record(name)
     assert found["gpu"]
-    assert re.match(r"python -m scripts\.(benchmark_|benchmarks\.|soak )", found["command"])
+    assert re.match(r"python -m scripts\.(benchmark_|benchmarks\.|lab\.|soak )", found["command"])
     assert re.fullmatch(r"[0-9a-f]{40}", found["commit"])
     assert found.get("rows") or found.get("requests") or found.get("utterances") or (found["plan"] and found["serving"])
 
