@@ -32,7 +32,7 @@ STDERR = 2
 # Exit code of a server that loads but cannot serve (qwen3_tts_engine/lifecycle/guard.py).
 UNUSABLE = -signal.SIGUSR1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-# A stub exits a third of a second after its server, its guard at most two seconds later.
+# A stub exits a third of a second after its server, or its guard kills it after half a second.
 ORPHAN_SECONDS = 5.0
 # Probes in a row that find the port of a running server closed: it was told to end.
 CLOSED_PROBES = 2
@@ -42,10 +42,10 @@ CLOSED_PROBES = 2
 class Patience:
     max_failed_starts: int = 4
     pause_seconds: float = 1.0
-    """Doubled after each failed start."""
+    """Before the second start, doubled after each failed one; a server that was ready is started again at once."""
 
     def pause(self, failed_starts: int) -> float:
-        return self.pause_seconds * float(2**failed_starts)
+        return self.pause_seconds * float(2 ** (failed_starts - 1)) if failed_starts else 0.0
 
 
 @dataclass
@@ -88,7 +88,8 @@ class Supervisor:
                 _log(f"it never became ready in {failed_starts} starts, the last exit code is {_shell_code(code)}")
                 return _shell_code(code)
             pause = self.patience.pause(failed_starts)
-            _log(f"tritonserver ended with exit code {_shell_code(code)}; it is started again in {pause:g} s")
+            when = f"in {pause:g} s" if pause else "now"
+            _log(f"tritonserver ended with exit code {_shell_code(code)}; it is started again {when}")
             self._stopping.wait(pause)
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:

@@ -90,8 +90,8 @@ def test_a_signal_during_the_start_reaches_the_server_once(tmp_path: Path, monke
     assert SignalledAtTheStart(command, inherited, lambda: False, HASTY).run() == 7
 
 
-def test_pauses_double() -> None:
-    assert [Patience().pause(n) for n in range(4)] == [1, 2, 4, 8]
+def test_pauses_double_with_failed_starts() -> None:
+    assert [Patience().pause(n) for n in range(4)] == [0, 1, 2, 4]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

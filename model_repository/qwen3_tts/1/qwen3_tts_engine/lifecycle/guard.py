@@ -22,7 +22,7 @@ REASONS = {b"": "its process died", DEAD: "its engine died", UNUSABLE: "it canno
 # Delay before the server of a dead engine is ended, so that the last errors reach the callers.
 DELIVERY_SECONDS = 0.5
 # Grace period of a stub after its server; a healthy one exits within a third of a second.
-STUB_SECONDS = 2.0
+STUB_SECONDS = 0.5
 # Shared memory of Triton's stubs, which only an orderly shutdown removes.
 REGIONS = "/dev/shm/triton_python_backend_shm_region"
 INIT = 1
