@@ -10,6 +10,7 @@ from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.config import ConfigError, EngineConfig
 from qwen3_tts_engine.startup import fit_memory
 from qwen3_tts_engine.talker import cpu
+from qwen3_tts_engine.talker.kv_cache import PagedCache
 
 CPU = torch.device("cpu")
 
@@ -62,3 +63,18 @@ def test_a_talker_that_does_not_fit_is_refused(tiny_checkpoint: Path, cgroup: Pa
     (cgroup / "memory.current").write_text(str(7 << 28) + "\n")
     with pytest.raises(ConfigError, match=r"device: the talker takes 0\.6 GiB of memory on a CPU, 0\.2 GiB are free"):
         fit_memory(config, checkpoint, Path(), CPU)
+
+
+def resident_bytes() -> int:
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:")]
+    return int(line.split()[1]) << 10
+
+
+def test_pages_that_no_stream_has_used_take_no_memory(tiny_checkpoint: Path) -> None:
+    config = Checkpoint.open(str(tiny_checkpoint)).config.talker_config
+    before = resident_bytes()
+    cache = PagedCache(config, 1 << 15, 8, torch.zeros(1, 1, dtype=torch.int64), torch.float32)
+    size = cache.data.numel() * cache.data.itemsize
+    assert size > 256 << 20
+    assert resident_bytes() - before < 16 << 20
+    assert not cache.data[-1, :, -100:].any()

@@ -1,5 +1,9 @@
 """Keys and values of past positions: paged for the talker, dense for the code predictor."""
 
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +25,7 @@ class PagedCache:
         self.cos, self.sin = rope_table(config, page_table.shape[1] * page_size, dtype, page_table.device)
         shape = (config.num_hidden_layers, 2, num_pages * page_size, config.num_key_value_heads, config.head_dim)
         # Zeros, since uninitialised positions are masked, but a NaN times a weight of 0 is still NaN.
-        self.data = torch.zeros(shape, dtype=dtype, device=page_table.device)
+        self.data = _zeros(shape, dtype, page_table.device)
 
     def index(self, slots: Tensor | int, positions: Tensor) -> Tensor:
         """Where `data` has positions of slots, int64 in the shape to which both broadcast."""
@@ -40,6 +44,13 @@ class FrameCache:
         self.cos, self.sin = rope_table(config, positions, dtype, device)
         shape = (config.num_hidden_layers, 2, rows, positions, config.num_key_value_heads, config.head_dim)
         self.data = torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU without memory of their own until they are written or read, which torch.zeros does at once."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def rope_table(
