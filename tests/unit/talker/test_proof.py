@@ -185,7 +185,7 @@ def test_cases_are_computed_once_and_again_for_other_weights(
     assert torch.equal(first.codes, again.codes)
     for a, b in zip(first.stored, again.stored, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
-    monkeypatch.setattr(golden_cases, "_digest", lambda _: "of other weights")
+    monkeypatch.setattr(golden_cases, "_digest", lambda *_: "of other weights")
     with pytest.raises(pytest.fail.Exception, match="computed again"):
         TalkerGolden.of(checkpoint)
 

@@ -29,6 +29,7 @@ CONTROL_ROWS = 16
 
 
 TextPolicy = Literal["verbatim", "plain", "refuse"]
+CpuWeights = Literal["float32", "int8"]
 
 
 class ConfigError(ValueError):
@@ -71,6 +72,9 @@ class EngineConfig(BaseModel):
     """How long the proof waits for code2wav once Triton has started; requests wait as well."""
     cpu_threads: int = Field(default=0, ge=0)
     """Threads of one talker operation on the CPU; 0 uses half of the cores, at least one: the rest is for the codec."""
+    cpu_weights: CpuWeights = "float32"
+    """Weights of the talker's products on a CPU. int8 takes less time and memory, and draws other codes where logits
+    are close (docs/cpu.md, Weights in int8); it requires the graphs of ONNX Runtime."""
     when_dead: Literal["exit", "unload", "stay"] = "exit"
     """Action after the engine died and every stream received its error. exit ends tritonserver (guard.py), so that its
     supervisor restarts it. unload unloads the model; it requires --model-control-mode=explicit, since an unload that

@@ -122,7 +122,7 @@ def fit_memory(config: EngineConfig, checkpoint: Checkpoint, repository: Path, d
     Raises ConfigError, with what would fit, and CheckpointError for another model that is not exported.
     """
     if device.type == "cpu":
-        cpu.check(checkpoint)
+        cpu.check(checkpoint, config.cpu_weights)
         return config
     decoder = checkpoint.speech_tokenizer.decoder_config
     manifest = CodecManifest.read(repository / contract.MODEL_NAME / "1")

@@ -10,13 +10,15 @@ import torch
 
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.tensor_shapes import talker_shapes
-from qwen3_tts_engine.config import ConfigError
+from qwen3_tts_engine.config import ConfigError, CpuWeights
 from qwen3_tts_engine.talker.memory_plan import gib
 
 log = logging.getLogger(__name__)
 
 CGROUP, MEMORY = Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 FLOAT_BYTES = 4
+# Of a product's weight: FP32 as loaded and as ONNX Runtime packs it; at most bfloat16 as loaded, int8 and that packed.
+PRODUCT_BYTES = {"float32": 2 * FLOAT_BYTES, "int8": 4}
 # Bound on PyTorch, ONNX Runtime and the interpreter: a talker of the demo voice has 0.5 GB resident.
 PROCESS_BYTES = 600 << 20
 VECTORS = ("AVX2", "AVX512")
@@ -37,16 +39,17 @@ def free_bytes() -> int:
     return free if limit == "max" else min(free, int(limit) - int(used))
 
 
-def needed_bytes(checkpoint: Checkpoint) -> int:
-    """Memory of a talker: its weights in FP32, those of layers and heads also in the layout of their products."""
-    sizes = {name: FLOAT_BYTES * prod(shape) for name, shape in talker_shapes(checkpoint.config).items()}
-    packed = sum(size for name, size in sizes.items() if ".layers." in name or "head" in name)
-    return PROCESS_BYTES + sum(sizes.values()) + packed
+def needed_bytes(checkpoint: Checkpoint, weights: CpuWeights = "float32") -> int:
+    """Memory of a talker: its weights in FP32, and those of layers and heads as PRODUCT_BYTES has them."""
+    sizes = {name: prod(shape) for name, shape in talker_shapes(checkpoint.config).items()}
+    products = sum(size for name, size in sizes.items() if ".layers." in name or "head" in name)
+    others = sum(sizes.values()) - products
+    return PROCESS_BYTES + FLOAT_BYTES * others + PRODUCT_BYTES[weights] * products
 
 
-def check(checkpoint: Checkpoint) -> None:
+def check(checkpoint: Checkpoint, weights: CpuWeights = "float32") -> None:
     """Says what makes this CPU slow. Raises ConfigError where the talker would not fit."""
-    needed, free = needed_bytes(checkpoint), free_bytes()
+    needed, free = needed_bytes(checkpoint, weights), free_bytes()
     if needed > free:
         raise ConfigError(
             f"device: the talker takes {gib(needed)} GiB of memory on a CPU, {gib(free)} GiB are free: give the server "

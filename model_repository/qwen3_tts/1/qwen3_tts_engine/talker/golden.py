@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -25,14 +25,15 @@ from qwen3_tts_engine.core.batches import Newcomer
 from qwen3_tts_engine.core.streams import NONE, Prompt, Stream, Summary
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.request import RequestError, Sampling
+from qwen3_tts_engine.talker import int8
 from qwen3_tts_engine.talker.code_predictor import CodePredictor
 from qwen3_tts_engine.talker.cpu import cores
-from qwen3_tts_engine.talker.ops.interface import Hidden
+from qwen3_tts_engine.talker.ops.interface import Hidden, Rows
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.talker.sampling import mask_first
 from qwen3_tts_engine.talker.talker import Talker
-from qwen3_tts_engine.talker.weights import NormLinear
+from qwen3_tts_engine.talker.weights import NormLinear, is_of_layer
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ VERSION = 1
 # Cases that take less time are computed at each start.
 KEPT_SECONDS = 3.0
 HEADER_BYTES = 1 << 16
+Rounds = Literal["bfloat16", "int8"]
 GREEDY = Sampling(
     temperature=0, top_k=0, top_p=1, repetition_penalty=1, predictor_temperature=0, predictor_top_k=0,
     predictor_top_p=1, seed=0,
@@ -118,7 +120,7 @@ class TalkerGolden:
     """`stored` of each utterance; greedy codes int64 [utterances, FRAMES, codebooks] and their logits, float32
     [utterances, FRAMES, codebooks, codes], -inf for codes that cannot be drawn.
 
-    `rounding` is the distance of `stored` if each layer's results are rounded to bfloat16, relative to its norm.
+    `rounding` is the distance of `stored` if a runner's rounding is made, relative to its norm (ReferenceOps).
     """
 
     stored: list[Tensor]
@@ -127,16 +129,16 @@ class TalkerGolden:
     rounding: float
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> Self:
+    def of(cls, checkpoint: Checkpoint, rounds: Rounds = "bfloat16") -> Self:
         """Reads the cases from the cache on disk, or computes them and, if that takes long, keeps them there."""
-        path = _cache_folder() / f"{_digest(checkpoint)}.safetensors"
+        path = _cache_folder() / f"{_digest(checkpoint, rounds)}.safetensors"
         if path.is_file():
             try:
                 return cls._read(path)
             except (SafetensorError, KeyError, ValueError, OSError) as error:
                 log.warning("%s: unreadable, so computed again: %s", path, error)
         started = time.perf_counter()
-        golden = cls.compute(checkpoint, Cases.of(checkpoint.config))
+        golden = cls.compute(checkpoint, Cases.of(checkpoint.config), rounds)
         seconds = time.perf_counter() - started
         log.info("computed the talker's golden cases in %.1f s", seconds)
         if seconds < KEPT_SECONDS:
@@ -148,14 +150,16 @@ class TalkerGolden:
         return golden
 
     @classmethod
-    def compute(cls, checkpoint: Checkpoint, cases: Cases) -> Self:
+    def compute(cls, checkpoint: Checkpoint, cases: Cases, rounds: Rounds = "bfloat16") -> Self:
         threads = torch.get_num_threads()
         torch.set_num_threads(cores())
         try:
             runner, ops = _reference(checkpoint, len(cases.prompts))
             exact, codes, logits = _spoken(runner, ops, cases)
-            ops.rounds = True
-            rounded, _, _ = _spoken(runner, ops, cases)
+            ops.rounds = rounds
+            for _ in _drive_reference(runner, cases):
+                pass
+            rounded = _all_stored(runner, cases)
         finally:
             torch.set_num_threads(threads)
         return cls(exact, codes, logits, max(map(distance, rounded, exact)))
@@ -183,11 +187,16 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 
 class ReferenceOps(TorchOps):
-    """Keeps the logits of each codebook; while `rounds`, rounds a layer's results to bfloat16."""
+    """Keeps the logits of each codebook; rounds a layer's results to bfloat16, or both sides of products to int8."""
 
     def __init__(self) -> None:
         self.logits: list[Tensor] = []
-        self.rounds = False
+        self.rounds: Rounds | None = None
+
+    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, together: bool = False) -> Tensor:
+        if self.rounds == "int8":
+            x, weight = int8.rounded(x), int8.rounded(weight.float())
+        return super().multiply(x, weight, bias, together=together)
 
     def norm_logits(self, x: Hidden, product: NormLinear, eps: float) -> Tensor:
         self.logits.append(super().norm_logits(x, product, eps))
@@ -201,28 +210,36 @@ class ReferenceOps(TorchOps):
         residual.rows.copy_(self._rounded(residual.rows))
 
     def _rounded(self, value: Tensor) -> Tensor:
-        return value.bfloat16().to(value.dtype) if self.rounds else value
+        return value.bfloat16().to(value.dtype) if self.rounds == "bfloat16" else value
+
+
+class ReferenceRunner(TalkerRunner):
+    """Draws no codes while its operations round, since then only keys and values are kept."""
+
+    def _complete(self, rows: Rows, hidden: Hidden) -> Tensor:
+        assert isinstance(self._ops, ReferenceOps)
+        if not self._ops.rounds:
+            return super()._complete(rows, hidden)
+        rows.codes.zero_()
+        rows.advance(self._talker.text_table, self._talker.code_table, self._pad_text_id)
+        return rows.codes
 
 
 def _reference(checkpoint: Checkpoint, slots: int) -> tuple[TalkerRunner, ReferenceOps]:
     """A runner on the CPU. To save memory, weights of layers stay as stored and are widened when they are used."""
     tensors = load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config))
-    tensors = {name: tensor if _is_layer(name, tensor) else tensor.float() for name, tensor in tensors.items()}
+    tensors = {name: tensor if is_of_layer(name, tensor) else tensor.float() for name, tensor in tensors.items()}
     ops = ReferenceOps()
     talker = Talker(checkpoint.config.talker_config, tensors, ops)
     predictor = CodePredictor(talker, tensors, ops)
     limits = RunnerLimits(slots, slots, MOST_ROWS, MOST_ROWS, 0)
-    return TalkerRunner(talker, predictor, limits, checkpoint.config.tts_pad_token_id, ops), ops
-
-
-def _is_layer(name: str, tensor: Tensor) -> bool:
-    return ".layers." in name and tensor.ndim > 1
+    return ReferenceRunner(talker, predictor, limits, checkpoint.config.tts_pad_token_id, ops), ops
 
 
 def _spoken(runner: TalkerRunner, ops: ReferenceOps, cases: Cases) -> tuple[list[Tensor], Tensor, Tensor]:
     """`stored`, codes and logits, as in TalkerGolden."""
     logits, codes = [], []
-    for tick in drive(runner, cases, range(len(cases.prompts)), joins=False):
+    for tick in _drive_reference(runner, cases):
         codes.append(torch.from_numpy(tick.codes.copy()))
         first, *others = ops.logits
         ops.logits.clear()
@@ -231,8 +248,15 @@ def _spoken(runner: TalkerRunner, ops: ReferenceOps, cases: Cases) -> tuple[list
         drawable = mask_first(first, nothing_seen, no_penalty, torch.from_numpy(tick.frames), runner.eos)
         padded = [torch.nn.functional.pad(value, (0, first.shape[1] - count), value=-torch.inf) for value in others]
         logits.append(torch.stack([drawable, *padded], dim=1))
-    kept = [stored(runner, slot, len(prompt)) for slot, prompt in enumerate(cases.prompts)]
-    return kept, torch.stack(codes, dim=1), torch.stack(logits, dim=1)
+    return _all_stored(runner, cases), torch.stack(codes, dim=1), torch.stack(logits, dim=1)
+
+
+def _drive_reference(runner: TalkerRunner, cases: Cases) -> Iterator[DrivenTick]:
+    return drive(runner, cases, range(len(cases.prompts)), joins=False)
+
+
+def _all_stored(runner: TalkerRunner, cases: Cases) -> list[Tensor]:
+    return [stored(runner, slot, len(prompt)) for slot, prompt in enumerate(cases.prompts)]
 
 
 def _newcomer(runner: TalkerRunner, prompt: Prompt, slot: int) -> Newcomer:
@@ -249,14 +273,14 @@ class _Unheard:
     def finish(self, error: RequestError | None, summary: Summary | None = None) -> None: ...
 
 
-def _digest(checkpoint: Checkpoint) -> str:
+def _digest(checkpoint: Checkpoint, rounds: Rounds = "bfloat16") -> str:
     """Identifies the weights by their header, size and time, since to hash them takes seconds."""
     digest = hashlib.blake2b(checkpoint.path(CONFIG).read_bytes(), digest_size=16)
     for path in weight_files(checkpoint.path(WEIGHTS)):
         with path.open("rb") as file:
             digest.update(file.read(HEADER_BYTES))
         status = path.stat()
-        digest.update(f"{status.st_size} {status.st_mtime_ns} {VERSION}".encode())
+        digest.update(f"{status.st_size} {status.st_mtime_ns} {VERSION} {rounds}".encode())
     return digest.hexdigest()
 
 

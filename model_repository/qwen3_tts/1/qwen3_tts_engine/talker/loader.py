@@ -14,7 +14,7 @@ from qwen3_tts_engine.config import ConfigError, EngineConfig, max_positions
 from qwen3_tts_engine.interfaces import RunnerLimits
 from qwen3_tts_engine.talker import cublas
 from qwen3_tts_engine.talker.code_predictor import CodePredictor
-from qwen3_tts_engine.talker.golden import Cases, TalkerGolden
+from qwen3_tts_engine.talker.golden import Cases, Rounds, TalkerGolden
 from qwen3_tts_engine.talker.kernels.kernel_path import kernel_path
 from qwen3_tts_engine.talker.memory_plan import cache_pages, page_bytes
 from qwen3_tts_engine.talker.ops.interface import Ops
@@ -22,6 +22,7 @@ from qwen3_tts_engine.talker.ops.torch_ops import TorchOps
 from qwen3_tts_engine.talker.proof import TalkerProof
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.talker.talker import Talker
+from qwen3_tts_engine.talker.weights import is_of_layer
 
 log = logging.getLogger(__name__)
 RunnerT = TypeVar("RunnerT", bound=TalkerRunner)
@@ -38,6 +39,7 @@ def load_runner(
     graph's build or the proof raises where PyTorch operations may not take its place.
     """
     is_gpu = device.type == "cuda"
+    _check_weights(config, device)
     if is_gpu and config.batch_invariant and config.kernels == "off":
         raise ConfigError("batch_invariant: requires the kernels, so kernels must not be off")
     if config.kernels != "off":
@@ -47,7 +49,7 @@ def load_runner(
         except (CheckpointError, ConfigError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if config.kernels != "auto" or (is_gpu and config.batch_invariant):
+            if config.kernels != "auto" or (is_gpu and config.batch_invariant) or config.cpu_weights == "int8":
                 raise
             replaced = _kernels_of(device, config) if is_gpu else "ONNX Runtime's graphs on the CPU"
             log.warning("PyTorch operations, which are slower, replace %s: %s", replaced, error)
@@ -59,6 +61,15 @@ def load_runner(
     return _proven(runner, checkpoint, config) if is_gpu else runner
 
 
+def _check_weights(config: EngineConfig, device: torch.device) -> None:
+    if config.cpu_weights == "float32":
+        return
+    if device.type == "cuda":
+        raise ConfigError(f"cpu_weights: {config.cpu_weights} is for a CPU, on {device} weights are bfloat16: unset it")
+    if config.kernels == "off":
+        raise ConfigError(f"cpu_weights: {config.cpu_weights} requires ONNX Runtime, so kernels must not be off")
+
+
 def _kernels_of(device: torch.device, config: EngineConfig) -> str:
     path = kernel_path(torch.cuda.get_device_capability(device), config.kernel_path).name
     return f"the {path} kernels on {torch.cuda.get_device_name(device)}"
@@ -67,7 +78,8 @@ def _kernels_of(device: torch.device, config: EngineConfig) -> str:
 def _proven(runner: RunnerT, checkpoint: Checkpoint, config: EngineConfig) -> RunnerT:
     """The runner, which agrees with the golden cases. Raises TalkerProofError."""
     if config.talker_proof_seconds:
-        golden, cases = TalkerGolden.of(checkpoint), Cases.of(checkpoint.config)
+        rounds: Rounds = "int8" if config.cpu_weights == "int8" else "bfloat16"
+        golden, cases = TalkerGolden.of(checkpoint, rounds), Cases.of(checkpoint.config)
         TalkerProof(runner, golden, cases).run(config.talker_proof_seconds)
     return runner
 
@@ -79,7 +91,7 @@ def _onnx_runner(
     from qwen3_tts_engine.talker.onnx_runner import OnnxTalkerRunner
 
     runner = _make_runner(OnnxTalkerRunner, TorchOps(), checkpoint, config, device, alignment)
-    runner.build()
+    runner.build(config.cpu_weights)
     return runner
 
 
@@ -110,7 +122,9 @@ def _make_runner(
     alignment: Alignment | None,
 ) -> RunnerT:
     limits = plan_limits(config, checkpoint, device)
-    tensors = MovedTensors(load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config)), device)
+    stored = load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config))
+    # The graphs widen a layer's weights one at a time.
+    tensors = MovedTensors(stored, device, keep_layers=config.cpu_weights == "int8")
     talker = Talker(checkpoint.config.talker_config, tensors, ops)
     predictor = CodePredictor(talker, tensors, ops)
     torch.cuda.empty_cache()  # left by the originals of stacked and projected weights
@@ -118,13 +132,18 @@ def _make_runner(
 
 
 class MovedTensors(Mapping[str, torch.Tensor]):
-    """Tensors on the host; each is moved when it is read, so that no original stays on the device beside its copy."""
+    """Tensors on the host; each is moved when it is read, so that no original stays on the device beside its copy.
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        self._tensors, self._device = tensors, device
+    `keep_layers`: weights of layers keep their stored dtype.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], device: torch.device, *, keep_layers: bool = False) -> None:
+        self._tensors, self._device, self._keep_layers = tensors, device, keep_layers
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._tensors[name].to(self._device, weight_dtype(self._device))
+        tensor = self._tensors[name]
+        is_kept = self._keep_layers and is_of_layer(name, tensor)
+        return tensor.to(self._device, tensor.dtype if is_kept else weight_dtype(self._device))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

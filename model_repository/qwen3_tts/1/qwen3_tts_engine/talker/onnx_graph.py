@@ -14,24 +14,35 @@ from torch import Tensor
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
+from qwen3_tts_engine.config import CpuWeights
+from qwen3_tts_engine.talker import int8
+
 # The first one with Swish and TensorScatter.
 OPSET = 24
 IR_VERSION = 11
 ELEMENTS = {
     torch.float32: onnx.TensorProto.FLOAT,
     torch.int64: onnx.TensorProto.INT64,
+    torch.uint8: onnx.TensorProto.UINT8,
     torch.bool: onnx.TensorProto.BOOL,
 }
 # ONNX Runtime's levels: errors. TensorScatter warns of every copy.
 ERRORS = 3
+
+# What stands for 0 in uint8. CPUs without VNNI multiply uint8 by int8 in 16 bits, which saturate.
+ZERO = 128
 
 Value = str
 """The name of a value in the graph."""
 
 
 class OnnxGraph:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, weights: CpuWeights = "float32") -> None:
+        """`weights` are those of products."""
         self._name, self._nodes, self._count = name, list[onnx.NodeProto](), 0
+        self._is_int8 = weights == "int8"
+        # Of each weight, which is kept so that no other one takes its place in memory.
+        self._quantized = dict[int, tuple[Tensor, Value, Value]]()
         self._inputs, self._outputs = list[onnx.ValueInfoProto](), list[onnx.ValueInfoProto]()
         self._initializers = dict[str, onnx.TensorProto]()
         self._weights = dict[str, Tensor]()
@@ -102,6 +113,31 @@ class OnnxGraph:
         options.add_external_initializers(list(self._weights), values)
         providers = ["CPUExecutionProvider"]
         return Program(onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers))
+
+    def product(self, x: Value, weight: Tensor, *added: Value) -> Value:
+        """x [rows, inputs] @ weight [outputs, inputs].T, plus a bias or a residual."""
+        if not self._is_int8:
+            return self.op("Gemm", x, self.weight(weight), *added, transB=1)
+        product = self._int8_product(x, *self._int8_weight(weight))
+        return self.op("Add", product, *added) if added else product
+
+    def _int8_product(self, x: Value, weight: Value, step: Value) -> Value:
+        """Each row has its own step (int8.py), and sums are integers: a row does not depend on others of the batch."""
+        peak = self.op("ReduceMax", self.op("Abs", x), self.integers(1))
+        unit = self.op("Div", x, self.op("Max", peak, self.floats(int8.LEAST)))
+        zero = self._constant("zero", np.array(ZERO, np.uint8))
+        values = self.op("QuantizeLinear", unit, self.floats(1 / int8.LEVELS), zero)
+        sums = self.cast(self.op("MatMulInteger", values, weight, zero, zero), torch.float32)
+        return self.op("Mul", self.op("Mul", sums, step), peak)
+
+    def _int8_weight(self, weight: Tensor) -> tuple[Value, Value]:
+        """A weight's values uint8 [inputs, outputs], and its steps / LEVELS [outputs]."""
+        if weight.data_ptr() not in self._quantized:
+            values, step = int8.quantized(weight)
+            moved = (values.T.contiguous().to(torch.int16) + ZERO).to(torch.uint8)
+            names = self.weight(moved), self.weight(step.flatten() / int8.LEVELS)
+            self._quantized[weight.data_ptr()] = (weight, *names)
+        return self._quantized[weight.data_ptr()][1:]
 
     def _constant(self, kind: str, array: np.ndarray) -> Value:
         name = f"{kind}_{array.tolist()}".replace(" ", "")

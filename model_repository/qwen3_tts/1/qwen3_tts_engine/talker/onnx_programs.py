@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.checkpoint.configs import TransformerConfig
+from qwen3_tts_engine.config import CpuWeights
 from qwen3_tts_engine.talker.code_predictor import CodePredictor
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.onnx_graph import OnnxGraph, Value
@@ -21,7 +22,9 @@ Attend = Callable[[Value, Value, Value], Value]
 """Attention of one layer over query, key and value, each [B, N, heads·D] → [B, N, q heads·D]."""
 
 
-def talker_graph(talker: Talker, cache: PagedCache, heads: Sequence[tuple[int, int]] = ()) -> OnnxGraph:
+def talker_graph(
+    talker: Talker, cache: PagedCache, heads: Sequence[tuple[int, int]] = (), weights: CpuWeights = "float32"
+) -> OnnxGraph:
     """The talker's stack over N consecutive rows of each of B streams.
 
     Inputs: `rows` float32 [B·N, H], `positions` int64 [B, N] and `index` int64 [B, T], the place in the cache of each
@@ -29,7 +32,7 @@ def talker_graph(talker: Talker, cache: PagedCache, heads: Sequence[tuple[int, i
     Outputs: `hidden` [B·N, H] before the final norm, and `stored` [2·layers, B, N, kv heads·D], keys and values of the
     rows, layer by layer; with `heads`, layer and head in order of layers, also `queries` [heads, B, N, D].
     """
-    graph, config = OnnxGraph("talker"), cache.config
+    graph, config = OnnxGraph("talker", weights), cache.config
     stack = Stack(graph, config, cache)
     x = graph.input("rows", ["B·N", config.hidden_size])
     positions = graph.input("positions", ["B", "N"], torch.int64)
@@ -61,8 +64,8 @@ def talker_graph(talker: Talker, cache: PagedCache, heads: Sequence[tuple[int, i
 
         return attend
 
-    for layer, weights in enumerate(talker.transformer.layers):
-        x = stack.layer(x, weights, positions, batch, attend_in(layer))
+    for layer, of_layer in enumerate(talker.transformer.layers):
+        x = stack.layer(x, of_layer, positions, batch, attend_in(layer))
     graph.output("hidden", x)
     graph.output("stored", _stack(graph, stored))
     if queries:
@@ -70,14 +73,22 @@ def talker_graph(talker: Talker, cache: PagedCache, heads: Sequence[tuple[int, i
     return graph
 
 
-def frame_graph(talker: Talker, predictor: CodePredictor, cache: FrameCache) -> OnnxGraph:
+def frame_graph(
+    talker: Talker,
+    predictor: CodePredictor,
+    cache: FrameCache,
+    weights: CpuWeights = "float32",
+    *,
+    with_logits: bool = False,
+) -> OnnxGraph:
     """The codes of a frame of each of B streams, from the talker's last state.
 
     Inputs: `hidden` [B, H] before the final norm; `uniform` [B, codebooks], 0 in a greedy row; `places` int64
     [B, codebooks], 0, 1, ...; those of `_first_logits`, and those of Draw for `first` and `others`. Output: `codes`
-    int64 [B, codebooks], of which the first is the number of codes at the end of an utterance.
+    int64 [B, codebooks], of which the first is the number of codes at the end of an utterance; `with_logits`, also
+    `logits` [codebooks, B, codes], for measurements.
     """
-    graph, config, codebooks = OnnxGraph("frame"), predictor.config, predictor.num_codebooks
+    graph, config, codebooks = OnnxGraph("frame", weights), predictor.config, predictor.num_codebooks
     stack, width = Stack(graph, config, cache), config.hidden_size
     hidden = graph.input("hidden", ["B", talker.config.hidden_size])
     uniform = graph.split(graph.input("uniform", ["B", codebooks]), [1] * codebooks)
@@ -92,23 +103,27 @@ def frame_graph(talker: Talker, predictor: CodePredictor, cache: FrameCache) -> 
 
         return attend
 
-    codes = [draw_first(_first_logits(graph, talker, hidden, config.vocab_size), uniform[0])]
+    logits = [_first_logits(graph, talker, hidden, config.vocab_size)]
+    codes = [draw_first(logits[0], uniform[0])]
     drawable = _drawable(predictor.inputs, talker, config.vocab_size)
     first = [graph.op("Unsqueeze", _project(graph, predictor, hidden), graph.integers(1))]
     first.append(graph.op("Gather", graph.weight(drawable), codes[0]))
     x, count, mask = graph.op("Concat", *first, axis=1), 2, graph.floats([[0.0, MASKED], [0.0, 0.0]])
     for codebook in range(1, codebooks):
         x, batch = graph.op("Reshape", x, graph.integers(-1, width)), graph.integers(-1, count)
-        for layer, weights in enumerate(predictor.transformer.layers):
-            x = stack.layer(x, weights, places[codebook - 1], batch, attend_in(layer, mask))
+        for layer, of_layer in enumerate(predictor.transformer.layers):
+            x = stack.layer(x, of_layer, places[codebook - 1], batch, attend_in(layer, mask))
         if count > 1:
             x = graph.op("Gather", graph.op("Reshape", x, graph.integers(-1, count, width)), graph.integer(-1), axis=1)
-        logits = norm_linear(graph, x, predictor.heads[codebook - 1], config.rms_norm_eps)
-        codes.append(draw(logits, uniform[codebook]))
+        logits.append(norm_linear(graph, x, predictor.heads[codebook - 1], config.rms_norm_eps))
+        codes.append(draw(logits[-1], uniform[codebook]))
         offset = predictor.offsets[codebook]
         table = predictor.inputs[offset : offset + config.vocab_size]
         x, count, mask = graph.op("Gather", graph.weight(table), codes[-1]), 1, ""
     graph.output("codes", graph.op("Concat", *codes, axis=1), torch.int64)
+    if with_logits:
+        logits[0], _ = graph.split(logits[0], [config.vocab_size, 1])
+        graph.output("logits", _stack(graph, logits))
     return graph
 
 
@@ -130,9 +145,9 @@ class Stack:
         key = self._rotate(key, weights.k_norm, config.num_key_value_heads, positions, batch)
         attended = attend(query, key, self._in_batch(value, batch, config.key_value_size))
         attended = graph.op("Reshape", attended, graph.integers(-1, config.query_size))
-        x = linear(graph, attended, weights.output, x)
+        x = graph.product(attended, weights.output, x)
         gate, up = graph.ops("Split", 2, norm_linear(graph, x, weights.gate_up, eps), axis=1, num_outputs=2)
-        return linear(graph, graph.op("Mul", graph.op("Swish", gate), up), weights.down, x)
+        return graph.product(graph.op("Mul", graph.op("Swish", gate), up), weights.down, x)
 
     def attention(self, query: Value, keys: Value, values: Value, mask: Value) -> Value:
         """`mask` float32 [B, 1, N, T] is added to the scores."""
@@ -230,9 +245,4 @@ def rms_norm(graph: OnnxGraph, x: Value, weight: Tensor, eps: float) -> Value:
 def norm_linear(graph: OnnxGraph, x: Value, product: NormLinear, eps: float, bias: Tensor | None = None) -> Value:
     assert product.norm is not None
     added = () if bias is None else (graph.weight(bias),)
-    return linear(graph, rms_norm(graph, x, product.norm, eps), product.weight, *added)
-
-
-def linear(graph: OnnxGraph, x: Value, weight: Tensor, *added: Value) -> Value:
-    """x @ weight.T, plus a bias or a residual."""
-    return graph.op("Gemm", x, graph.weight(weight), *added, transB=1)
+    return graph.product(rms_norm(graph, x, product.norm, eps), product.weight, *added)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qwen3_tts_engine.config import CpuWeights
 from qwen3_tts_engine.talker import sampling
 from qwen3_tts_engine.talker.onnx_programs import frame_graph, talker_graph
 from qwen3_tts_engine.talker.ops.interface import Hidden, Rows
@@ -25,12 +26,18 @@ class OnnxTalkerRunner(TalkerRunner):
 
     has_graphs = rows_are_independent = True
 
-    def build(self) -> None:
-        """Raises an exception of ONNX Runtime when it lacks an operator."""
+    def build(self, weights: CpuWeights = "float32") -> None:
+        """Raises an exception of ONNX Runtime when it lacks an operator. The graphs keep what they need of the weights.
+
+        `weights` are those of products.
+        """
         threads = torch.get_num_threads()
         heads = self._tracker.heads if self._tracker else ()
-        self._talker_program = talker_graph(self._talker, self.cache, heads).load(threads)
-        self._frame_program = frame_graph(self._talker, self._predictor, self._frame_cache).load(threads)
+        self._talker_program = talker_graph(self._talker, self.cache, heads, weights).load(threads)
+        self._talker.transformer.layers.clear()
+        self._frame_program = frame_graph(self._talker, self._predictor, self._frame_cache, weights).load(threads)
+        self._predictor.transformer.layers.clear()
+        self._predictor.heads.clear()
         data = self.cache.data
         self._stored = data.flatten(0, 1)
         layers = range(len(data))

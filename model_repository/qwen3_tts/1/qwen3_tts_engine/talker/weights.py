@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 
+def is_of_layer(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor of a checkpoint is the weight of a layer's product."""
+    return ".layers." in name and tensor.ndim > 1
+
+
 @dataclass(frozen=True)
 class NormLinear:
     """RMSNorm, and weight [outputs, inputs] of the product after it; without `norm` it includes the norm's weights."""

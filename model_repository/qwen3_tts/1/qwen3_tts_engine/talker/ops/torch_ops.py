@@ -3,6 +3,8 @@
 On a CPU a row's arithmetic does not depend on rows of other streams, so that equal seeds give equal codes.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - the customary name
 from torch import Tensor
@@ -32,23 +34,27 @@ class TorchOps:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
 
+    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, together: bool = False) -> Tensor:
+        """Every product of a tick."""
+        return linear(x, weight, bias, together=together)
+
     def rms_norm(self, x: Tensor, norm: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
         return _copy_to(rms_norm(x, norm, eps), out)
 
     def norm_linear(
         self, x: Hidden, product: NormLinear, eps: float, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        return _copy_to(norm_product(x, product, eps, bias), out)
+        return _copy_to(norm_product(x, product, eps, bias, self.multiply), out)
 
     def norm_logits(self, x: Hidden, product: NormLinear, eps: float) -> Tensor:
-        return norm_product(x, product, eps).float()
+        return norm_product(x, product, eps, multiply=self.multiply).float()
 
     def norm_gated(self, x: Hidden, gate_up: NormLinear, eps: float) -> Tensor:
-        gate, up = norm_product(x, gate_up, eps).chunk(2, dim=-1)
+        gate, up = norm_product(x, gate_up, eps, multiply=self.multiply).chunk(2, dim=-1)
         return F.silu(gate) * up
 
     def add_linear(self, residual: Hidden, x: Tensor, weight: Tensor) -> None:
-        residual.rows += linear(x, weight, together=residual.together)
+        residual.rows += self.multiply(x, weight, together=residual.together)
 
     def embed(self, table: Tensor, indices: Tensor) -> Tensor:
         return table[indices].sum(1)
@@ -70,7 +76,7 @@ class TorchOps:
         visible = [_visible_keys(cache, *block) for block in blocks]
 
         def attend(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
-            qkv = norm_product(hidden, weights.qkv, cache.config.rms_norm_eps)
+            qkv = norm_product(hidden, weights.qkv, cache.config.rms_norm_eps, multiply=self.multiply)
             query, key, value = split_heads(qkv, weights, cache.config, cos, sin)
             keys, values = cache.data[layer]
             keys[written], values[written] = key, value
@@ -90,7 +96,7 @@ class TorchOps:
         row_by_row = cache.data.is_cpu and torch.get_num_threads() > 1
 
         def attend(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
-            qkv = norm_product(hidden, weights.qkv, cache.config.rms_norm_eps)
+            qkv = norm_product(hidden, weights.qkv, cache.config.rms_norm_eps, multiply=self.multiply)
             query, key, value = split_heads(qkv.unflatten(0, (-1, count)), weights, cache.config, cos, sin)
             keys, values = cache.data[layer, :, : len(query), :end]
             keys[:, start:], values[:, start:] = key, value
@@ -171,9 +177,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, together: b
     return F.linear(torch.cat((x, x[:1].expand(missing, -1))), weight, bias)[: len(x)]
 
 
-def norm_product(x: Hidden, product: NormLinear, eps: float, bias: Tensor | None = None) -> Tensor:
+def norm_product(
+    x: Hidden,
+    product: NormLinear,
+    eps: float,
+    bias: Tensor | None = None,
+    multiply: Callable[..., Tensor] = linear,
+) -> Tensor:
     assert product.norm is not None
-    return linear(rms_norm(x.rows, product.norm, eps), product.weight, bias, together=x.together)
+    return multiply(rms_norm(x.rows, product.norm, eps), product.weight, bias, together=x.together)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
