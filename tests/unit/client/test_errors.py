@@ -31,7 +31,7 @@ def test_an_unknown_message_is_replaced(outcome: str) -> None:
     assert "RuntimeError" not in public_message(SpeechError(outcome, "RuntimeError: 10.0.0.7"))
 
 
-class RpcFailure(grpc.RpcError):
+class RpcFailure(grpc.RpcError):  # type: ignore[misc]
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         self.code, self.details = lambda: code, lambda: details
 

@@ -167,6 +167,15 @@ def test_table_of_forms_matches_its_record() -> None:
         assert [number for cell in cells for number in numbers(cell)] == pytest.approx(measured, rel=0.015)
 
 
+def test_table_of_sizes_on_a_cpu_matches_its_record() -> None:
+    rows = record("cpu-sizes.json")["rows"]
+    written = table(FOLDER.parent / "cpu.md", "distance of logits")
+    assert [cells[:2] for cells in written] == [[row["model"].upper(), row["weights"]] for row in rows]
+    for (_, _, *cells), row in zip(written, rows, strict=True):
+        columns = [row[name] for name in ("tick_ms", "memory_gib", "equal_codes", "logits_distance")]
+        assert [float(cell) for cell in cells] == pytest.approx(columns, rel=0.02)
+
+
 def test_fleet_table_matches_its_record() -> None:
     rows = record("fleet-h200-x4.json")["rows"]
     columns = ("servers", "requests", "ttfa_p50_ms", "ttfa_p95_ms", "audio_s_per_s", "stalled_over_50ms", "errors")
