@@ -16,7 +16,7 @@ from scripts.demo_voice.templates import Filler
 from scripts.demo_voice.texts import DATA, held_texts, training_texts
 
 MIN_WORDS = 4
-MAX_TOKENS = 4096
+MAX_TOKENS = 16_384
 # Characters of a text in two parts, which take about 10 s.
 MAX_TWO_PARTS = 160
 SPOKEN_WORD = re.compile(r"\d+|[a-z]+(?:'[a-z]+)*")
