@@ -79,10 +79,12 @@ def long_texts(count: int, parts: int) -> list[str]:
 
 
 def part_figures(text: str, heard: Heard) -> list[dict[str, float]]:
-    """Words, their seconds, rate and loudness of each part, without the pauses between parts."""
+    """Words, their seconds, rate and loudness of each part, from its first time to its last."""
     found = []
     for first, end in pairwise([*part_starts(text), len(text)]):
         words = [word for word in heard.words if first <= word["first"] < end]
+        begins, ends = ([n for n, word in enumerate(words) if word.get(at) is not None] for at in ("start", "end"))
+        words = words[begins[0] : ends[-1] + 1]
         start, stop = words[0]["start"], words[-1]["end"]
         seconds = (stop - start) / SAMPLE_RATE
         found.append(
