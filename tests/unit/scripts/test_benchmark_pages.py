@@ -70,6 +70,16 @@ def test_sentences_about_word_times_match_their_record() -> None:
     assert min(of("within_160_ms", "digits", "single quotes")) >= 0.95 > max(of("within_160_ms", "double quotes"))
 
 
+def test_sentence_about_long_texts_matches_its_record() -> None:
+    found, text = record("long-form.json"), " ".join((FOLDER.parent / "client.md").read_text().split())
+    parts, changes = found["parts"], found["changes"]
+    assert {row["part"] for row in found["rows"]} == set(range(1, parts + 1))
+    rate, level = (max(row[name] for row in changes) for name in ("rate_percent_most", "loudness_db_most"))
+    assert f"Over the {parts} parts of a text" in text
+    assert f"differ by at most {rate} % in rate and {level} dB in loudness" in text
+    assert (rate <= 10, level <= 2) == (True, True)
+
+
 def test_talker_table_matches_its_record() -> None:
     measured = {row["batch"]: row["ms_per_frame"] for row in record("talker-h200.json")["rows"]}
     rows = table(PAGES[0], "floor, ms a frame")
