@@ -5,137 +5,181 @@ python -m scripts.benchmarks.word_times --output docs/benchmarks/word-times.json
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import soxr
 import typer
+from rich.console import Console
 
 from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest
 from qwen3_tts_client.records.environment import environment
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
-from scripts.benchmarks.common import origin_of
+from scripts.benchmarks.common import origin_of, show
 from scripts.benchmarks.demo_voice import CHECKPOINT
+from scripts.benchmarks.held_sentences import IsKnown, in_two_parts, plain, spoken_words, with_digits, with_quotes
 from scripts.benchmarks.serving import REPOSITORY, run, server_of
 from scripts.demo_voice.recognition import EAR_RATE, LEVEL
 from scripts.demo_voice.served import Heard, ServedVoice
 from scripts.demo_voice.sizes import VOICE_SPEAKERS
-from scripts.demo_voice.texts import held_texts
 
 ARTIFACTS = Path("artifacts") / "word-times"
 # Silence before and after what is aligned, and the aligner's frames a second.
 PAUSE, ALIGNED_RATE = EAR_RATE // 5, 100
-MIN_WORDS = 4
 # The first word begins with the utterance.
 SKIPPED_WORDS = 1
+TEXTS: dict[str, Callable[[IsKnown], Iterator[str]]] = {
+    "plain": plain,
+    "digits": with_digits,
+    "single quotes": partial(with_quotes, "'"),
+    "double quotes": partial(with_quotes, '"'),
+    "two parts": in_two_parts,
+}
 Times = list[tuple[int, int]]
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Of the words of an utterance but the first: errors of begins and ends in seconds; whether the right number of
-    words has begun at each frame's end; words without a time."""
+class Kind(NamedTuple):
+    """What a row measures; `sentences` of each voice. Streamed text is in the layout `streaming`, whole in `full`."""
 
-    starts: np.ndarray
-    ends: np.ndarray
-    right: np.ndarray
-    unknown: int
+    text: str
+    is_streamed: bool
+    sentences: tuple[int, int]
+
+    @property
+    def layout(self) -> str:
+        return "streaming" if self.is_streamed else "full"
+
+
+KINDS = (
+    Kind("plain", False, (205, 60)),
+    Kind("digits", False, (30, 30)),
+    Kind("single quotes", False, (20, 20)),
+    Kind("double quotes", False, (20, 20)),
+    Kind("two parts", False, (15, 15)),
+    Kind("plain", True, (60, 60)),
+    Kind("digits", True, (20, 20)),
+    Kind("single quotes", True, (12, 12)),
+    Kind("double quotes", True, (12, 12)),
+    Kind("two parts", True, (10, 10)),
+)
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """An utterance's words but the first: begin and end of each in samples, float64 [words, 2], as aligned and as the
+    server told (NaN: without a time), and its first character and the one after its last, [words, 2]."""
+
+    aligned: np.ndarray
+    told: np.ndarray
+    characters: np.ndarray
+    num_characters: int
+    num_samples: int
 
 
 def main(
     checkpoint: Annotated[Path, typer.Option(help="in the released layout, with English voices")] = CHECKPOINT,
-    sentences: Annotated[int, typer.Option(help="held-out sentences, spoken by each voice")] = 100,
-    streams: Annotated[int, typer.Option(help="at a time")] = 2,
+    most: Annotated[int, typer.Option(help="sentences of a row at most")] = 205,
+    streams: Annotated[int, typer.Option(help="at a time")] = 4,
     processes: Annotated[int, typer.Option(help="that align")] = 2,
     artifact_dir: Annotated[Path, typer.Option(help="for the server's log")] = ARTIFACTS,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
     artifact_dir.mkdir(parents=True, exist_ok=True)
+    origin = origin_of("scripts.benchmarks.word_times", environment())
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", "onnx")
-    with server_of(str(checkpoint), max(streams, 8), artifact_dir / "server.log", []) as server:
+    rows = list[dict[str, Any]]()
+    with (
+        server_of(str(checkpoint), max(streams, 8), artifact_dir / "server.log", []) as server,
+        ProcessPoolExecutor(processes) as pool,
+    ):
         served = ServedVoice(f"localhost:{server.ports.grpc}", streams)
-        spoken = {kind: speak(served, sentences, by_words=kind == "streamed") for kind in ("whole", "streamed")}
-    with ProcessPoolExecutor(processes) as pool:
-        figures = {kind: kind_figures(heard, pool) for kind, heard in spoken.items()}
-    record = origin_of("scripts.benchmarks.word_times", environment())
-    record_with_figures = record | {"utterances": sum(map(len, spoken.values())), **figures}
-    print(json.dumps(figures, indent=1))
+        for kind in KINDS:
+            for (speaker, *_), count in zip(VOICE_SPEAKERS, kind.sentences, strict=True):
+                heard = speak(served, kind, speaker, min(count, most))
+                rows += rows_of(kind, speaker, list(pool.map(measure, heard, chunksize=4)))
+                show(rows[-2:], Console(width=200))
     if output:
-        output.write_text(json.dumps(record_with_figures, indent=1) + "\n")
+        output.write_text(json.dumps(origin | {"rows": rows}, indent=1) + "\n")
 
 
-def texts(count: int) -> list[str]:
-    """Held-out sentences without digits, which an aligner would have to read out."""
-    fit = [text for text in held_texts() if not re.search(r"\d", text) and len(text.split()) >= MIN_WORDS]
-    return fit[:count]
-
-
-def speak(served: ServedVoice, sentences: int, *, by_words: bool) -> list[tuple[str, Heard]]:
-    """Text and utterance of each voice's sentences."""
+def speak(served: ServedVoice, kind: Kind, speaker: str, count: int) -> list[tuple[str, Heard]]:
     requests = [
-        SpeechRequest(text, speaker=speaker[0], language="english", seed=seed, word_times=True)
-        for speaker in VOICE_SPEAKERS
-        for seed, text in enumerate(texts(sentences))
+        SpeechRequest(text, speaker=speaker, language="english", seed=seed, word_times=True)
+        for seed, text in enumerate(islice(TEXTS[kind.text](in_dictionary), count))
     ]
-    return [(request.text, heard) for request, heard in zip(requests, served(requests, by_words), strict=True)]
+    return [(request.text, heard) for request, heard in zip(requests, served(requests, kind.is_streamed), strict=True)]
 
 
-def kind_figures(spoken: Sequence[tuple[str, Heard]], pool: ProcessPoolExecutor) -> dict[str, Any]:
-    found = [measured for measured in pool.map(measure, spoken, chunksize=4) if measured]
-    starts, ends, right = (
-        np.concatenate([getattr(one, name) for one in found]) for name in ("starts", "ends", "right")
-    )
+def rows_of(kind: Kind, speaker: str, measured: Sequence[Spoken | None]) -> list[dict[str, Any]]:
+    """The row of the heads, and that of a guess by the mean rate of these utterances."""
+    found = [spoken for spoken in measured if spoken]
+    rate = sum(spoken.num_characters for spoken in found) / sum(spoken.num_samples for spoken in found)
+    methods = {"heads": [spoken.told for spoken in found], "rate": [spoken.characters / rate for spoken in found]}
+    columns = {"text": kind.text, "layout": kind.layout, "speaker": speaker}
+    counts = {"sentences": len(found), "not_aligned": len(measured) - len(found)}
+    return [columns | {"method": name} | counts | figures(found, times) for name, times in methods.items()]
+
+
+def figures(spoken: Sequence[Spoken], times: Sequence[np.ndarray]) -> dict[str, float]:
+    """`times` are begin and end of the utterances' words in samples, [words, 2]. Errors are of begins but `end_…`."""
+    errors = np.concatenate([found - one.aligned for one, found in zip(spoken, times, strict=True)]) / SAMPLE_RATE * 1e3
+    starts, ends = (np.abs(column[~np.isnan(column)]) for column in errors.T)
+    right = np.concatenate([right_frames(one, found) for one, found in zip(spoken, times, strict=True)])
     return {
-        "sentences": len(found),
-        "not_aligned": len(spoken) - len(found),
-        "words": len(starts),
-        "words_without_time": sum(one.unknown for one in found),
-        **error_figures("start", starts),
-        **error_figures("end", ends),
+        "words": len(errors),
+        "without_time": int(np.isnan(errors[:, 0]).sum()),
+        "bias_ms": round(float(np.nanmedian(errors[:, 0]))),
+        "median_ms": round(float(np.median(starts))),
+        "p90_ms": round(float(np.percentile(starts, 90))),
+        **{f"within_{ms}_ms": round(float((starts <= ms + 1e-6).mean()), 3) for ms in (80, 160)},
+        "end_median_ms": round(float(np.median(ends))),
+        "end_p90_ms": round(float(np.percentile(ends, 90))),
         "frames": len(right),
-        "frames_with_the_right_words": round(float(right.mean()), 3),
+        "words_right": round(float(right.mean()), 3),
     }
 
 
-def error_figures(name: str, errors: np.ndarray) -> dict[str, float]:
-    sizes = np.abs(errors)
-    within = {f"{name}_within_{ms}_ms": round(float((sizes <= ms / 1e3 + 1e-9).mean()), 3) for ms in (80, 160)}
-    return {
-        f"{name}_bias_ms": round(1e3 * float(np.median(errors))),
-        f"{name}_error_ms_p50": round(1e3 * float(np.median(sizes))),
-        f"{name}_error_ms_p90": round(1e3 * float(np.percentile(sizes, 90))),
-        **within,
-    }
+def right_frames(spoken: Spoken, times: np.ndarray) -> np.ndarray:
+    """Whether the right number of words has begun at the end of each frame. One without a time has begun once the next
+    one has."""
+    at = np.arange(SAMPLES_PER_FRAME, spoken.num_samples + 1, SAMPLES_PER_FRAME)
+    starts = np.where(np.isnan(times[:, 0]), np.inf, times[:, 0])
+    starts = np.minimum.accumulate(starts[::-1])[::-1]
+    begun, expected = ((each[:, None] <= at).sum(0) for each in (starts, spoken.aligned[:, 0]))
+    right: np.ndarray = begun == expected
+    return right
 
 
-def measure(spoken: tuple[str, Heard]) -> Measured | None:
-    """None for an utterance that cannot be aligned, for instance with a word that the dictionary lacks."""
+def measure(spoken: tuple[str, Heard]) -> Spoken | None:
+    """None for an utterance that cannot be aligned."""
     text, heard = spoken
     aligned = align(text, heard.samples)
     if aligned is None:
         return None
-    told = {(word["first"], word["last"]): word for word in heard.words}
-    found = [told.get((match.start(), match.end() - 1), {}) for match in re.finditer(r"\S+", text)]
-    pairs = list(zip(found, aligned, strict=True))[SKIPPED_WORDS:]
-    starts = [word["start"] - start for word, (start, _) in pairs if word.get("start") is not None]
-    ends = [word["end"] - end for word, (_, end) in pairs if word.get("end") is not None]
-    at = np.arange(SAMPLES_PER_FRAME, len(heard.samples) + 1, SAMPLES_PER_FRAME)
-    begun = np.array([word["start"] for word, _ in pairs if word.get("start") is not None])
-    right = (begun[:, None] <= at).sum(0) == (np.array([start for _, (start, _) in pairs])[:, None] <= at).sum(0)
-    return Measured(np.array(starts) / SAMPLE_RATE, np.array(ends) / SAMPLE_RATE, right, len(pairs) - len(starts))
+    told = {(word["first"], word["last"] + 1): word for word in heard.words}
+    spans = [match.span() for match in re.finditer(r"\S+", text)]
+    # Without a time is also a word that did not begin.
+    times = [[told.get(span, {}).get(name) for name in ("start", "end")] for span in spans]
+    truth, told_times, characters = (np.array(each[SKIPPED_WORDS:], np.float64) for each in (aligned, times, spans))
+    return Spoken(truth, told_times, characters, len(text), len(heard.samples))
+
+
+def in_dictionary(word: str) -> bool:
+    return bool(_decoder().lookup_word(word))
 
 
 def align(text: str, samples: np.ndarray) -> Times | None:
     """First sample of each word of `text`, by white space, and the sample after its last; None where it fails."""
-    words = [re.findall(r"[a-z']+", word.lower()) for word in text.split()]
+    words = spoken_words(text)
     flat = [part for word in words for part in word]
     decoder = _decoder()
-    if not all(words) or not all(decoder.lookup_word(part) for part in flat):
+    if not all(words) or not all(in_dictionary(part) for part in flat):
         return None
     sound = soxr.resample(samples.astype(np.float32), SAMPLE_RATE, EAR_RATE)
     sound = np.pad(sound * (LEVEL / max(1.0, np.abs(sound).max())), PAUSE)

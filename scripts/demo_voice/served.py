@@ -16,6 +16,8 @@ from qwen3_tts_client.stream import CHANNEL_OPTIONS, Responses, Timeouts
 from qwen3_tts_client.sync_stream import speak
 
 WORD_SECONDS = 0.2
+# A long text may take minutes.
+TIMEOUTS = Timeouts(stream_s=1800)
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def _hear(stub: service_pb2_grpc.GRPCInferenceServiceStub, request: SpeechReques
     responses = Responses()
     messages = _words(request) if by_words else iter([encode(request)])
     pcm, words = [np.zeros(0, np.int16)], list[dict[str, Any]]()
-    for _, chunk in speak(stub, messages, Timeouts(), responses):
+    for _, chunk in speak(stub, messages, TIMEOUTS, responses):
         pcm.append(chunk.pcm)
         words += chunk.words
     assert responses.end is not None

@@ -27,7 +27,8 @@ class Line:
         self.failed: list[str] = []
         # A state for which each stream has ended already.
         state: Any = SimpleNamespace(end=lambda stream: self.failed.append(stream.key))
-        self.delivery = Delivery(state, metrics.Recorder(dict))
+        self.recorder = metrics.Recorder(dict)
+        self.delivery = Delivery(state, self.recorder)
 
     def stream(self, key: str) -> Stream:
         stream = make_stream(key, Sink(key, self.sent))

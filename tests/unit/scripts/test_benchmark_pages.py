@@ -40,16 +40,44 @@ def test_a_record_names_its_machine_command_and_commit(name: str) -> None:
 
 
 def test_word_times_table_matches_its_record() -> None:
-    measured = record("word-times.json")
-    rows = table(FOLDER.parent / "word-times.md", "frames with the right words begun, %")
-    assert [row[0] for row in rows] == ["whole", "streamed"]
-    for text, starts, within, right, ends, missing in rows:
-        found = measured[text]
-        assert numbers(starts) == [found["start_error_ms_p50"], found["start_error_ms_p90"]]
-        assert numbers(ends) == [found["end_error_ms_p50"], found["end_error_ms_p90"]]
-        assert float(within) == pytest.approx(100 * found["start_within_160_ms"])
-        assert float(right) == pytest.approx(100 * found["frames_with_the_right_words"])
-        assert numbers(missing) == [found["words_without_time"], found["words"]]
+    rows = record("word-times.json")["rows"]
+    heads, guesses = ([row for row in rows if row["method"] == method] for method in ("heads", "rate"))
+    written = table(FOLDER.parent / "word-times.md", "right words, %")
+    assert [cells[:3] for cells in written] == [[row["text"], row["layout"], row["speaker"]] for row in heads]
+    for (_, _, _, *cells), found, guess in zip(written, heads, guesses, strict=True):
+        columns = ("sentences", "words", "without_time", "median_ms", "p90_ms", "within_80_ms", "within_160_ms")
+        figures = [found[column] for column in (*columns, "words_right", "end_median_ms", "end_p90_ms")]
+        figures += [guess[column] for column in ("median_ms", "p90_ms", "words_right")]
+        figures = [100 * value if isinstance(value, float) else value for value in figures]
+        assert [number for cell in cells for number in numbers(cell)] == pytest.approx(figures, abs=0.051)
+
+
+def test_sentences_about_word_times_match_their_record() -> None:
+    page = " ".join((FOLDER.parent / "word-times.md").read_text().split())
+    rows = [row for row in record("word-times.json")["rows"] if row["method"] == "heads"]
+    assert rows[0]["sentences"] >= 200
+
+    def of(column: str, *texts: str) -> list[float]:
+        return [row[column] for row in rows if row["text"] in texts]
+
+    learned = ("plain", "two parts")
+    median = max(of("median_ms", *learned))
+    within, right = (100 * min(of(column, *learned)) for column in ("within_160_ms", "words_right"))
+    assert f"a median of at most {median} ms, {within:.1f} % or more within 160 ms and {right:.1f} % or more" in page
+    assert (median <= 50, within >= 90, right >= 88) == (True, True, True)
+    digits = [100 * share for share in of("words_right", "digits")]
+    assert f"{min(digits):.1f} to {max(digits):.1f} % of the frames" in page
+    assert min(of("within_160_ms", "digits", "single quotes")) >= 0.95 > max(of("within_160_ms", "double quotes"))
+
+
+def test_sentence_about_long_texts_matches_its_record() -> None:
+    found, text = record("long-form.json"), " ".join((FOLDER.parent / "client.md").read_text().split())
+    parts, changes = found["parts"], found["changes"]
+    assert {row["part"] for row in found["rows"]} == set(range(1, parts + 1))
+    rate, level = (max(row[name] for row in changes) for name in ("rate_percent_most", "loudness_db_most"))
+    assert f"Over the {parts} parts of a text" in text
+    assert f"differ by at most {rate} % in rate and {level} dB in loudness" in text
+    assert (rate <= 10, level <= 2) == (True, True)
 
 
 def test_talker_table_matches_its_record() -> None:

@@ -75,10 +75,16 @@ CONTINUED = Metric(
     "counter",
     "Parts made of what an earlier one left out of its text",
 )
+JUMPS = Metric(
+    "qwen3_tts_text_jumps_total",
+    "counter",
+    "Jumps of speech in its text by direction",
+    labels=({"direction": "ahead"}, {"direction": "back"}),
+)
 METRICS = (
     TTFA, STEP, ADMISSION, PREFILL, CHUNK_WAIT, CODEC, SEND, RUNNING, WAITING, OPEN, READY, DRAINING, KERNELS,
     CODEC_PLAN, INFO, PAGES_USED, PREDICTED_LOAD, FRAMES, PREFILL_ROWS, PREFIX_CACHE_HITS, CODEC_CALLS, CODEC_CHUNKS,
-    AUDIO, REQUESTS, UTTERANCES, CONTINUED,
+    AUDIO, REQUESTS, UTTERANCES, CONTINUED, JUMPS,
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
+from qwen3_tts_engine.core.text_jumps import TextJumps
 
 UNKNOWN = -1
 # Frames over which confidence is averaged, and the least mean at which times are told: over an utterance the demo voice
@@ -95,6 +96,7 @@ class WordTimes:
         self._carried: Word | None = None  # goes on in the next part
         self._events: deque[WordEvent] = deque()
         self._confidences: deque[float] = deque(maxlen=CONFIDENCE_FRAMES)
+        self.jumps = TextJumps()
 
     def add(
         self, start: int, text: str, spans: Sequence[tuple[int, int]], *, ends: bool, written: Sequence[Written] = ()
@@ -155,6 +157,8 @@ class WordTimes:
             if self._current and self._current is not self._carried:
                 self._finish_word(self._current, frame)
             self._carried = None
+            self.jumps.begin_part()
+        self.jumps.observe(token, confidence)
         self._part, self._token = part, token
         spoken = self._parts[part]
         spoken.reached = min(token + 1, spoken.num_tokens)

@@ -85,6 +85,9 @@ class Delivery:
         if error is None:
             self._recorder.count(metrics.UTTERANCES, label=stream.reason.value)
             self._recorder.count(metrics.CONTINUED, stream.continued)
+            if stream.words:
+                self._recorder.count(metrics.JUMPS, stream.words.jumps.ahead, "ahead")
+                self._recorder.count(metrics.JUMPS, stream.words.jumps.back, "back")
         self.finish(stream.sink, error, stream.summary)
 
     def _send(self, stream: Stream, samples: np.ndarray) -> RequestError | None:
