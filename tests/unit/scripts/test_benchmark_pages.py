@@ -80,6 +80,17 @@ def test_sentence_about_long_texts_matches_its_record() -> None:
     assert (rate <= 10, level <= 2) == (True, True)
 
 
+def test_table_of_the_cost_of_word_times_matches_its_record() -> None:
+    rows = table(FOLDER.parent / "word-times.md", "all with word times, ms")
+    measured = record("talker-words-h200.json")["rows"]
+    assert len(rows) == len(measured)
+    for (batch, plain, tracked, more), row in zip(rows, measured, strict=True):
+        without, with_times = row["ms_per_frame"], row["with_word_times_ms_per_frame"]
+        written = [int(batch), float(plain), float(tracked)]
+        assert written == pytest.approx([row["batch"], without, with_times], abs=0.006)
+        assert float(more) == pytest.approx(100 * (with_times / without - 1), abs=0.06)
+
+
 def test_talker_table_matches_its_record() -> None:
     measured = {row["batch"]: row["ms_per_frame"] for row in record("talker-h200.json")["rows"]}
     rows = table(PAGES[0], "floor, ms a frame")
