@@ -78,7 +78,7 @@ def texts(count: int) -> list[str]:
 def speak(served: ServedVoice, sentences: int, *, by_words: bool) -> list[tuple[str, Heard]]:
     """Text and utterance of each voice's sentences."""
     requests = [
-        SpeechRequest(text, speaker=speaker[0], language="english", seed=seed, word_times=True)
+        SpeechRequest(text, speaker=speaker, language="english", seed=seed, word_times=True)
         for speaker in VOICE_SPEAKERS
         for seed, text in enumerate(texts(sentences))
     ]
