@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
 from qwen3_tts_gateway import openapi
+from qwen3_tts_gateway.aborts import ResetAborted
 from qwen3_tts_gateway.batch import BatchEndpoint
 from qwen3_tts_gateway.cartesia.endpoint import CartesiaEndpoint
 from qwen3_tts_gateway.cartesia.socket import CartesiaSocket
@@ -64,6 +65,7 @@ def _middleware(services: Services) -> list[Middleware]:
     origins, proxies = list(services.settings.cors_origins), services.settings.trusted_proxies
     cors = [Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])]
     return [
+        Middleware(ResetAborted),
         Middleware(AccessLog, metrics=services.metrics),
         *(cors if origins else []),
         Middleware(SameOrigin, allowed=origins, proxies=proxies),

@@ -7,6 +7,7 @@ import uvicorn
 
 from qwen3_tts_client.errors import ClientError, ExitCode
 from qwen3_tts_gateway import log
+from qwen3_tts_gateway.aborts import ResettableProtocol
 from qwen3_tts_gateway.access import Access
 from qwen3_tts_gateway.app import make_app
 from qwen3_tts_gateway.config import Settings
@@ -36,7 +37,7 @@ def server_config(services: Services, grace_s: int) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(services),
         # httptools drops the body of a request that offers an upgrade to h2c, and sends chunks to HTTP/1.0 clients.
-        http="h11",
+        http=ResettableProtocol,
         log_config=None,
         access_log=False,
         lifespan="off",

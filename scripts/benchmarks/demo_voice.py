@@ -73,7 +73,7 @@ def speak_words(served: ServedVoice, sentences: int) -> dict[str, list[Sounds]]:
 
 def requests(voice: int, count: int) -> list[SpeechRequest]:
     """Held-out sentences, repeated with other seeds if there are fewer than `count`."""
-    texts, speaker = held_texts(), VOICE_SPEAKERS[voice][0]
+    texts, speaker = held_texts(), VOICE_SPEAKERS[voice]
     return [
         SpeechRequest(texts[seed % len(texts)], speaker=speaker, language="english", seed=seed) for seed in range(count)
     ]
@@ -97,7 +97,7 @@ def first_sound(folder: Path, url: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, option in (("trimmed", "--trim-silence"), ("untrimmed", "--no-trim-silence")):
         load = ["--concurrency", "1,8", "--request-count", 40, "--warmup-request-count", 8]
-        request = ["--text", TEXT, "--speaker", VOICE_SPEAKERS[0][0], "--language", "english", option]
+        request = ["--text", TEXT, "--speaker", VOICE_SPEAKERS[0], "--language", "english", option]
         run_bench("bench", "--url", url, *load, *request, "--artifact-dir", folder / name)
         for row in read_summary(folder / name)["loads"]:
             found.setdefault(f"c={row['value']}", {})[name] = {

@@ -44,7 +44,7 @@ def main(
     origin = origin_of("scripts.benchmarks.long_form", environment())
     requests = [
         SpeechRequest(text, speaker=speaker, language="english", seed=SEED, word_times=True)
-        for speaker, *_ in VOICE_SPEAKERS
+        for speaker in VOICE_SPEAKERS
         for text in long_texts(texts, parts)
     ]
     run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", "onnx")
@@ -57,7 +57,7 @@ def main(
         for number, (request, one) in enumerate(zip(requests, heard, strict=True))
         for part, figures in enumerate(part_figures(request.text, one), 1)
     ]
-    changes = [changes_of(speaker, rows, parts) for speaker, *_ in VOICE_SPEAKERS]
+    changes = [changes_of(speaker, rows, parts) for speaker in VOICE_SPEAKERS]
     jumps = {direction: total(counted, JUMPS, f'direction="{direction}"') for direction in ("ahead", "back")}
     for table in (rows, changes):
         show(table, Console())

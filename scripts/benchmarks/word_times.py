@@ -100,7 +100,7 @@ def main(
     ):
         served = ServedVoice(f"localhost:{server.ports.grpc}", streams)
         for kind in KINDS:
-            for (speaker, *_), count in zip(VOICE_SPEAKERS, kind.sentences, strict=True):
+            for speaker, count in zip(VOICE_SPEAKERS, kind.sentences, strict=True):
                 heard = speak(served, kind, speaker, min(count, most))
                 rows += rows_of(kind, speaker, list(pool.map(measure, heard, chunksize=4)))
                 show(rows[-2:], Console(width=200))

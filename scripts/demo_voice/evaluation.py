@@ -38,7 +38,7 @@ def evaluate(
         if folder:
             sounds["copy"] = copies(folder, sizes, teacher)
         if speaker:
-            sounds["talker"] = say(speaker, texts, VOICE_SPEAKERS[voice][0])
+            sounds["talker"] = say(speaker, texts, VOICE_SPEAKERS[voice])
         for kind, found in sounds.items():
             if output:
                 write_files(output, f"{name}_{kind}", found[:NUM_FILES])

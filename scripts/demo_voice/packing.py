@@ -18,7 +18,6 @@ from scripts.demo_voice.sizes import (
     ACTIVE,
     CODES,
     GENERATION_CONFIG,
-    VOICE_SPEAKERS,
     Sizes,
     model_config,
     speech_tokenizer_config,
@@ -52,13 +51,13 @@ def pack(folder: Path, checkpoint: Path, sizes: Sizes) -> int:
 
 
 def talker_tensors(state: snapshots.State, sizes: Sizes) -> Tensors:
-    """The talker with the heads, the speakers and the languages that are not trained."""
+    """The talker with the heads and the languages that are not trained."""
     tensors = {f"talker.{name}": tensor.float() for name, tensor in _averaged(state).items()}
     trained = tensors[HEAD]
     tensors[HEAD] = trained.new_zeros(sizes.talker["vocab_size"], trained.shape[1])
     tensors[HEAD][:CODES] = trained[:CODES]
     tensors[HEAD][sizes.talker["codec_eos_token_id"]] = trained[CODES]
-    _copy_rows(tensors[EMBEDDING], sizes.talker)
+    _copy_languages(tensors[EMBEDDING], sizes.talker)
     return tensors
 
 
@@ -73,11 +72,8 @@ def _averaged(state: snapshots.State) -> Tensors:
     return tensors
 
 
-def _copy_rows(embedding: Tensor, talker: Json) -> None:
-    """Every speaker is one of the voices, every language English."""
-    for first, *others in VOICE_SPEAKERS:
-        for name in others:
-            embedding[talker["spk_id"][name]] = embedding[talker["spk_id"][first]]
+def _copy_languages(embedding: Tensor, talker: Json) -> None:
+    """Every language is English."""
     languages = talker["codec_language_id"]
     for row in languages.values():
         embedding[row] = embedding[languages["english"]]

@@ -42,13 +42,26 @@ def words(text: str) -> list[str]:
 
 def word_errors(said: str, heard: str) -> tuple[int, int]:
     """Substitutions, insertions and deletions, and the number of words said."""
-    expected, found = words(said), words(heard)
-    row = list(range(len(found) + 1))
+    expected = words(said)
+    return _align(expected, words(heard))[0], len(expected)
+
+
+def words_heard(said: str, heard: str) -> tuple[int, int]:
+    """Words said that are heard in their place, and the number of words said."""
+    expected = words(said)
+    return -_align(expected, words(heard))[1], len(expected)
+
+
+def _align(expected: list[str], found: list[str]) -> tuple[int, int]:
+    """Errors, and less the words found, of the alignment with the fewest errors and then the most words."""
+    row = [(j, 0) for j in range(len(found) + 1)]
     for i, word in enumerate(expected, 1):
-        diagonal, row[0] = row[0], i
+        diagonal, row[0] = row[0], (i, 0)
         for j, other in enumerate(found, 1):
-            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (word != other))
-    return row[-1], len(expected)
+            (above, kept), (before, kept_before), (errors, kept_both) = row[j], row[j - 1], diagonal
+            both = (errors, kept_both - 1) if word == other else (errors + 1, kept_both)
+            diagonal, row[j] = row[j], min((above + 1, kept), (before + 1, kept_before), both)
+    return row[-1]
 
 
 def cepstra(samples: np.ndarray) -> np.ndarray:

@@ -25,8 +25,8 @@ ACTIVE = 8
 SHIFT = CODES - RELEASED_CODES
 FRAME = 1920
 RATE = 24_000
-# Speakers of the released checkpoints by the voice that they get, in the order of flite.VOICES.
-VOICE_SPEAKERS = (("serena", "vivian", "ono_anna", "sohee"), ("ryan", "aiden", "eric", "dylan", "uncle_fu"))
+# The speaker of each voice, in the order of flite.VOICES: two of the released checkpoints', whose names defaults use.
+VOICE_SPEAKERS = ("vivian", "ryan")
 LANGUAGES = tuple(name for name in CODEC_IDS["codec_language_id"] if not name.endswith("dialect"))
 
 
@@ -119,8 +119,8 @@ def _ids() -> Json:
     ids: Json = {name: value + SHIFT for name, value in CODEC_IDS.items() if isinstance(value, int)}
     languages = CODEC_IDS["codec_language_id"]
     ids["codec_language_id"] = {name: languages[name] + SHIFT for name in LANGUAGES}
-    ids["spk_id"] = {name: value + SHIFT for name, value in SPEAKERS.items()}
-    return ids | {"spk_is_dialect": dict.fromkeys(SPEAKERS, False)}
+    ids["spk_id"] = {name: SPEAKERS[name] + SHIFT for name in VOICE_SPEAKERS}
+    return ids | {"spk_is_dialect": dict.fromkeys(VOICE_SPEAKERS, False)}
 
 
 def _decoder(mini: bool) -> Json:

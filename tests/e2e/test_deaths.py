@@ -17,7 +17,7 @@ import pytest
 
 from scripts.server.ports import Ports
 from scripts.server.tritonserver import TritonServer, is_ready
-from tests.e2e.serving import ROOT, Caller, Received, eventually, serve, stub_pid
+from tests.e2e.serving import ROOT, Caller, Received, eventually, repository_with, serve, stub_pid
 from tests.e2e.test_streams import assert_own_frames
 
 FATAL_SEED, FAILING_SEED, SILENT_SEED = 666, 667, 668
@@ -169,6 +169,21 @@ def test_launcher_restarts_a_dead_server(
             assert_own_frames(caller.speak(seed=1, max_frames=9), 1, 9)
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(PATIENCE) == 0
+
+
+def test_nothing_outlives_a_killed_launcher(tiny_code2wav: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    repository, ports = repository_with(tiny_code2wav, tmp_path), Ports.free()
+    with launched(repository, {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint)}, ports, tmp_path) as launcher:
+        eventually(lambda: is_ready(ports, "qwen3_tts"), 3 * PATIENCE)
+        with Caller(TritonServer(repository, ports=ports)) as caller, ThreadPoolExecutor(1) as pool:
+            spoken = pool.submit(caller.speak, max_frames=4000)
+            eventually(lambda: caller.metric("qwen3_tts_requests_running") == 1)
+            processes = psutil.Process(launcher.pid).children(recursive=True)
+            assert [process.name() for process in processes].count("triton_python_backend_stub") == 2
+            launcher.kill()
+            _, alive = psutil.wait_procs(processes, PATIENCE)
+            assert spoken.result(PATIENCE).error
+    assert not alive
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def demo_voice(exported_demo: Path, tmp_path_factory: pytest.TempPathFactory) ->
         yield caller
 
 
-@pytest.mark.parametrize("speaker", ["serena", "ryan"])
+@pytest.mark.parametrize("speaker", ["vivian", "ryan"])
 def test_what_is_said_is_recognised(demo_voice: Caller, speaker: str) -> None:
     ears, errors, count = Ears(), 0, 0
     for seed, text in enumerate(SENTENCES):

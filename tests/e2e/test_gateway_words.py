@@ -28,7 +28,7 @@ from tests.fakes.gateway import RunningGateway
 from tests.unit.client.test_subtitles import parsed
 
 TEXT = "Your parcel was delivered this morning, and left with your neighbour at number twelve."
-FIELDS: dict[str, Any] = {"voice": "serena", "language": "english", "seed": 3}
+FIELDS: dict[str, Any] = {"voice": "vivian", "language": "english", "seed": 3}
 FRAME_S = 0.08
 RATE = 24_000
 MAX_TEXT_TOKENS = 64
@@ -89,7 +89,7 @@ def test_events_of_the_openai_sdk_have_words(gateway: RunningGateway) -> None:
     with (
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
         client.audio.speech.with_streaming_response.create(
-            model="tts-1", voice="serena", input=TEXT, response_format="pcm", stream_format="sse", extra_body=extra
+            model="tts-1", voice="vivian", input=TEXT, response_format="pcm", stream_format="sse", extra_body=extra
         ) as response,
     ):
         events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
@@ -150,7 +150,7 @@ def test_pipecat_receives_word_times(gateway: RunningGateway) -> None:
     sentences = f"{TEXT} Thanks for calling."
 
     async def run() -> list[Any]:
-        settings = CartesiaTTSService.Settings(voice="serena", model="sonic-3")
+        settings = CartesiaTTSService.Settings(voice="vivian", model="sonic-3")
         url = f"ws://{gateway.address}/tts/websocket"
         service = CartesiaTTSService(api_key="none", url=url, settings=settings, sample_rate=RATE)
         pieces = [LLMTextFrame(piece) for piece in re.findall(r"\s*\S+", sentences)]
@@ -177,7 +177,7 @@ def test_livekit_receives_word_times(gateway: RunningGateway) -> None:
 
     async def run() -> tuple[list[Any], float, float]:
         async with aiohttp.ClientSession() as session:
-            service = cartesia.TTS(api_key="none", voice="serena", base_url=gateway.url, http_session=session)
+            service = cartesia.TTS(api_key="none", voice="vivian", base_url=gateway.url, http_session=session)
             words, duration_s = [], 0.0
             async with service.stream() as stream:
                 stream.push_text(TEXT)
@@ -201,7 +201,7 @@ def test_livekit_receives_word_times(gateway: RunningGateway) -> None:
 
 def test_say_writes_subtitles(server: TritonServer, tmp_path: Path) -> None:
     path, speech = tmp_path / "speech.vtt", tmp_path / "speech.wav"
-    arguments = ["--speaker", "serena", "--language", "english", "--seed", "3", "--output", str(speech)]
+    arguments = ["--speaker", "vivian", "--language", "english", "--seed", "3", "--output", str(speech)]
     url = f"localhost:{server.ports.grpc}"
     assert main(["say", "--url", url, TEXT, "--subtitles", str(path), *arguments]) == 0
     cues = parsed(path.read_text(), ".vtt")
@@ -216,7 +216,7 @@ def test_the_page_marks_the_word_that_is_heard(gateway: RunningGateway) -> None:
     with Browser() as browser:
         browser.open_tapped(gateway.url)
         browser.run(WATCH)
-        browser.choose("voice", "serena")
+        browser.choose("voice", "vivian")
         browser.choose("language", "english")
         browser.fill("seed", "3")
         browser.fill("text", TEXT)

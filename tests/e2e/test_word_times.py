@@ -52,7 +52,7 @@ class Told:
 
 
 def hear(caller: Caller, text: str, pieces: list[str] | None = None, **fields: Any) -> Told:
-    defaults: dict[str, Any] = {"speaker": "serena", "language": "english", "seed": 3, "word_times": True}
+    defaults: dict[str, Any] = {"speaker": "vivian", "language": "english", "seed": 3, "word_times": True}
     request = SpeechRequest(text, **(defaults | fields))
     messages = iter([encode(request)]) if pieces is None else streamed(request, pieces)
     told, responses = Told(), Responses()
@@ -145,7 +145,7 @@ def test_an_utterance_that_is_cut_says_how_much_was_spoken(demo: Caller) -> None
 
 
 def test_words_over_http(demo: Caller) -> None:
-    fields = {"text": TEXT, "speaker": "serena", "language": "english", "seed": 3, "word_times": True}
+    fields = {"text": TEXT, "speaker": "vivian", "language": "english", "seed": 3, "word_times": True}
     *events, last = generate_stream(demo.server, fields)
     texts = [event.get("words", []) for event in (*events, last)]
     found = merged(json.loads(text) for each in texts for text in ([each] if isinstance(each, str) else each))
@@ -157,7 +157,7 @@ def test_say_writes_them(demo: Caller, tmp_path: Path) -> None:
     file = tmp_path / "words.jsonl"
     arguments = [
         "--speaker",
-        "serena",
+        "vivian",
         "--language",
         "english",
         "--seed",

@@ -55,5 +55,5 @@ class RowBuilder:
         config = self._config
         language = [config["codec_language_id"]["english"]] if english else []
         think = config["codec_think_id" if english else "codec_nothink_id"]
-        speaker = config["spk_id"][VOICE_SPEAKERS[voice][0]]
+        speaker = config["spk_id"][VOICE_SPEAKERS[voice]]
         return [think, config["codec_think_bos_id"], *language, config["codec_think_eos_id"], speaker]

@@ -44,9 +44,9 @@ def post(
     return connection
 
 
-def answer_of(gateway: RunningGateway, version: str, *headers: str) -> bytes:
-    """Everything that the server sends for one request, until it closes the connection."""
-    content = json.dumps({"input": TWO_CHUNKS, "response_format": "pcm"}).encode()
+def answer_of(gateway: RunningGateway, version: str, *headers: str, text: str = TWO_CHUNKS) -> bytes:
+    """Everything that the server sends for one request, until it closes the connection. Raises ConnectionResetError."""
+    content = json.dumps({"input": text, "response_format": "pcm"}).encode()
     lines = (f"POST {PATH} HTTP/{version}", "Host: a", f"Content-Length: {len(content)}", *headers, "", "")
     with socket.create_connection(("127.0.0.1", int(gateway.address.split(":")[1])), timeout=10) as connection:
         connection.sendall("\r\n".join(lines).encode() + content)
@@ -225,6 +225,16 @@ def test_an_error_of_the_server_becomes_a_status(
 def test_a_failure_after_the_first_byte_aborts_the_transfer(client: httpx.Client, failure: dict[str, object]) -> None:
     with pytest.raises(httpx.RemoteProtocolError):
         speak(client, script(chunks=[[0, 1]], **failure))
+
+
+def test_each_version_of_http_tells_an_aborted_transfer_from_a_complete_one(gateway: RunningGateway) -> None:
+    broken = script(chunks=[[0, 1]], error="INTERNAL: broken")
+    with pytest.raises(ConnectionResetError):
+        answer_of(gateway, "1.0", text=broken)
+    assert answer_of(gateway, "1.0", text=script(error="INTERNAL: broken")).startswith(b"HTTP/1.1 500 ")
+    last_chunk = b"\r\n0\r\n\r\n"
+    assert not answer_of(gateway, "1.1", "Connection: close", text=broken).endswith(last_chunk)
+    assert answer_of(gateway, "1.1", "Connection: close").endswith(last_chunk)
 
 
 def test_a_failure_after_the_first_event_is_an_event(client: httpx.Client) -> None:

@@ -61,7 +61,7 @@ class Speaking:
         self, slot: int, layout: TextLayout = "full", text: str = TEXT, *, word_times: bool = True, **fields: Any
     ) -> Newcomer:
         prompts = PromptBuilder(self.checkpoint, config(layout, "off"), ALIGNMENT)
-        request = {"text": text, "speaker": "serena", "language": "english", "seed": 2, "word_times": word_times}
+        request = {"text": text, "speaker": "vivian", "language": "english", "seed": 2, "word_times": word_times}
         stream = prompts.stream(SynthesisRequest.of(request), Listener(), str(slot))
         pages = self.runner.limits.num_pages // self.runner.limits.num_slots
         return Newcomer(stream, slot, list(range(slot * pages, (slot + 1) * pages)), **fields)
