@@ -10,7 +10,7 @@ fi
 setup_stamp="$VIRTUAL_ENV/qwen3-tts-$1.sha256"
 setup_sum=$(cat pyproject.toml scripts/constraints.txt scripts/install_torch.py | sha256sum; pwd)
 if [ "$(cat "$setup_stamp" 2>/dev/null)" != "$setup_sum" ]; then
-    echo "Installing into $VIRTUAL_ENV (about 1.5 GB with a CPU build of PyTorch)"
+    echo "Installing into $VIRTUAL_ENV (about 1.7 GB with a CPU build of PyTorch)"
     # PyTorch first and alone: resolved with others, it may be replaced by a newer build.
     setup_constraints=$VIRTUAL_ENV/qwen3-tts-constraints.txt
     python scripts/install_torch.py >"$setup_constraints"

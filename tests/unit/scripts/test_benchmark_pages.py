@@ -11,6 +11,8 @@ from scripts.benchmarks import plot_cost
 
 FOLDER = plot_cost.BENCHMARKS
 PAGES = (FOLDER / "README.md", FOLDER.parents[1] / "README.md")
+# By how many words of a hundred a long text may fall short of its sentences spoken alone.
+POINTS = 3
 RECORDS = sorted(path.name for path in FOLDER.glob("*.json"))
 
 
@@ -182,6 +184,19 @@ def test_demo_voice_tables_match_their_record() -> None:
         sounds = parts["ends" if "H200" in load else "words"]["first_sound"][load.split(",")[0]]
         measured = [sounds[kind][time] for kind in ("trimmed", "untrimmed") for time in ("ttfa_ms", "audible_ttfa_ms")]
         assert [float(cell) for cell in cells] == pytest.approx(measured, abs=0.051)
+
+
+def test_long_texts_table_matches_its_record() -> None:
+    found = record("long-texts.json")
+    rows = table(FOLDER.parent / "demo-voice.md", "sentences a text")
+    measured = [*found["rows"], found | {"sentences_a_text": "all"}]
+    assert [row[0] for row in rows] == [row["sentences_a_text"] for row in measured]
+    for (_, texts, words, *cells), row in zip(rows, measured, strict=True):
+        assert numbers(f"{texts} words {words}") == [row["texts"], row["words"]]
+        shares = [100 * row["words_heard"], 100 * row["words_heard_alone"]]
+        assert [float(cell) for cell in cells[:2]] == pytest.approx(shares, abs=0.051)
+        assert [float(cell) for cell in cells[2:]] == pytest.approx([row["seconds"], row["seconds_alone"]], abs=0.51)
+        assert shares[0] >= shares[1] - POINTS
 
 
 def test_codec_call_table_matches_its_record() -> None:
