@@ -199,6 +199,15 @@ def test_long_texts_table_matches_its_record() -> None:
         assert shares[0] >= shares[1] - POINTS
 
 
+def test_quickstart_sentences_match_their_record() -> None:
+    found, text = record("quickstart.json"), " ".join(PAGES[1].read_text().split())
+    first, second = found["rows"]
+    gigabytes = (first["downloaded_mb"], sum(found["disk_mb"].values()), first["peak_memory_mb"])
+    downloaded, disk, memory = (f"{count / 1e3:.1f} GB" for count in gigabytes)
+    assert f"downloads {downloaded}, fills {disk} of disk and takes {memory} of memory" in text
+    assert f"it has spoken in {first['seconds'] / 60:.0f} minutes, a second one in {second['seconds']} s" in text
+
+
 def test_codec_call_table_matches_its_record() -> None:
     measured = {row["load"]: row for row in record("serving-in-turn-h200.json")["rows"]}
     rows = table(PAGES[0], "rows a call")
