@@ -219,12 +219,13 @@ def test_benchmark_of_a_fleet(fleet: Fleet, tmp_path: Path) -> None:
     assert [(row["servers"], row["path"], row["load"]) for row in table] == [
         (1, "direct", "c=1"), (1, "direct", "c=3"), (1, "direct", "rps=4"),
         (SERVERS, "envoy", "c=1"), (SERVERS, "envoy", "c=9"), (SERVERS, "envoy", "rps=12"),
-        (SERVERS, "one-killed", "rps=12"),
+        (SERVERS, "overload", "rps=48"), (SERVERS, "one-killed", "rps=12"),
     ]  # fmt: skip
-    *whole, killed = table
+    *whole, overloaded, killed = table
     assert [row["errors"] for row in whole] == [0] * len(whole)
     # Three servers with three streams each make the frames of one three times; the scripted talker takes 10 ms a frame.
     assert whole[4]["audio_s_per_s"] > 2 * whole[1]["audio_s_per_s"]
+    assert overloaded["errors"] == overloaded["refused"]
     assert 0 < killed["errors"] < killed["requests"] / SERVERS
     assert killed["back_after_s"] > 0
     assert len(fleet.healthy()) == SERVERS

@@ -27,17 +27,19 @@ class OnnxTalkerRunner(TalkerRunner):
     has_graphs = rows_are_independent = True
 
     def build(self, weights: CpuWeights = "float32") -> None:
-        """Raises an exception of ONNX Runtime when it lacks an operator. The graphs keep what they need of the weights.
+        """Raises an exception of ONNX Runtime when it lacks an operator.
 
         `weights` are those of products.
         """
         threads = torch.get_num_threads()
         heads = self._tracker.heads if self._tracker else ()
         self._talker_program = talker_graph(self._talker, self.cache, heads, weights).load(threads)
-        self._talker.transformer.layers.clear()
         self._frame_program = frame_graph(self._talker, self._predictor, self._frame_cache, weights).load(threads)
-        self._predictor.transformer.layers.clear()
-        self._predictor.heads.clear()
+        if weights == "int8":
+            # Unlike those in float32, which ONNX Runtime keeps as they are, too.
+            self._talker.transformer.layers.clear()
+            self._predictor.transformer.layers.clear()
+            self._predictor.heads.clear()
         data = self.cache.data
         self._stored = data.flatten(0, 1)
         layers = range(len(data))
