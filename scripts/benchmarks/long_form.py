@@ -17,11 +17,11 @@ from rich.console import Console
 
 from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest
 from qwen3_tts_client.records.environment import environment
-from qwen3_tts_client.records.prometheus import parse, scrape, total
+from qwen3_tts_client.records.prometheus import total
 from scripts.benchmarks.common import origin_of, show
 from scripts.benchmarks.demo_voice import CHECKPOINT, level
 from scripts.benchmarks.held_sentences import part_starts, plain
-from scripts.benchmarks.serving import REPOSITORY, run, server_of
+from scripts.benchmarks.serving import REPOSITORY, run, scraped, server_of
 from scripts.demo_voice.served import Heard, ServedVoice
 from scripts.demo_voice.sizes import VOICE_SPEAKERS
 
@@ -51,7 +51,7 @@ def main(
     with server_of(str(checkpoint), max(streams, 8), artifact_dir / "server.log", []) as server:
         heard = ServedVoice(f"localhost:{server.ports.grpc}", streams)(requests)
         time.sleep(REPORTED_SECONDS)
-        counted = parse(scrape(f"http://localhost:{server.ports.metrics}/metrics") or "")
+        counted = scraped(server)
     rows = [
         {"speaker": request.speaker, "text": number % texts + 1, "part": part, **figures}
         for number, (request, one) in enumerate(zip(requests, heard, strict=True))

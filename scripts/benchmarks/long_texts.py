@@ -18,15 +18,13 @@ import typer
 
 from qwen3_tts_client.protocol import SAMPLE_RATE, SpeechRequest
 from qwen3_tts_client.records.environment import environment
-from qwen3_tts_client.records.prometheus import parse, scrape
 from scripts.benchmarks.common import origin_of
 from scripts.benchmarks.demo_voice import CHECKPOINT
-from scripts.benchmarks.serving import REPOSITORY, increase, run, server_of
+from scripts.benchmarks.serving import REPOSITORY, increase, run, scraped, server_of
 from scripts.demo_voice.recognition import Ears, words_heard
 from scripts.demo_voice.served import Heard, ServedVoice
 from scripts.demo_voice.sizes import VOICE_SPEAKERS
 from scripts.demo_voice.texts import held_texts
-from scripts.server.tritonserver import TritonServer
 
 ARTIFACTS = Path("artifacts") / "long-texts"
 MOST_SENTENCES, MIN_WORDS = 20, 4
@@ -111,10 +109,6 @@ def long_texts(count: int, pool: int) -> Iterator[Text]:
     for seed in range(count):
         length = 1 + seed // len(VOICE_SPEAKERS) % MOST_SENTENCES
         yield Text(VOICE_SPEAKERS[seed % len(VOICE_SPEAKERS)], tuple(chosen.sample(range(pool), length)), seed)
-
-
-def scraped(server: TritonServer) -> dict[str, float]:
-    return parse(scrape(f"http://localhost:{server.ports.metrics}/metrics") or "")
 
 
 def recognise(text: Text, heard: Heard) -> Spoken:

@@ -20,7 +20,7 @@ from rich.console import Console
 from qwen3_tts_client.analysis.results import SUMMARY_NAME
 from qwen3_tts_client.analysis.table import load_name
 from qwen3_tts_client.errors import ExitCode
-from qwen3_tts_client.records.prometheus import total
+from qwen3_tts_client.records.prometheus import parse, scrape, total
 from qwen3_tts_client.records.record import read_run
 from qwen3_tts_engine.config import ENVIRONMENT_PREFIX
 from scripts.benchmarks.common import origin_of, settings_of_environment
@@ -170,6 +170,10 @@ def codec_calls(before: dict[str, float], after: dict[str, float]) -> dict[str, 
         microseconds = growth("nv_inference_compute_infer_duration_us", CODE2WAV)
         found["codec_own_ms"] = round(microseconds / through_triton / 1e3, 2)
     return found
+
+
+def scraped(server: TritonServer) -> dict[str, float]:
+    return parse(scrape(f"http://localhost:{server.ports.metrics}/metrics") or "")
 
 
 def increase(before: dict[str, float], after: dict[str, float], name: str, label: str = "") -> float:

