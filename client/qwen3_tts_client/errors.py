@@ -39,7 +39,7 @@ _PUBLIC = {
     "disconnected": "no server is reachable",
 }
 _MODEL_PREFIX = re.compile(r"^(\[request id: .*?\] )?\s*(.*?\b(INVALID_ARG|UNAVAILABLE): )?")
-# What gRPC says of a stream whose server, or the proxy before it, ended while it answered. A request changes nothing at
+# gRPC's words for a stream whose server, or the proxy before it, ended while it answered. A request changes nothing at
 # the server, so that it can be sent again.
 _LOST = re.compile(r"Stream removed|RST_STREAM|Socket closed|Connection reset|connection termination")
 LOST = "the server was lost while it spoke: send the request again"

@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 CGROUP, MEMORY = Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 FLOAT_BYTES = 4
-# Of a product's weight: FP32 as loaded and as ONNX Runtime packs it; at most bfloat16 as loaded, int8 and that packed.
+# Bytes of a product's weight: FP32 as loaded and as ONNX Runtime packs it; or at most bfloat16 as loaded, int8, and
+# int8 as packed.
 PRODUCT_BYTES = {"float32": 2 * FLOAT_BYTES, "int8": 4}
 # Bound on PyTorch, ONNX Runtime and the interpreter: a talker of the demo voice has 0.5 GB resident.
 PROCESS_BYTES = 600 << 20

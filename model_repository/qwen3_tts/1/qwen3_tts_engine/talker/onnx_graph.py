@@ -29,7 +29,7 @@ ELEMENTS = {
 # ONNX Runtime's levels: errors. TensorScatter warns of every copy.
 ERRORS = 3
 
-# What stands for 0 in uint8. CPUs without VNNI multiply uint8 by int8 in 16 bits, which saturate.
+# The uint8 value of 0. CPUs without VNNI multiply uint8 by int8 in 16 bits, which saturate.
 ZERO = 128
 
 Value = str
@@ -41,7 +41,7 @@ class OnnxGraph:
         """`weights` are those of products."""
         self._name, self._nodes, self._count = name, list[onnx.NodeProto](), 0
         self._is_int8 = weights == "int8"
-        # Of each weight, which is kept so that no other one takes its place in memory.
+        # Each weight by its address, and kept, so that no other one takes its place in memory.
         self._quantized = dict[int, tuple[Tensor, Value, Value]]()
         self._inputs, self._outputs = list[onnx.ValueInfoProto](), list[onnx.ValueInfoProto]()
         self._initializers = dict[str, onnx.TensorProto]()
