@@ -28,7 +28,7 @@ from qwen3_tts_engine.talker.code_predictor import CodePredictor
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.loader import MovedTensors
 from qwen3_tts_engine.talker.ops.interface import Attention, Hidden
-from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, norm_product, split_heads
+from qwen3_tts_engine.talker.ops.torch_ops import GATHER_ROWS, TorchOps, norm_product, split_heads
 from qwen3_tts_engine.talker.ops.torch_tracking import TorchTracking
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.talker.talker import Talker
@@ -64,6 +64,8 @@ MAX_HEADS = 6
 SHARE_OF_BEST, MIN_SCORE = 0.7, 0.3
 # A step back by as much of a token is noise.
 MONOTONE_STEP = -0.25
+# A score that is nothing after the softmax.
+LOWEST = -1e9
 # Avoids the logarithm of zero.
 FLOOR = 1e-7
 # Relative frequencies of frames that move on by 1, 2 and 3 tokens, measured with the demo voice. How often a frame
@@ -114,15 +116,18 @@ def choose_heads(checkpoint: Checkpoint, device: torch.device) -> tuple[Alignmen
     tensors = MovedTensors(load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config)), device)
     talker = Talker(checkpoint.config.talker_config, tensors, recorder)
     predictor = CodePredictor(talker, tensors, recorder)
-    requests, reports = _requests(checkpoint), []
+    requests = _requests(checkpoint)
+    streams = list[Stream]()
     for layout in LAYOUTS:
-        config = EngineConfig(checkpoint=str(checkpoint.folder), text_layout=layout)
-        prompts = PromptBuilder(checkpoint, config)
-        streams = [prompts.stream(request, DiscardSink(), "alignment") for _, request in requests]
-        runner = _runner(checkpoint, talker, predictor, recorder, streams)
+        prompts = PromptBuilder(checkpoint, EngineConfig(checkpoint=str(checkpoint.folder), text_layout=layout))
+        streams += [prompts.stream(request, DiscardSink(), "alignment") for _, request in requests]
+    # Layouts together: a tick costs the same for twice the rows.
+    spoken = speak(_runner(checkpoint, talker, predictor, recorder, streams), recorder, streams)
+    reports = []
+    for layout in LAYOUTS:
         by_language: dict[str, list[Spoken]] = {}
-        for (language, _), spoken in zip(requests, speak(runner, recorder, streams), strict=True):
-            by_language.setdefault(language, []).append(spoken)
+        for (language, _), one in zip(requests, spoken):
+            by_language.setdefault(language, []).append(one)
         reports.append(report(layout, by_language))
     chosen = {each.layout: each.chosen for each in reports if each.chosen}
     return Alignment(talker_digest=checkpoint.talker_digest, layouts=chosen), reports
@@ -189,11 +194,13 @@ def advance(spoken: Sequence[Spoken]) -> list[float]:
 class AttentionRecorder(TorchOps):
     """Records the attention of each frame to its text; multiplies all rows at once."""
 
+    rows_at_once = GATHER_ROWS
+
     def __init__(self) -> None:
-        self.texts: dict[int, tuple[int, int]] = {}
+        self.texts = np.empty((0, 2), np.int64)
         """First position and number of tokens, the text's end included, of each slot."""
-        self.frames: dict[int, list[list[np.ndarray]]] = {}
-        """Attention of each slot's frames, by layer, float32 [heads, tokens]."""
+        self.ticks: list[tuple[np.ndarray, list[Tensor]]] = []
+        """Slots [rows], and by layer their attention, float32 [rows, heads, tokens of the longest text]."""
 
     def norm_linear(
         self, x: Hidden, product: NormLinear, eps: float, bias: Tensor | None = None, out: Tensor | None = None
@@ -225,32 +232,32 @@ class AttentionRecorder(TorchOps):
         attend = super().paged_attention(cache, slots, positions, prompts=prompts)
         cos, sin = cache.cos[positions], cache.sin[positions]
         # The last row of a prompt gives the first frame.
-        rows = [len(slots) - 1] if prompts else range(len(slots))
-        visible = [self._visible(cache, int(slots[row]), int(positions[row])) for row in rows]
-        for row in rows:
-            self.frames.setdefault(int(slots[row]), []).append([])
+        rows = slice(-1, None) if prompts else slice(None)
+        index, visible = self._text(cache, slots[rows], positions[rows])
+        layers = list[Tensor]()
+        self.ticks.append((slots[rows].cpu().numpy(), layers))
 
         def recorded(layer: int, hidden: Hidden, weights: LayerWeights) -> Tensor:
             out = attend(layer, _together(hidden), weights)
             qkv = norm_product(_together(hidden), weights.qkv, cache.config.rms_norm_eps)
             query, _, _ = split_heads(qkv, weights, cache.config, cos, sin)
-            for row, index in zip(rows, visible, strict=True):
-                keys = cache.data[layer, 0][index].float()
-                grouped = query[row].float().unflatten(0, (keys.shape[1], -1))
-                scores = torch.einsum("kgd,pkd->kgp", grouped, keys).flatten(0, 1) / keys.shape[-1] ** 0.5
-                slot = int(slots[row])
-                found = np.zeros((len(scores), self.texts[slot][1]), np.float32)
-                found[:, : len(index)] = scores.softmax(-1).cpu().numpy()
-                self.frames[slot][-1].append(found)
+            keys = cache.data[layer, 0][index].float()
+            grouped = query[rows].float().unflatten(1, (keys.shape[2], -1))
+            scores = torch.einsum("rkgd,rpkd->rkgp", grouped, keys).flatten(1, 2) / keys.shape[-1] ** 0.5
+            seen = visible[:, None]
+            # Finite, for rows that see no text yet.
+            layers.append(scores.masked_fill(~seen, LOWEST).softmax(-1) * seen)
             return out
 
         return recorded
 
-    def _visible(self, cache: PagedCache, slot: int, position: int) -> Tensor:
-        """Cache indices of the text that a position sees."""
-        start, count = self.texts[slot]
-        end = min(start + count, position + 1)
-        return cache.index(slot, torch.arange(start, end, device=cache.data.device))
+    def _text(self, cache: PagedCache, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cache indices of each row's text, and whether the row sees them: [rows, tokens of the longest text]."""
+        starts, counts = torch.from_numpy(self.texts).to(slots.device)[slots].unbind(1)
+        offsets = torch.arange(int(self.texts[:, 1].max()), device=slots.device)
+        at = torch.minimum(starts[:, None] + offsets, positions[:, None])
+        visible = (offsets < counts[:, None]) & (starts[:, None] + offsets <= positions[:, None])
+        return cache.index(slots[:, None], at), visible
 
 
 def _together(hidden: Hidden) -> Hidden:
@@ -261,10 +268,8 @@ def _together(hidden: Hidden) -> Hidden:
 def speak(runner: TalkerRunner, recorder: AttentionRecorder, streams: Sequence[Stream]) -> Iterator[Spoken]:
     """What each stream attended to, sampled with its seed."""
     pages = runner.limits.max_pages
-    recorder.frames.clear()
-    recorder.texts = {
-        slot: (stream.prompt.text_at, stream.prompt.num_spoken + 1) for slot, stream in enumerate(streams)
-    }
+    recorder.ticks.clear()
+    recorder.texts = np.array([(stream.prompt.text_at, stream.prompt.num_spoken + 1) for stream in streams])
     newcomers = [
         Newcomer(stream, slot, list(range(slot * pages, (slot + 1) * pages))) for slot, stream in enumerate(streams)
     ]
@@ -277,10 +282,14 @@ def speak(runner: TalkerRunner, recorder: AttentionRecorder, streams: Sequence[S
         counts[active] += 1
         if not len(active):
             break
-    for slot, stream in enumerate(streams):
-        attention = np.array(recorder.frames[slot][: max(1, counts[slot])])
+    recorded: list[list[np.ndarray]] = [[] for _ in streams]
+    for slots, layers in recorder.ticks:
+        for slot, attention in zip(slots, torch.stack(layers, dim=1).cpu().numpy(), strict=True):
+            recorded[slot].append(attention)
+    for stream, attention, count in zip(streams, recorded, counts, strict=True):
         prompt = stream.prompt
-        yield Spoken(attention, max(0, prompt.text_at + prompt.num_spoken + 1 - len(prompt)))
+        seen = np.array(attention[: max(1, count)])[..., : prompt.num_spoken + 1]
+        yield Spoken(seen, max(0, prompt.text_at + prompt.num_spoken + 1 - len(prompt)))
 
 
 def _requests(checkpoint: Checkpoint) -> list[tuple[str, SynthesisRequest]]:

@@ -28,6 +28,9 @@ SMALL_WEIGHT = 1 << 19
 
 
 class TorchOps:
+    rows_at_once: int | None = None
+    """Rows whose attention is computed together; None for one on a CPU, since mixed context lengths change rounding."""
+
     def fold(self, norm: Tensor, weight: Tensor) -> NormLinear:
         return NormLinear(norm, weight)
 
@@ -70,8 +73,7 @@ class TorchOps:
     ) -> Attention:
         written = cache.index(slots, positions)
         cos, sin = cache.cos[positions], cache.sin[positions]
-        # Mixed context lengths change rounding.
-        at_once = 1 if slots.is_cpu else GATHER_ROWS
+        at_once = self.rows_at_once or (1 if slots.is_cpu else GATHER_ROWS)
         blocks = zip(slots.split(at_once), positions.split(at_once), strict=True)
         visible = [_visible_keys(cache, *block) for block in blocks]
 
