@@ -1,6 +1,8 @@
 """The PyTorch codec step in FP32 as a reference, and rows of inputs with its outputs."""
 
 import copy
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 
 from export.modules.codec import CodecStep
-from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, max_history, split_frames
+from qwen3_tts_engine.codec.contract import max_history, split_frames
 
 # Rows decoded at once: all of a large batch would not fit in memory.
 SLICE = 8
@@ -66,16 +68,20 @@ class Rows:
 
 
 class RowPool:
-    """`size` rows of all ages, some malformed, for each chunk length."""
+    """Rows of all ages, some malformed: for each chunk length as many as its largest batch, and at least SLICE."""
 
-    def __init__(self, reference: Reference, size: int, random: np.random.Generator) -> None:
-        self._reference, self._size, self._random = reference, size, random
-        self._state, self._history = self._streams()
-        self._rows = {frames: self._make(frames) for frames in CHUNK_FRAMES}
+    def __init__(self, reference: Reference, sizes: Mapping[int, int], random: np.random.Generator) -> None:
+        """`sizes` are the rows of the largest batch by its frames."""
+        self._reference, self._random = reference, random
+        state, history = self._streams(max(SLICE, *sizes.values()))
+        self._rows = {}
+        for frames, size in sizes.items():
+            rows = max(SLICE, size)
+            self._rows[frames] = self._make(frames, state[:rows], history[:rows])
 
-    def draw(self, rows: int, distinct: int) -> np.ndarray:
+    def draw(self, frames: int, rows: int, distinct: int) -> np.ndarray:
         """Indices of `rows` rows, `distinct` different ones, in random order; one of several is malformed."""
-        order = self._random.permutation(self._size)
+        order = self._random.permutation(len(self._rows[frames].codes))
         if distinct > 1:
             malformed, good = order[order % MALFORMED == 0], order[order % MALFORMED != 0]
             order = np.concatenate([malformed[:1], good, malformed[1:]])
@@ -91,16 +97,17 @@ class RowPool:
         codes = self._random.integers(0, config.codebook_size, shape, np.int32)
         return torch.from_numpy(codes).to(self._reference.device)
 
-    def _make(self, frames: int) -> Rows:
-        codes = self.codes(self._size, frames)
+    def _make(self, frames: int, state: Tensor, history: Tensor) -> Rows:
+        codes = self.codes(len(state), frames)
         codes[::MALFORMED, -1, : len(OUT_OF_RANGE)] = torch.tensor(OUT_OF_RANGE, dtype=codes.dtype).to(codes.device)
-        inputs = codes, self._state, self._history
+        inputs = codes, state, history
         return Rows(*inputs, *self._reference(*inputs))
 
-    def _streams(self) -> tuple[Tensor, Tensor]:
+    def _streams(self, size: int) -> tuple[Tensor, Tensor]:
         """State and history of rows whose ages cycle through AGES."""
-        states = self._states_by_age(SLICE)
-        picked = [(row % len(AGES), row % SLICE) for row in range(self._size)]
+        streams = min(SLICE, math.ceil(size / len(AGES)))
+        states = self._states_by_age(streams)
+        picked = [(row % len(AGES), row // len(AGES) % streams) for row in range(size)]
         state = torch.stack([states[age][stream] for age, stream in picked])
         history = torch.cat([self._reference.history(1, AGES[age]) for age, _ in picked])
         return state, history

@@ -97,7 +97,10 @@ class Verification:
         Batches mix cold and warm rows in random order, so that no shape can reuse the output of its last run. The last
         comparison is a whole utterance: irregular chunks by the candidate, regular ones by the reference.
         """
-        pool = RowPool(self.reference, max(*self.batches, TIMED[0]), self._random)
+        sizes = dict[int, int]()
+        for case in self.cases:
+            sizes[case.frames] = max(case.rows, sizes.get(case.frames, 0))
+        pool = RowPool(self.reference, sizes, self._random)
         for i in self._random.permutation(len(self.cases)):
             yield Outcome(str(self.cases[i]), self._compare(self.cases[i], pool))
         # All parts say the same: only what has added up tells them apart, not how loud some codes are.
@@ -114,7 +117,7 @@ class Verification:
 
     def _compare(self, case: Case, pool: RowPool) -> Agreement:
         """Compares each row with the reference's, and equal rows with each other."""
-        indices = pool.draw(case.rows, case.distinct)
+        indices = pool.draw(case.frames, case.rows, case.distinct)
         batch = pool.batch(case.frames, indices)
         actual = self.candidate(*batch.inputs)
         agreement = compare_step(batch.outputs, actual)
