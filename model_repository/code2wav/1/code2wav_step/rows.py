@@ -11,10 +11,12 @@ from code2wav_step.config import Contract
 # Rows are allocated in blocks, when the first of them gets an owner or is written.
 BLOCK = 16
 ZERO_ROW = 0
+# Who owns a row, beside the keys int32 above 0. PUBLIC is also the key of those who have none; the others are none.
+PUBLIC, FREE, NOBODY = 0, -1 << 40, -2 << 40
 
 
 class Places(NamedTuple):
-    """What a call may touch: rows to read and to write, int64 [B], and the history of the first ones, int32 [B].
+    """What a call may touch: rows to read and to write, and the history of the first ones, int32 or int64 [B].
 
     `denied` bool [B] marks entries whose key does not open one of their rows: they read zeros and write nowhere.
     """
@@ -32,8 +34,10 @@ class Rows:
 
     def __init__(self, state_size: int, dtype: torch.dtype, device: torch.device, contract: Contract) -> None:
         self._state_size, self._dtype, self._device = state_size, dtype, device
-        self._num_rows, self._num_owned = contract.num_rows, contract.num_rows - contract.public_rows
-        self._keys = np.zeros(self._num_rows, np.int32)
+        self._num_rows = contract.num_rows
+        self._owners = np.full(self._num_rows, FREE)
+        self._owners[self._num_rows - contract.public_rows :] = PUBLIC
+        self._owners[ZERO_ROW] = NOBODY
         self._blocks: dict[int, Tensor] = {}
         self._addresses = np.zeros(self._num_rows + 1, np.int64)
         # The row behind the last one, for writes that belong to none.
@@ -43,24 +47,28 @@ class Rows:
 
     def open(self, places: np.ndarray) -> Places:
         """Opens places int32 [B, 4] whose rows exist; claims rows without an owner for the keys that write them."""
-        before, after, history, key = places.astype(np.int64).T
-        keys, is_claim = self._keys, (before == after) & (history == 0)
-
-        def is_own(rows: np.ndarray) -> np.ndarray:
-            own: np.ndarray = np.where(key == 0, rows >= self._num_owned, (keys[rows] == key) & (rows != ZERO_ROW))
-            return own
-
-        is_free = (key > 0) & (keys[after] == 0) & (after != ZERO_ROW) & (after < self._num_owned)
-        opens = (is_own(after) | is_free) & ((before == ZERO_ROW) | is_own(before) | (is_claim & is_free))
-        keys[after[opens & is_free]] = key[opens & is_free]
-        # Only one of two entries that claim a row at once gets it.
-        opens &= keys[after] == key
-        self._allocate(after[opens])
-        # A row without memory was never written.
-        before = np.where(opens & ~is_claim & (self._addresses[before] != 0), before, ZERO_ROW)
+        # Few operations: a stream's first audio waits for this.
+        before, after, history, key = places.T
+        owners = self._owners[places[:, :2]]
+        is_own = owners == key[:, None]
+        is_claim = (before == after) & (history == 0)
+        opens = is_own[:, 1] & (is_own[:, 0] | (before == ZERO_ROW))
+        if not opens.all():
+            is_free = (owners == FREE) & (key > 0)[:, None]
+            reads = is_own[:, 0] | (before == ZERO_ROW) | (is_claim & is_free[:, 0])
+            opens = reads & (is_own[:, 1] | is_free[:, 1])
+            taken = opens & is_free[:, 1]
+            self._owners[after[taken]] = key[taken]
+            # Only one of two entries that claim a row at once gets it.
+            opens &= self._owners[after] == key
+        if not self._addresses[after].all():
+            self._allocate(after[opens])
         writes = opens & ~is_claim
-        after = np.where(writes, after, self._nowhere)
-        return Places(before, after, history.astype(np.int32), ~opens, bool(writes.any()))
+        # A row without memory was never written.
+        reads = writes & (self._addresses[before] != 0)
+        if not reads.all():
+            before, after = np.where(reads, before, ZERO_ROW), np.where(writes, after, self._nowhere)
+        return Places(before, after, history, ~opens, bool(writes.any()))
 
     def addresses(self, places: Places) -> np.ndarray:
         """Addresses of each entry's state and its next one, int64 [2, B]."""
