@@ -6,6 +6,7 @@ the first to the last (docs/word-times.md).
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +127,7 @@ def choose_heads(checkpoint: Checkpoint, device: torch.device) -> tuple[Alignmen
     reports = []
     for layout in LAYOUTS:
         by_language: dict[str, list[Spoken]] = {}
-        for (language, _), one in zip(requests, spoken):
+        for (language, _), one in zip(requests, islice(spoken, len(requests)), strict=True):
             by_language.setdefault(language, []).append(one)
         reports.append(report(layout, by_language))
     chosen = {each.layout: each.chosen for each in reports if each.chosen}

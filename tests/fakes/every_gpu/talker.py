@@ -49,7 +49,7 @@ class RecordingRunner(GraphTalkerRunner):
     def _capture(self, padding: Sequence[np.ndarray], run: Callable[..., Any]) -> Any:
         run(*(torch.from_numpy(rows).to(META) for rows in padding))
 
-    def _make_tick(self) -> Any:
+    def _make_memory(self) -> Any:
         pass
 
 

@@ -100,7 +100,7 @@ def test_parts_of_a_long_prefill_fill_their_graphs(count: int, slots: int) -> No
 
 
 def test_a_first_frame_among_others_equals_one_alone(checkpoint_of: CheckpointOf) -> None:
-    """Slots 0 and 2 have made frames, slot 1 comes from its prefill; only it stores no keys."""
+    """The talker runs for slots 0 and 2, which have made frames; slot 1 comes from its prefill."""
     checkpoint = Checkpoint.open(str(checkpoint_of("base")))
     config = EngineConfig(checkpoint=str(checkpoint.folder), max_streams=4, max_text_tokens=64, max_frames_limit=64)
     prompts = PromptBuilder(checkpoint, config)
@@ -115,11 +115,10 @@ def test_a_first_frame_among_others_equals_one_alone(checkpoint_of: CheckpointOf
     fed, keys = state.input.clone(), cache.clone()
     for tensor, before in zip((state.input, state._fields, state.seen, cache), saved, strict=True):
         tensor.copy_(before)
-    padding = state.padding_slot
-    pairs = torch.tensor([[0, 0], [1, padding], [2, 2], [padding, padding]])
+    padding, graphs = state.padding_slot, as_graph_runner(eager)
     with torch.inference_mode():
-        codes = as_graph_runner(eager)._mixed_frame(pairs)
-    assert isinstance(codes, torch.Tensor)
+        assert graphs._step(torch.tensor([0, 2, padding])) is None
+        codes = graphs._predict(torch.tensor([0, 1, 2, padding]))
     np.testing.assert_array_equal(codes[:3].numpy(), expected)
     torch.testing.assert_close(state.input[:3], fed[:3], atol=1e-5, rtol=1e-5)
     own = newcomers[2].pages[-1] * eager.limits.page_size + eager.limits.page_size
@@ -173,7 +172,7 @@ def capture_with_memory_for(most: int, checkpoint_of: CheckpointOf, error: Excep
             raise error
         return CapturedRows(padding)
 
-    graphs._capture, graphs._make_tick = capture, object  # type: ignore[assignment, method-assign]
+    graphs._capture, graphs._make_memory = capture, object  # type: ignore[assignment, method-assign]
     graphs.capture()
     return graphs
 
@@ -183,14 +182,13 @@ def test_ticks_without_memory_for_their_graph_run_in_parts(
     checkpoint_of: CheckpointOf, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     graphs = capture_with_memory_for(128, checkpoint_of, error)
-    assert graphs._frames.most == 128
+    assert graphs._steps.most == graphs._codes.most == 128
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert re.match(r"the GPU has no memory for \d+ of \d+ CUDA graphs: ticks of many streams run in parts", warning)
-    graphs._fresh[:] = False
     slots = np.arange(300)
-    replays = graphs._replays(slots)
+    replays = graphs._steps_of(slots, tracked=False)
     assert [graph.sizes for graph, _ in replays] == [[128], [128], [48]]  # type: ignore[attr-defined]
-    np.testing.assert_array_equal(np.concatenate([pairs[:, 0] for _, (pairs,) in replays]), slots)
+    np.testing.assert_array_equal(np.concatenate([part for _, (part,) in replays]), slots)
     # 64 frames have a graph with 64 rows of prompts; 128 have none.
     assert graphs._joints[64].captured.keys() == {64}
     assert not graphs._joints[128].captured
@@ -210,5 +208,5 @@ def test_with_memory_for_all_graphs_there_is_no_warning(
     checkpoint_of: CheckpointOf, caplog: pytest.LogCaptureFixture
 ) -> None:
     graphs = capture_with_memory_for(1 << 20, checkpoint_of)
-    assert graphs._frames.most == 300
+    assert graphs._steps.most == 300
     assert not [record for record in caplog.records if record.levelname == "WARNING"]

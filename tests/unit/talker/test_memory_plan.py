@@ -166,7 +166,7 @@ def test_counts_the_graphs_that_are_captured(slots: int, checkpoint_of: Checkpoi
     config = EngineConfig(checkpoint=str(checkpoint.folder), max_streams=slots, max_text_tokens=8, max_frames_limit=8)
     graphs, captured = as_graph_runner(load_runner(checkpoint, config, CPU)), list[int]()
     graphs._capture = lambda padding, run: CapturedRows(padding)  # type: ignore[assignment, method-assign, return-value]
-    graphs._make_tick = object  # type: ignore[assignment, method-assign]
+    graphs._make_memory = object  # type: ignore[assignment, method-assign]
     graphs.capture(lambda done, total: captured.append(total))
     count = count_graphs(slots, tracked=False)
     assert captured == [count] * count

@@ -30,7 +30,7 @@ def runner(tiny_checkpoint: Path) -> TalkerRunner:
     stream = PromptBuilder(checkpoint, config).stream(request, Listener(), "0")
     runner.prefill([Newcomer(stream, 0, [*range(-(-stream.num_positions // config.page_size))])])
     with torch.inference_mode():
-        runner._first_frame(torch.tensor([0]))
+        runner._predict(torch.tensor([0]))
     return runner
 
 

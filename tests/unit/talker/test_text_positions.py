@@ -1,6 +1,6 @@
 """Runners follow the demo voice through its text, alone and in mixed batches, on the CPU."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,13 @@ from qwen3_tts_engine.core.streams import NONE
 from qwen3_tts_engine.core.words import MIN_CONFIDENCE
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.request import SynthesisRequest
-from qwen3_tts_engine.talker.graph_runner import MIN_JOINT_FRAMES, GraphTalkerRunner, LaunchedTick
+from qwen3_tts_engine.talker.graph_runner import MIN_JOINT_FRAMES
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.talker.text_tracker import BLOCK
-from qwen3_tts_engine.talker.tick_graph import Run
 from tests.fakes.scripted import Listener
 from tests.unit.talker.test_graph_rows import as_graph_runner
-from tests.unit.talker.test_joint_frames import EagerGraph, EagerGraphRunner
+from tests.unit.talker.test_joint_frames import EagerGraphRunner
 
 DEMO = Path(__file__).parents[3] / "scripts" / "demo_voice" / "tiny-speaking"
 TEXT = "The train to the coast is running about ten minutes late."
@@ -204,7 +203,7 @@ def test_text_that_arrives_while_it_is_spoken_is_followed(graphs: Speaking) -> N
 
 
 def test_a_graph_with_fresh_slots_tracks_the_others(pytorch: Speaking) -> None:
-    """GraphTalkerRunner's frame, of which a fresh slot's row runs in the padding slot."""
+    """The talker does not run for a fresh slot, whose token is that at which it was opened."""
     pytorch.begin(pytorch.newcomer(0), pytorch.newcomer(2, word_times=False))
     list(zip(range(6), pytorch.frames([0, 2]), strict=False))
     pytorch.begin(pytorch.newcomer(1, token=3))
@@ -214,18 +213,15 @@ def test_a_graph_with_fresh_slots_tracks_the_others(pytorch: Speaking) -> None:
     expected = runner.collect(runner.launch(np.arange(3)))
     for tensor, before in zip(tensors, saved, strict=True):
         tensor.copy_(before)
-    padding = state.padding_slot
-    pairs = torch.tensor([[0, 0], [1, padding], [2, 2], [padding, padding]])
     with torch.inference_mode():
-        made = as_graph_runner(runner)._mixed_frame(pairs, tracked=True)
-    codes, spoken = made
-    assert codes.shape == (4, 16)
+        spoken = as_graph_runner(runner)._step(torch.tensor([0, 2, state.padding_slot]), tracked=True)
     assert expected.spoken is not None
-    np.testing.assert_array_equal(spoken[:2, 0].numpy(), expected.spoken[:2, 0])
+    assert spoken is not None
+    assert spoken[0, 0] == expected.spoken[0, 0]
     # Products of several rows round differently.
-    np.testing.assert_allclose(spoken[:2, 1].numpy(), expected.spoken[:2, 1], atol=100)
-    assert spoken[1].tolist() == [3, NONE]
+    assert spoken[0, 1].item() == pytest.approx(expected.spoken[0, 1], abs=100)
     assert spoken[0, 1] > 0
+    assert expected.spoken[1].tolist() == state.spoken[1].tolist() == [3, NONE]
 
 
 def saved_tensors(runner: TalkerRunner) -> list[torch.Tensor]:
@@ -234,33 +230,10 @@ def saved_tensors(runner: TalkerRunner) -> list[torch.Tensor]:
     return [state.input, state._fields, state.seen, runner.cache.data, tracker.probability]
 
 
-class Event:
-    """A CUDA event whose work is done."""
-
-    def record(self, stream: None) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
-class EagerTickRunner(EagerGraphRunner):
-    """Launches and collects as on a GPU."""
-
-    launch = GraphTalkerRunner.launch  # type: ignore[assignment]
-
-    def _capture(self, padding: Sequence[np.ndarray], run: Run) -> EagerGraph:  # type: ignore[override]
-        graph = super()._capture(padding, run)
-        graph.stream = None  # type: ignore[attr-defined]
-        return graph
-
-    def _make_tick(self) -> LaunchedTick:  # type: ignore[override]
-        codes, spoken = (torch.empty((MANY_SLOTS, columns), dtype=torch.int64) for columns in (16, 2))
-        return LaunchedTick(codes, Event(), spoken)  # type: ignore[arg-type]
-
-
 def test_graphs_of_a_gpu_track_beside_prompts_and_alone() -> None:
     """First frames alone, beside others, and prompts in the tick of others; a few streams have word times."""
     plain, graphs = Speaking("off", MANY_SLOTS), Speaking("off", MANY_SLOTS)
-    runner = EagerTickRunner.__new__(EagerTickRunner)
+    runner = EagerGraphRunner.__new__(EagerGraphRunner)
     runner.__dict__.update(graphs.runner.__dict__)
     runner.capture()
     graphs.runner = runner

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from qwen3_tts_engine.core.batches import Frames, Newcomer, TextFeed
-from qwen3_tts_engine.talker.ops.interface import Hidden, Tracking
+from qwen3_tts_engine.talker.ops.interface import Tracking
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.talker.slot_state import NUM_SPOKEN_FIELDS
 from qwen3_tts_engine.talker.tick_graph import Graphs, Run, TickGraph, capture_in_order, up_to
 
 ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-FIRST_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 1536, 2048)
 # The largest one for so many rows a slot, at least these: what a graph of 2048 rows takes, a small GPU lacks.
 SLOT_PROMPTS, LEAST_PREFILL = 32, 512
@@ -34,24 +33,39 @@ MIN_JOINT_FRAMES = 16
 # The model starts only if there is memory for graphs of up to so many rows.
 NEEDED_ROWS = 64
 
-Made = Tensor | tuple[Tensor, Tensor]
-"""Codes int64 [rows, codebooks] of a tick; with word times also SlotState.spoken of its rows."""
+Replay = tuple[TickGraph, tuple[np.ndarray, ...]]
+"""A graph and its inputs."""
+
+
+@dataclass(frozen=True)
+class PinnedTick:
+    """Page-locked memory for a tick's results, which are there after the event `done`.
+
+    Codes int64 [slots, codebooks], and SlotState.spoken of the slots for which the talker ran, int64 [slots, 2].
+    """
+
+    codes: Tensor
+    spoken: Tensor
+    done: torch.cuda.Event
 
 
 @dataclass(frozen=True)
 class LaunchedTick:
-    """Codes int64 [rows, codebooks] in pinned memory, valid after the event `done`, until the launch after the next."""
+    """To be collected before the launch after the next one, which writes to the same memory."""
 
-    codes: Tensor
-    done: torch.cuda.Event
-    spoken: Tensor
-    """int64 [rows, 2] in pinned memory, as in Frames."""
-    tracked: bool = False
-    """Whether a stream has word times."""
+    memory: PinnedTick
+    ran: np.ndarray
+    """Rows for which the talker ran, bool [rows]; the others come from their prompts."""
+    spoken: np.ndarray | None
+    """Frames.spoken of the others; None if no stream has word times."""
 
 
 class GraphTalkerRunner(TalkerRunner):
-    """interfaces.Runner whose codes are read while the next tick runs."""
+    """interfaces.Runner whose codes are read while the next tick runs.
+
+    A tick replays two graphs: a step of the talker, which leaves its output in the slots' inputs, where a prompt leaves
+    its own, and the codes of all slots. So most graphs, those of steps beside prompts, are without the predictor.
+    """
 
     lookahead = 1
     has_graphs = True
@@ -64,29 +78,29 @@ class GraphTalkerRunner(TalkerRunner):
         self._pool: Any = None
         # Prefilled newcomers for the next launch: the slot of a lone one, and prompts.
         self._unopened, self._pending = self._state.padding_rows(0), self._padding_rows(0)
-        self._ticks = cycle([self._make_tick() for _ in range(self.lookahead + 1)])
-        pairs, prompts, opened = self._padding_pairs, self._padding_rows, self._state.padding_rows
+        self._memories = cycle([self._make_memory() for _ in range(self.lookahead + 1)])
+        prompts, opened = self._padding_rows, self._state.padding_rows
         slots = self.limits.num_slots
-        frames, firsts = up_to(ROW_BUCKETS, slots), up_to(FIRST_BUCKETS, slots)
-        self._frames = Graphs(self._mixed_frame, frames, lambda rows: [pairs(rows)], NEEDED_ROWS)
-        self._tracked_frames = self._frames
+        rows = up_to(ROW_BUCKETS, slots)
+        self._codes = Graphs(self._predict, rows, lambda rows: [self._padding_slots(rows)], NEEDED_ROWS)
+        self._steps = Graphs(self._step, rows, lambda rows: [self._padding_slots(rows)], NEEDED_ROWS)
+        self._tracked_steps = self._steps
         if self._tracker:
-            run = partial(self._mixed_frame, tracked=True)
-            self._tracked_frames = Graphs(run, frames, lambda rows: [pairs(rows)], NEEDED_ROWS)
-        self._firsts = Graphs(self._first_frame, firsts, lambda rows: [self._padding_slots(rows)], NEEDED_ROWS)
+            step = partial(self._step, tracked=True)
+            self._tracked_steps = Graphs(step, rows, lambda rows: [self._padding_slots(rows)], NEEDED_ROWS)
         self._prefills = Graphs(self._prefill_rows, prefill_buckets(slots), lambda rows: [prompts(rows)], NEEDED_ROWS)
         self._openings = Graphs(self._state.load, OPEN_BUCKETS, lambda rows: [opened(rows)], NEEDED_ROWS)
         self._entries = Graphs(self._enter, ENTRY_BUCKETS, lambda rows: [opened(1), prompts(rows)], NEEDED_ROWS)
         self._joints = {
-            count: Graphs(self._joint_frame, joint_prompts(count), partial(self._padding_joint, count), needed=0)
-            for count in reversed(frames)
+            count: Graphs(self._joint_step, joint_prompts(count), partial(self._padding_joint, count), needed=0)
+            for count in reversed(rows)
             if count >= MIN_JOINT_FRAMES
         }
-        alone = (self._frames, self._firsts, self._prefills, self._openings, self._entries)
-        tracked = (self._tracked_frames,) if self._tracker else ()
+        alone = (self._codes, self._steps, self._prefills, self._openings, self._entries)
+        tracked = (self._tracked_steps,) if self._tracker else ()
         capture_in_order([*alone, *tracked, *self._joints.values()], self._capture, progress)
         torch.cuda.empty_cache()  # left by the runs before capture
-        self._joints = {count: joint for count, joint in self._joints.items() if count in self._frames.captured}
+        self._joints = {count: joint for count, joint in self._joints.items() if count in self._steps.captured}
 
     @torch.inference_mode()
     def prefill(self, newcomers: list[Newcomer]) -> list[tuple[Newcomer, Exception]]:
@@ -108,23 +122,26 @@ class GraphTalkerRunner(TalkerRunner):
 
     @torch.inference_mode()
     def launch(self, slots: np.ndarray) -> LaunchedTick:  # type: ignore[override]
-        tick, start, tracked = next(self._ticks), 0, bool(self._tracked[slots].any())
-        if tracked:
-            # First frames after their prompts observe nothing: they have the token at which their slots were opened.
-            tick.spoken[: len(slots)] = torch.from_numpy(self._opened_at[slots])
-        for graph, inputs in self._replays(slots, tracked=tracked):
-            made, count = graph.replay(*inputs), len(inputs[0])
-            codes, spoken = made if isinstance(made, tuple) else (made, None)
-            tick.codes[start : start + count].copy_(codes[:count], non_blocking=True)
-            if tracked and spoken is not None:
-                tick.spoken[start : start + count].copy_(spoken[:count], non_blocking=True)
+        memory, ran, start = next(self._memories), ~self._take_fresh(slots), 0
+        spoken = self._opened_at[slots] if self._tracked[slots].any() else None
+        for graph, inputs in self._steps_of(slots[ran], tracked=spoken is not None):
+            found, count = graph.replay(*inputs), len(inputs[0])
+            if spoken is not None:
+                memory.spoken[start : start + count].copy_(found[:count], non_blocking=True)
             start += count
-        tick.done.record(graph.stream)
-        return LaunchedTick(tick.codes[:start], tick.done, tick.spoken[:start], tracked)
+        start = 0
+        for graph, part in self._codes.split(slots):
+            memory.codes[start : start + len(part)].copy_(graph.replay(part)[: len(part)], non_blocking=True)
+            start += len(part)
+        memory.done.record(graph.stream)
+        return LaunchedTick(memory, ran, spoken)
 
     def collect(self, tick: LaunchedTick) -> Frames:  # type: ignore[override]
-        tick.done.synchronize()
-        codes, spoken = tick.codes.numpy().copy(), tick.spoken.numpy().copy() if tick.tracked else None
+        memory, spoken = tick.memory, tick.spoken
+        memory.done.synchronize()
+        codes = memory.codes[: len(tick.ran)].numpy().copy()
+        if spoken is not None:
+            spoken[tick.ran] = memory.spoken[: np.count_nonzero(tick.ran)].numpy()
         return Frames(codes, codes[:, 0] == self._state.eos, spoken)
 
     def _open(self, newcomers: list[Newcomer]) -> None:
@@ -142,17 +159,14 @@ class GraphTalkerRunner(TalkerRunner):
             graph.replay(rows)
         self._unopened = self._unopened[:0]
 
-    def _replays(self, slots: np.ndarray, *, tracked: bool = False) -> list[tuple[TickGraph, tuple[np.ndarray, ...]]]:
-        """The graphs of a frame of each slot, with their inputs; pending prompts that do not fit them are prefilled."""
-        fresh = self._take_fresh(slots)
-        if fresh.all():
+    def _steps_of(self, running: np.ndarray, *, tracked: bool) -> list[Replay]:
+        """The talker's graphs for slots that had a frame; pending prompts that do not fit them are prefilled."""
+        if not len(running):
             self._prefill_pending()
-            return [(graph, (part,)) for graph, part in self._firsts.split(slots)]
-        pairs = np.stack([slots, np.where(fresh, self._state.padding_slot, slots)], axis=1)
-        replays: list[tuple[TickGraph, tuple[np.ndarray, ...]]]
-        frames = self._tracked_frames if tracked else self._frames
-        replays = [(graph, (part,)) for graph, part in frames.split(pairs)]
-        joint = self._joints.get(frames.bucket(len(pairs)))
+            return []
+        steps = self._tracked_steps if tracked else self._steps
+        replays: list[Replay] = [(graph, (part,)) for graph, part in steps.split(running)]
+        joint = self._joints.get(steps.bucket(len(running)))
         prompts = self._prefill_pending(joint.most if joint else 0)
         if joint and len(prompts):
             replays[0] = (joint.of(len(prompts)), (*replays[0][1], prompts))
@@ -174,12 +188,12 @@ class GraphTalkerRunner(TalkerRunner):
             rows = rows[len(part) :]
         return rows
 
-    def _make_tick(self) -> LaunchedTick:
+    def _make_memory(self) -> PinnedTick:
         codes, spoken = (
             torch.empty((self.limits.num_slots, columns), dtype=torch.int64, pin_memory=True)
             for columns in (self._state.num_codebooks, NUM_SPOKEN_FIELDS)
         )
-        return LaunchedTick(codes, torch.cuda.Event(blocking=True), spoken)
+        return PinnedTick(codes, spoken, torch.cuda.Event(blocking=True))
 
     def _capture(self, padding: Sequence[np.ndarray], run: Run) -> TickGraph:
         with torch.inference_mode():
@@ -192,11 +206,8 @@ class GraphTalkerRunner(TalkerRunner):
     def _padding_slots(self, rows: int) -> np.ndarray:
         return np.full(rows, self._state.padding_slot)
 
-    def _padding_pairs(self, rows: int) -> np.ndarray:
-        return np.full((rows, 2), self._state.padding_slot)
-
     def _padding_joint(self, count: int, rows: int) -> list[np.ndarray]:
-        return [self._padding_pairs(count), self._padding_rows(rows)]
+        return [self._padding_slots(count), self._padding_rows(rows)]
 
     def _padding_rows(self, rows: int) -> np.ndarray:
         """Rows of prefill input: slot, position, slot that receives the output, slot whose x-vector is added (none in
@@ -220,26 +231,24 @@ class GraphTalkerRunner(TalkerRunner):
         rows[:, 5:] = np.concatenate(code_ids)
         return rows
 
-    def _mixed_frame(self, pairs: Tensor, *, tracked: bool = False) -> Made:
-        """`_frame` of slots of which some come directly from the prefill, which has run the talker for them.
+    def _step(self, slots: Tensor, *, tracked: bool = False) -> Tensor | None:
+        """The talker's output replaces its input of slots int64 [rows].
 
-        `pairs` int64 [rows, 2]: the slot, and the one that attends: a fresh slot's row runs the talker in the padding
-        slot, so that it stores no keys, and its output is dropped. `tracked`: some slots have word times.
+        `tracked`: some have word times; returns SlotState.spoken of all.
         """
-        slots, attending = pairs.T.contiguous()
-        rows = self._ops.rows(self._state, slots)
-        tracking = self._track(attending, rows.positions) if tracked else None
-        attention = self._ops.paged_attention(self.cache, attending, rows.positions, tracking=tracking)
-        prefilled = rows.hidden.clone()
-        hidden = self._talker.forward(rows.hidden, attention).rows
-        codes = self._complete(rows, Hidden(torch.where((slots == attending)[:, None], hidden, prefilled)))
-        return self._with_spoken(codes, slots, tracking)
+        positions = self._state.position.index_select(0, slots)
+        tracking = self._track(slots, positions) if tracked else None
+        attention = self._ops.paged_attention(self.cache, slots, positions, tracking=tracking)
+        hidden = self._talker.forward(self._state.input.index_select(0, slots), attention)
+        self._state.input.index_copy_(0, slots, hidden.rows)
+        return self._spoken(slots, tracking)
 
-    def _with_spoken(self, codes: Tensor, slots: Tensor, tracking: Tracking | None) -> Made:
+    def _spoken(self, slots: Tensor, tracking: Tracking | None) -> Tensor | None:
         if tracking is None:
-            return codes
+            return None
         tracking.finish()
-        return codes, self._state.spoken.index_select(0, slots)
+        spoken: Tensor = self._state.spoken.index_select(0, slots)
+        return spoken
 
     def _prefill_rows(self, prompts: Tensor) -> None:
         slots, positions, receivers, embedded = self._embed(prompts)
@@ -250,22 +259,20 @@ class GraphTalkerRunner(TalkerRunner):
         self._state.load(unopened)
         self._prefill_rows(prompts)
 
-    def _joint_frame(self, pairs: Tensor, prompts: Tensor) -> Made:
-        """`_prefill_rows`, then `_mixed_frame`, in one pass through the talker.
+    def _joint_step(self, slots: Tensor, prompts: Tensor) -> Tensor | None:
+        """`_prefill_rows` and `_step` in one pass through the talker.
 
         Where the checkpoint has word times it tracks them: beside the prompts, rows without them cost nothing.
         """
-        slots, attending = pairs.T.contiguous()
-        rows = self._ops.rows(self._state, slots)
+        frames = self._state.position.index_select(0, slots)
         prompt_slots, positions, receivers, embedded = self._embed(prompts)
-        where = (torch.cat([attending, prompt_slots]), torch.cat([rows.positions, positions]))
-        tracking = self._track(attending, rows.positions) if self._tracker else None
+        where = (torch.cat([slots, prompt_slots]), torch.cat([frames, positions]))
+        tracking = self._track(slots, frames) if self._tracker else None
         attention = self._ops.paged_attention(self.cache, *where, prompts=len(prompts), tracking=tracking)
-        hidden = self._talker.forward(torch.cat([rows.hidden, embedded]), attention).rows
-        self._state.input.index_copy_(0, receivers, hidden[len(pairs) :])
-        prefilled = self._state.input.index_select(0, slots)
-        hidden = torch.where((slots == attending)[:, None], hidden[: len(pairs)], prefilled)
-        return self._with_spoken(self._complete(rows, Hidden(hidden)), slots, tracking)
+        rows = torch.cat([self._state.input.index_select(0, slots), embedded])
+        hidden = self._talker.forward(rows, attention)
+        self._state.input.index_copy_(0, torch.cat([slots, receivers]), hidden.rows)
+        return self._spoken(slots, tracking)
 
     def _embed(self, prompts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Slots, positions and receivers of prompt rows, int64 [rows], and the talker's inputs [rows, H]."""
@@ -275,12 +282,12 @@ class GraphTalkerRunner(TalkerRunner):
 
 
 def count_graphs(num_slots: int, *, tracked: bool = True) -> int:
-    """CUDA graphs of GraphTalkerRunner.capture: 28 for 8 slots, 94 for 256; `tracked`, with those of word times, 32 and
-    108."""
-    frames = up_to(ROW_BUCKETS, num_slots)
-    joints = sum(len(joint_prompts(count)) for count in frames if count >= MIN_JOINT_FRAMES)
+    """CUDA graphs of GraphTalkerRunner.capture: 28 for 8 slots and 101 for 256, `tracked` 32 and 115, with those of
+    word times."""
+    rows = up_to(ROW_BUCKETS, num_slots)
+    joints = sum(len(joint_prompts(count)) for count in rows if count >= MIN_JOINT_FRAMES)
     prompts = len(prefill_buckets(num_slots)) + len(OPEN_BUCKETS) + len(ENTRY_BUCKETS)
-    return (1 + tracked) * len(frames) + len(up_to(FIRST_BUCKETS, num_slots)) + prompts + joints
+    return (2 + tracked) * len(rows) + prompts + joints
 
 
 def prefill_buckets(num_slots: int) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ class TalkerRunner:
     def launch(self, slots: np.ndarray) -> Frames:
         fresh, tracked = self._take_fresh(slots), bool(self._tracked[slots].any())
         codes = np.empty((len(slots), self._state.num_codebooks), np.int64)
-        for rows, frame in ((fresh, self._first_frame), (~fresh, partial(self._frame, tracked=tracked))):
+        for rows, frame in ((fresh, self._predict), (~fresh, partial(self._frame, tracked=tracked))):
             if rows.any():
                 codes[rows] = frame(torch.from_numpy(slots[rows]).to(self._device)).cpu().numpy()
         spoken = self._state.spoken[torch.from_numpy(slots).to(self._device)].cpu().numpy() if tracked else None
@@ -165,8 +165,8 @@ class TalkerRunner:
         assert self._tracker is not None
         return self._ops.tracking(self._tracker, self._state, self.cache, slots, positions)
 
-    def _first_frame(self, slots: Tensor) -> Tensor:
-        """`_frame` directly after the prefill."""
+    def _predict(self, slots: Tensor) -> Tensor:
+        """`_frame` of slots whose input is the talker's output already, as after a prompt."""
         rows = self._ops.rows(self._state, slots)
         return self._complete(rows, Hidden(rows.hidden))
 
