@@ -71,7 +71,7 @@ def test_each_code2wav_names_its_backend_and_what_runs_its_file() -> None:
     assert onnxruntime.parameters["executor"].string_value == startup.ONNX_RUNTIME
     assert python.parameters["executor"].string_value == "kernels" != startup.ONNX_RUNTIME
     assert (ONNX.filename, PYTHON_FORM.filename) == (onnx_runner.MODEL_FILE, startup.MODEL_FILE)
-    assert onnx_runner.MAX_THREADS in (1, 2), "the talker needs the other cores"
+    assert onnx_runner.FEW_THREADS in (1, 2), "the talker needs the other cores"
 
 
 def test_configurations_with_rows_differ_only_in_the_expected_fields() -> None:

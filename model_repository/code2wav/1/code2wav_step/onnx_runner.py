@@ -16,8 +16,9 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 MODEL_FILE = "model.onnx"
-# More would gain little, and the talker needs the other half of the cores.
-MAX_THREADS = 2
+# The talker needs the other half of the cores. More threads would gain little: for a graph of so many bytes, and for a
+# larger one.
+LARGE, FEW_THREADS, MANY_THREADS = 64 << 20, 2, 8
 # Rows times frames of one run of the graph. More take more memory and no less time for each, and every shape that runs
 # must be verified.
 MAX_FRAMES = 16
@@ -31,7 +32,8 @@ class OnnxStepRunner:
         if not path.is_file():
             raise ValueError(f"{path}: missing; `python -m export --form onnx` writes it from a checkpoint")
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // 2))
+        most = MANY_THREADS if path.stat().st_size > LARGE else FEW_THREADS
+        options.intra_op_num_threads = max(1, min(most, len(os.sched_getaffinity(0)) // 2))
         # Threads that spin would take the cores of the talker.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
