@@ -87,12 +87,13 @@ def main(
     most: Annotated[int, typer.Option(help="sentences of a row at most")] = 205,
     streams: Annotated[int, typer.Option(help="at a time")] = 4,
     processes: Annotated[int, typer.Option(help="that align")] = 2,
+    form: Annotated[str, typer.Option(help="of the codec, as in `python -m export --form`; on a GPU python")] = "onnx",
     artifact_dir: Annotated[Path, typer.Option(help="for the server's log")] = ARTIFACTS,
     output: Annotated[Path | None, typer.Option(help="JSON record")] = None,
 ) -> None:
     artifact_dir.mkdir(parents=True, exist_ok=True)
     origin = origin_of("scripts.benchmarks.word_times", environment())
-    run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", "onnx")
+    run("export", "--checkpoint", checkpoint, "--model-repository", REPOSITORY, "--form", form)
     rows = list[dict[str, Any]]()
     with (
         server_of(str(checkpoint), max(streams, 8), artifact_dir / "server.log", []) as server,
