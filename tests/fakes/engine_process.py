@@ -58,6 +58,9 @@ class Service:
                 caller.finish(None)
             case "wait":
                 self._waiting[caller.key] = caller
+            case "end and send":
+                caller.finish(None)
+                caller.send(np.zeros(1, np.int16))
             case "send and wait":
                 caller.send(np.zeros(1, np.int16))
                 self._waiting[caller.key] = caller

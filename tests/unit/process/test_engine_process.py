@@ -181,6 +181,15 @@ def test_an_error_of_a_sink_cancels_its_request(started: Started) -> None:
     assert isinstance(ended(caller).error, RequestError)
 
 
+def test_a_chunk_after_the_end_of_its_request_is_dropped(started: Started, caplog: pytest.LogCaptureFixture) -> None:
+    same_pipe = SequencePosition("call", start=False, last=False)
+    caller = ended(started.ask("end and send", same_pipe))
+    following = ended(started.ask("speak", same_pipe, samples=np.zeros(5, np.int16), words=[]))
+    assert following.error is caller.error is None
+    assert not caller.pcm
+    assert not caplog.records
+
+
 def test_refuses_requests_while_too_many_wait(started: Started) -> None:
     """An engine whose thread builds prompts too slowly has the same effect; nothing that waits is lost."""
     os.kill(started.host.pid, signal.SIGSTOP)

@@ -147,7 +147,9 @@ class EngineProcess:
     def _deliver(self, message: Pcm | Voices | End) -> None:
         match message:
             case Pcm(key, pcm, words):
-                self._callers[key].send(np.frombuffer(pcm, np.int16), words)
+                # A chunk of a cancelled request may follow its end.
+                if caller := self._callers.get(key):
+                    caller.send(np.frombuffer(pcm, np.int16), words)
             case Voices(key, voices):
                 self._callers.pop(key).reply(voices)
             case End(key, error, summary):
