@@ -2,7 +2,10 @@
 
 import logging
 import shutil
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +191,24 @@ def test_cases_are_computed_once_and_again_for_other_weights(
     monkeypatch.setattr(golden_cases, "_digest", lambda *_: "of other weights")
     with pytest.raises(pytest.fail.Exception, match="computed again"):
         TalkerGolden.of(checkpoint)
+
+
+def test_several_models_compute_their_cases_one_after_the_other(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    in_turn, at_once = threading.Lock(), list[bool]()
+
+    def compute(*_: object) -> None:
+        at_once.append(not in_turn.acquire(blocking=False))
+        # Gives way to the others.
+        time.sleep(0.02)
+        in_turn.release()
+
+    monkeypatch.setattr(TalkerGolden, "compute", compute)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(TalkerGolden.of, [checkpoint] * 4))
+    assert at_once == [False] * 4
 
 
 def test_a_damaged_or_missing_cache_does_not_matter(

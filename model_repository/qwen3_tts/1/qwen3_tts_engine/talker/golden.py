@@ -1,5 +1,6 @@
 """Golden cases of the talker: what it stores and draws for given prompts and codes, by PyTorch in FP32 on the CPU."""
 
+import fcntl
 import hashlib
 import logging
 import math
@@ -7,6 +8,7 @@ import os
 import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -47,6 +49,7 @@ VERSION = 1
 # Cases that take less time are computed at each start.
 KEPT_SECONDS = 3.0
 HEADER_BYTES = 1 << 16
+LOCK = "lock"
 Rounds = Literal["bfloat16", "int8"]
 GREEDY = Sampling(
     temperature=0, top_k=0, top_p=1, repetition_penalty=1, predictor_temperature=0, predictor_top_k=0,
@@ -137,9 +140,10 @@ class TalkerGolden:
                 return cls._read(path)
             except (SafetensorError, KeyError, ValueError, OSError) as error:
                 log.warning("%s: unreadable, so computed again: %s", path, error)
-        started = time.perf_counter()
-        golden = cls.compute(checkpoint, Cases.of(checkpoint.config), rounds)
-        seconds = time.perf_counter() - started
+        with _alone():
+            started = time.perf_counter()
+            golden = cls.compute(checkpoint, Cases.of(checkpoint.config), rounds)
+            seconds = time.perf_counter() - started
         log.info("computed the talker's golden cases in %.1f s", seconds)
         if seconds < KEPT_SECONDS:
             return golden
@@ -282,6 +286,22 @@ def _digest(checkpoint: Checkpoint, rounds: Rounds = "bfloat16") -> str:
         status = path.stat()
         digest.update(f"{status.st_size} {status.st_mtime_ns} {VERSION} {rounds}".encode())
     return digest.hexdigest()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Waits for other talkers that compute cases, as those of a server's other models: each takes all cores, and
+    PyTorch's threads wait for each other, so that several at once take minutes."""
+    try:
+        _cache_folder().mkdir(parents=True, exist_ok=True)
+        lock = (_cache_folder() / LOCK).open("w")
+    except OSError:
+        yield
+        return
+    with lock:
+        # Ends with the file, or with the process.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _cache_folder() -> Path:
