@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Figures:
-    """Totals over all processes; `fds` are open files but sockets, `shared_mib` is the usage of /dev/shm."""
+    """Totals over all processes; `fds` are open files but sockets, `shared_mib` are the files of /dev/shm in use."""
 
     rss_mib: float
     fds: int
@@ -31,11 +31,17 @@ class Figures:
             len(files) - sockets,
             sockets,
             sum(process.num_threads() for process in processes),
-            round(sum(file.stat().st_blocks * 512 for file in SHARED_MEMORY.iterdir() if file.is_file()) / MIB, 1),
+            round(sum(file.stat().st_blocks * 512 for file in shared_files(processes)) / MIB, 1),
         )
 
     def named(self, when: str) -> dict[str, float]:
         return {f"{name}_{when}": value for name, value in vars(self).items()}
+
+
+def shared_files(processes: list[psutil.Process]) -> set[Path]:
+    """Files of /dev/shm that processes map."""
+    mapped = {Path(part.path) for process in processes for part in process.memory_maps()}
+    return {path for path in mapped if path.parent == SHARED_MEMORY and path.is_file()}
 
 
 def open_files(process: psutil.Process) -> Iterator[str]:

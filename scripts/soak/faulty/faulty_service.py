@@ -39,13 +39,13 @@ class FaultyService(Service):
 
     def make_runner(self, *arguments: Any) -> Any:
         runner: Any = super().make_runner(*arguments)
-        # The first step of a prefill, with and without graphs.
-        open_slots = runner._state.open
+        # A step of every prefill, with and without graphs.
+        load_history = runner._state.load_history
 
         def failing(newcomers: Any) -> None:
             if is_due(OUT_OF_MEMORY):
                 raise torch.OutOfMemoryError("injected into a prefill")
-            open_slots(newcomers)
+            load_history(newcomers)
 
-        runner._state.open = failing
+        runner._state.load_history = failing
         return runner
