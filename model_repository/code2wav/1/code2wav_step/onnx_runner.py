@@ -18,7 +18,7 @@ import onnxruntime
 MODEL_FILE = "model.onnx"
 # The talker needs the other half of the cores. More threads would gain little: for a graph of so many bytes, and for a
 # larger one.
-LARGE, FEW_THREADS, MANY_THREADS = 64 << 20, 2, 8
+LARGE, FEW_THREADS, MANY_THREADS = 64 << 20, 2, 4
 # Rows times frames of one run of the graph. More take more memory and no less time for each, and every shape that runs
 # must be verified.
 MAX_FRAMES = 16
