@@ -3,24 +3,20 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.export import Dim
 
 from code2wav_step import onnx_runner
 from code2wav_step.onnx_runner import INPUTS, OUTPUTS
 from export.agreement import Agreement
+from export.forms.codec_graph import codec_graph
 from export.forms.form import Form
-from export.forms.graph import ONNX_RUNTIME, OnnxGraph, Run
+from export.forms.graph import ONNX_RUNTIME, Run
 from export.forms.program_form import ONNX_PROGRAM
 from export.forms.python_form import step_config
 from export.modules.codec import CodecStep
 from export.verify import StepFunction, Verification
-from qwen3_tts_engine.audio import NUM_CODEBOOKS
-from qwen3_tts_engine.codec.contract import MAX_BATCH, MAX_FRAMES
-
-NUMPY = {torch.float32: np.float32, torch.float16: np.float16}
+from qwen3_tts_engine.talker.onnx_graph import OPSET
 
 
 @dataclass(frozen=True)
@@ -41,25 +37,8 @@ def verification(step: CodecStep, candidate: StepFunction) -> Verification:
     return Verification(step, candidate, range(1, most + 1), most_frames=most)
 
 
-def graph(step: CodecStep) -> OnnxGraph:
-    """The step for any batch and any chunk length."""
-    codes, state, history = INPUTS
-    rows, frames = Dim("batch", min=1, max=MAX_BATCH), Dim("frames", min=1, max=MAX_FRAMES)
-    return OnnxGraph(
-        step,
-        example={
-            codes: np.zeros((2, 3, NUM_CODEBOOKS), np.int32),
-            state: np.zeros((2, step.state_size), NUMPY[step.dtype]),
-            history: np.zeros((2, 1), np.int32),
-        },
-        outputs=list(OUTPUTS),
-        dynamic={codes: {0: rows, 1: frames}, state: {0: rows}, history: {0: rows}},
-        profiles=[],
-    )
-
-
 def build(step: CodecStep, path: Path) -> None:
-    graph(step).write(path, step_config(step.config).to_metadata())
+    codec_graph(step).write(path, step_config(step.config).to_metadata())
 
 
 def load(path: Path) -> OnnxStep:
@@ -69,7 +48,7 @@ def load(path: Path) -> OnnxStep:
 ONNX = Form(
     name=ONNX_RUNTIME.name,
     filename=ONNX_RUNTIME.filename,
-    opset=ONNX_RUNTIME.opset,
+    opset=OPSET,
     state_dtype="FP32",
     limit=Agreement(max_error=1e-3, snr_db=60.0),
     build=build,

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ OPSET = 24
 IR_VERSION = 11
 ELEMENTS = {
     torch.float32: onnx.TensorProto.FLOAT,
+    torch.int32: onnx.TensorProto.INT32,
     torch.int64: onnx.TensorProto.INT64,
     torch.uint8: onnx.TensorProto.UINT8,
     torch.bool: onnx.TensorProto.BOOL,
@@ -98,13 +100,16 @@ class OnnxGraph:
         self._nodes.append(helper.make_node(kind, list(inputs), outputs, **attributes))
         return outputs
 
+    def write(self, path: Path, metadata: Mapping[str, str]) -> None:
+        """Writes the graph and its weights, of at most 2 GiB, with `metadata` for whoever loads the file."""
+        stored = {name: numpy_helper.from_array(tensor.numpy(), name) for name, tensor in self._weights.items()}
+        model = self._model(self._initializers | stored)
+        helper.set_model_props(model, dict(metadata))
+        onnx.save(model, path)
+
     def load(self, threads: int) -> "Program":
         """Loads the graph; a product's weight is copied in the layout of its kernel."""
-        graph = helper.make_graph(
-            self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())
-        )
-        opsets = [helper.make_opsetid("", OPSET)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+        model = self._model(self._initializers)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = threads, ERRORS
         # Threads that spin would take the cores of the codec.
@@ -113,6 +118,10 @@ class OnnxGraph:
         options.add_external_initializers(list(self._weights), values)
         providers = ["CPUExecutionProvider"]
         return Program(onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers))
+
+    def _model(self, initializers: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
+        graph = helper.make_graph(self._nodes, self._name, self._inputs, self._outputs, list(initializers.values()))
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
 
     def product(self, x: Value, weight: Tensor, *added: Value) -> Value:
         """x [rows, inputs] @ weight [outputs, inputs].T, plus a bias or a residual."""
@@ -143,6 +152,10 @@ class OnnxGraph:
         name = f"{kind}_{array.tolist()}".replace(" ", "")
         self._initializers.setdefault(name, numpy_helper.from_array(array, name))
         return name
+
+
+def rms_norm(graph: OnnxGraph, x: Value, weight: Tensor, eps: float) -> Value:
+    return graph.op("RMSNormalization", x, graph.weight(weight), axis=-1, epsilon=eps)
 
 
 class Program:

@@ -12,7 +12,7 @@ from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.config import CpuWeights
 from qwen3_tts_engine.talker.code_predictor import CodePredictor
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
-from qwen3_tts_engine.talker.onnx_graph import OnnxGraph, Value
+from qwen3_tts_engine.talker.onnx_graph import OnnxGraph, Value, rms_norm
 from qwen3_tts_engine.talker.talker import Talker
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
@@ -236,10 +236,6 @@ def _project(graph: OnnxGraph, predictor: CodePredictor, hidden: Value) -> Value
     if predictor.projection is None:
         return rms_norm(graph, hidden, predictor.hidden_norm, predictor.hidden_eps)
     return norm_linear(graph, hidden, predictor.projection, predictor.hidden_eps, predictor.bias)
-
-
-def rms_norm(graph: OnnxGraph, x: Value, weight: Tensor, eps: float) -> Value:
-    return graph.op("RMSNormalization", x, graph.weight(weight), axis=-1, epsilon=eps)
 
 
 def norm_linear(graph: OnnxGraph, x: Value, product: NormLinear, eps: float, bias: Tensor | None = None) -> Value:
