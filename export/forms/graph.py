@@ -3,12 +3,13 @@
 import logging
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from torch import nn
 
@@ -38,8 +39,8 @@ class OnnxGraph:
     profiles: list[Profile]
     """Used by engines that are built for specific shapes."""
 
-    def write(self, path: Path) -> None:
-        """Writes the module as ONNX."""
+    def write(self, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+        """Writes the module as ONNX, with `metadata` for whoever loads the file."""
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # operators of absent packages
         with warnings.catch_warnings(action="ignore"):
             program = torch.onnx.export(
@@ -55,6 +56,10 @@ class OnnxGraph:
             )
         assert program is not None
         program.save(path)
+        if metadata:
+            model = onnx.load(path)
+            onnx.helper.set_model_props(model, dict(metadata))
+            onnx.save(model, path)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The encoders as TensorRT plans: building, verification, manifests and refusals."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def checkpoint(checkpoint_of: CheckpointOf) -> Checkpoint:
 def runtime(fake_tensorrt: TensorRtSettings, tiny_base_models: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
     """The TensorRT runtime, with graphs that were exported before."""
 
-    def write(graph: OnnxGraph, path: Path) -> None:
+    def write(graph: OnnxGraph, path: Path, metadata: Mapping[str, str] | None = None) -> None:
         encoder = SPEAKER_ENCODER if isinstance(graph.module, SpeakerEncoder) else CODEC_ENCODER
         shutil.copy(tiny_base_models / encoder.name / "1" / "model.onnx", path)
 
