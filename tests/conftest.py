@@ -1,6 +1,8 @@
 """Fixtures that take seconds, made once per session."""
 
+import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -14,6 +16,8 @@ from rich.progress import Progress
 from export.code2wav import export
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
 from export.forms.onnx_form import ONNX
+from export.forms.program_form import PROGRAM
+from export.forms.python_form import PYTHON
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.synthetic.checkpoint import make_checkpoint
 from scripts.synthetic.configs import ModelType
@@ -34,6 +38,7 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 CheckpointOf = Callable[[ModelType], Path]
+Once = Callable[[str, Callable[[Path], None]], Path]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -65,24 +70,72 @@ def tiny_checkpoint(checkpoint_of: CheckpointOf) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_code2wav(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model repository that holds only code2wav/1: the tiny checkpoint's codec as ONNX, and its manifest."""
-    repository = tmp_path_factory.mktemp("repository")
-    with Progress(disable=True) as progress:
-        export(Checkpoint.open(str(tiny_checkpoint)), repository, ONNX, progress)
-    return repository
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """Returns a folder by its name, which one worker makes for all; tests must not modify it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def folder(name: str, make: Callable[[Path], None]) -> Path:
+        made, partial = shared / name, shared / f"partial-{name}"
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                shutil.rmtree(partial, ignore_errors=True)
+                make(partial)
+                partial.rename(made)
+        return made
+
+    return folder
 
 
 @pytest.fixture(scope="session")
-def tiny_base_models(checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_code2wav(tiny_checkpoint: Path, once: Once) -> Path:
+    """A model repository that holds only code2wav/1: the tiny checkpoint's codec as ONNX, and its manifest."""
+
+    def make(repository: Path) -> None:
+        with Progress(disable=True) as progress:
+            export(Checkpoint.open(str(tiny_checkpoint)), repository, ONNX, progress)
+
+    return once("tiny_code2wav", make)
+
+
+@pytest.fixture(scope="session")
+def tiny_python_code2wav(tiny_checkpoint: Path, once: Once) -> Path:
+    """The same codec for the Python backend."""
+
+    def make(repository: Path) -> None:
+        with Progress(disable=True) as progress:
+            export(Checkpoint.open(str(tiny_checkpoint)), repository, PYTHON, progress)
+
+    return once("tiny_python_code2wav", make)
+
+
+@pytest.fixture(scope="session")
+def tiny_base_models(tiny_code2wav: Path, checkpoint_of: CheckpointOf, once: Once) -> Path:
     """A model repository with the exports of the tiny Base checkpoint: code2wav/1 and both encoders."""
     checkpoint = Checkpoint.open(str(checkpoint_of("base")))
-    repository = tmp_path_factory.mktemp("base_repository")
-    with Progress(disable=True) as progress:
-        export(checkpoint, repository, ONNX, progress)
-        for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
-            export_encoder(encoder, checkpoint, repository / encoder.name, ONNX.encoders, progress)
-    return repository
+
+    def make(repository: Path) -> None:
+        # All tiny checkpoints have one codec.
+        shutil.copytree(tiny_code2wav, repository)
+        with Progress(disable=True) as progress:
+            for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
+                export_encoder(encoder, checkpoint, repository / encoder.name, ONNX.encoders, progress)
+
+    return once("tiny_base_models", make)
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder_programs(checkpoint_of: CheckpointOf, once: Once) -> Path:
+    """A model repository that holds only both encoders of the tiny Base checkpoint, for the Python backend."""
+    checkpoint = Checkpoint.open(str(checkpoint_of("base")))
+
+    def make(repository: Path) -> None:
+        with Progress(disable=True) as progress:
+            for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
+                export_encoder(encoder, checkpoint, repository / encoder.name, PROGRAM, progress)
+
+    return once("tiny_encoder_programs", make)
 
 
 @pytest.fixture(scope="session")

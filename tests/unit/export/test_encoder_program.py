@@ -33,20 +33,14 @@ def checkpoint(checkpoint_of: CheckpointOf) -> Checkpoint:
     return Checkpoint.open(str(checkpoint_of("base")))
 
 
-@pytest.fixture(scope="module")
-def repository(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    repository = tmp_path_factory.mktemp("programs")
-    for encoder in ENCODERS.values():
-        export_program(encoder, checkpoint, repository / encoder.name)
-    return repository
+@pytest.fixture
+def repository(tiny_encoder_programs: Path) -> Path:
+    return tiny_encoder_programs
 
 
-@pytest.fixture(scope="module")
-def graphs(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    repository = tmp_path_factory.mktemp("graphs")
-    for encoder in ENCODERS.values():
-        export_program(encoder, checkpoint, repository / encoder.name, ONNX_PROGRAM)
-    return repository
+@pytest.fixture
+def graphs(tiny_base_models: Path) -> Path:
+    return tiny_base_models
 
 
 def export_program(encoder: EncoderExport, checkpoint: Checkpoint, folder: Path, runtime: Runtime = PROGRAM) -> None:

@@ -1,6 +1,7 @@
 """`--form tensorrt` with a stand-in for TensorRT's Python: verification, manifests and refusals."""
 
 import re
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -16,11 +17,10 @@ from typer.testing import CliRunner
 import export.__main__ as cli
 from code2wav_step.weights import StepWeights
 from export.code2wav import Exported, export, is_current
-from export.forms import python_form
 from export.forms.form import Form
+from export.forms.python_form import PYTHON
 from export.forms.tensorrt_form import tensorrt_form
 from export.model_folder import ExportError
-from export.modules.codec import CodecStep
 from export.tensorrt.process import PlanError, TensorRtSettings
 from export.verify_calls import CallVerification
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
@@ -34,13 +34,15 @@ from export.tensorrt import step_program
 
 
 @pytest.fixture
-def settings(fake_tensorrt: TensorRtSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TensorRtSettings:
+def settings(
+    fake_tensorrt: TensorRtSettings, tiny_python_code2wav: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> TensorRtSettings:
     """Settings with a plugin whose programs have the weights in place of kernels."""
 
     def write(weights: StepWeights, shapes: Iterable[tuple[int, int]], path: Path) -> None:
         assert weights.codebooks.dtype == torch.float16
         assert list(shapes) == [(rows, frames) for frames in CHUNK_FRAMES for rows in range(1, MAX_BATCH + 1)]
-        python_form.build(CodecStep.from_checkpoint(Checkpoint.open(str(tmp_path / "checkpoint"))), path)
+        shutil.copyfile(tiny_python_code2wav / "code2wav" / "1" / PYTHON.filename, path)
 
     monkeypatch.setattr(step_program, "write_program", write)
     return replace(fake_tensorrt, plugin=tmp_path)
@@ -53,8 +55,7 @@ def form(settings: TensorRtSettings) -> Form:
 
 
 @pytest.fixture
-def checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Checkpoint:
-    (tmp_path / "checkpoint").symlink_to(tiny_checkpoint)
+def checkpoint(tiny_checkpoint: Path) -> Checkpoint:
     return Checkpoint.open(str(tiny_checkpoint))
 
 
@@ -157,7 +158,6 @@ def test_a_codec_without_kernels_is_refused(
         export_plan(checkpoint, tmp_path, tensorrt_form(settings))
 
 
-@pytest.mark.usefixtures("checkpoint")
 def test_build_only_does_not_verify_or_touch_the_repository(
     settings: TensorRtSettings, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ CASES: dict[str, tuple[ModelType, str, dict[str, str], Voice | None, int]] = {
 class Speaker:
     def __init__(self, folder: str, layout: str, fields: dict[str, str], voice: Voice | None) -> None:
         sizes: dict[str, Any] = {"max_streams": 2, "max_text_tokens": 64, "max_frames_limit": 64, "page_size": PAGE}
+        sizes["talker_proof_seconds"] = 0
         config = EngineConfig(checkpoint=folder, text_layout=layout, **sizes)  # type: ignore[arg-type]
         checkpoint = Checkpoint.open(folder)
         self._prompts, self._fields, self._voice = PromptBuilder(checkpoint, config), fields, voice
