@@ -41,7 +41,53 @@ CheckpointOf = Callable[[ModelType], Path]
 Once = Callable[[str, Callable[[Path], None]], Path]
 
 
+# The files that take longest, longest first: a worker that began one of them last would leave the others idle.
+LONGEST_FILES = (
+    "e2e/test_voices.py",
+    "e2e/test_word_times.py",
+    "e2e/test_python_encoders.py",
+    "e2e/test_deaths.py",
+    "e2e/test_readme.py",
+    "e2e/test_drain.py",
+    "e2e/test_python_codec.py",
+    "unit/export/test_encoder_program.py",
+    "unit/export/test_tensorrt_form.py",
+    "e2e/test_codec_proof.py",
+    "unit/talker/test_proof.py",
+    "oracle/test_synthetic_checkpoint.py",
+    "e2e/test_fleet.py",
+    "oracle/test_talker.py",
+    "e2e/test_bench_stub.py",
+    "oracle/test_clone_talker.py",
+    "e2e/test_exposure.py",
+    "e2e/test_streams.py",
+    "unit/export/test_export.py",
+    "unit/talker/test_text_positions.py",
+    "unit/code2wav_step/test_kernels.py",
+    "e2e/test_gateway_words.py",
+    "e2e/test_refuses_to_start.py",
+    "oracle/test_streamed_text.py",
+    "e2e/test_gateway.py",
+    "unit/code2wav_step/test_step.py",
+    "unit/server/fleet/test_fleet.py",
+    "e2e/test_code2wav.py",
+    "unit/export/test_alignment.py",
+    "unit/process/test_engine_process.py",
+    "e2e/test_speech.py",
+    "e2e/test_measuring.py",
+    "unit/frontend/test_text_pieces.py",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Otherwise pytest-xdist begins with the files of most tests.
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
     for item in items:
         if item.get_closest_marker("timing"):
             item.add_marker(pytest.mark.flaky(reruns=4))

@@ -51,10 +51,11 @@ def exported_demo(once: Once) -> Path:
     return once("demo", make)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def scripted(
     scripted_repository: Path, scripted_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
+    """One server for all tests of a worker, which leave it idle."""
     with serve(scripted_repository, tmp_path_factory.mktemp("server"), scripted_environment) as server:
         yield server
 

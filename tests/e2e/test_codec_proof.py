@@ -97,6 +97,7 @@ def test_codec_that_differs_rejects_requests_and_ends_the_server(
     assert "; at least 60.0 dB is required. Export the codec again on this machine" in line
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_loaded_is_enough")
 def test_codec_that_differs_with_when_dead_stay_rejects_every_request(
     repository: Path, tiny_checkpoint: Path, tmp_path: Path

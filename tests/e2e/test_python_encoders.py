@@ -20,7 +20,6 @@ from tests.e2e.serving import Caller, repository_with, stub_pid
 from tests.e2e.test_voices import IN_CONTEXT, SAID, X_VECTOR, assert_speech, expected_speech, greedy, serving
 from tests.oracle.reference import load_processor, load_reference
 
-MODELS = ("speaker_encoder", "codec_encoder")
 DATATYPES = {"float32": "FP32", "int32": "INT32"}
 
 
@@ -80,7 +79,8 @@ def test_malformed_call_is_rejected_and_the_next_one_succeeds(caller: Caller) ->
         assert (output.name, list(output.shape)) == ("codes", [1, 2, 16])
 
 
-@pytest.mark.parametrize("model", MODELS)
+# All models have the same guard (tests/unit/lifecycle/test_guard.py).
+@pytest.mark.parametrize("model", ["codec_encoder", pytest.param("speaker_encoder", marks=pytest.mark.long)])
 def test_killed_encoder_ends_the_request_and_the_server(
     model: str, repository: Path, checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:

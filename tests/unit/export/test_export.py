@@ -191,12 +191,14 @@ def test_refuses_and_deletes_a_file_that_differs(
 
 
 def test_a_refused_file_leaves_the_previous_export(
-    monkeypatch: pytest.MonkeyPatch, version: Path, tiny_checkpoint: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, copies: list[Path], version: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(version, tmp_path / "code2wav" / "1")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    monkeypatch.setitem(cli.FORMS, "onnx", replace(ONNX, limit=Agreement(max_error=0.0, snr_db=500.0)))
+    strict = replace(cli.FORMS["onnx"], limit=Agreement(max_error=0.0, snr_db=500.0))
+    monkeypatch.setitem(cli.FORMS, "onnx", strict)
     assert run(tiny_checkpoint, tmp_path, "--force")[0] == 1
+    assert len(copies) == 1
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 

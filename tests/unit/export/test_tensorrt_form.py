@@ -64,7 +64,7 @@ def export_plan(checkpoint: Checkpoint, repository: Path, form: Form) -> Exporte
         return export(checkpoint, repository, form, progress)
 
 
-def test_installs_a_verified_plan_with_its_facts(checkpoint: Checkpoint, tmp_path: Path, form: Form) -> None:
+def test_installs_a_verified_plan_that_refuses_other_shapes(checkpoint: Checkpoint, tmp_path: Path, form: Form) -> None:
     exported = export_plan(checkpoint, tmp_path, form)
     folder = tmp_path / "code2wav" / "1"
     assert sorted(path.name for path in folder.iterdir()) == ["golden.safetensors", "model.json", "model.plan"]
@@ -85,6 +85,17 @@ def test_installs_a_verified_plan_with_its_facts(checkpoint: Checkpoint, tmp_pat
     assert re.fullmatch(summary, exported.lines[1])
     assert "batch 64 x 4 frames: 25.60 ms, 100 us per frame" in exported.lines
     assert is_current(checkpoint, tmp_path, form)
+    check_refuses_a_shape_outside_the_profile(tmp_path, form)
+
+
+def check_refuses_a_shape_outside_the_profile(repository: Path, form: Form) -> None:
+    """And serves the next call."""
+    call = form.load(repository / "code2wav" / "1" / "model.plan")
+    public = np.array([[ZERO_ROW, NUM_ROWS - 1, 0, 0]], np.int32)
+    with pytest.raises(PlanError, match=rf"the plan does not support codes \[1, {MAX_FRAMES}, 16\], places \[1, 4\]"):
+        call(np.zeros((1, MAX_FRAMES, 16), np.int32), public)
+    samples = call(np.zeros((1, 2, 16), np.int32), public)
+    assert (samples.shape, samples.dtype) == ((1, 3840), np.int16)
 
 
 @pytest.mark.long
@@ -116,18 +127,6 @@ def test_a_crash_of_tensorrt_is_reported_and_leaves_no_plan(
     with pytest.raises(PlanError, match="TensorRT ended with exit code 3"):
         export_plan(checkpoint, tmp_path, form)
     assert not any((tmp_path / "code2wav" / "1").iterdir())
-
-
-def test_refuses_a_shape_outside_the_profile_and_serves_the_next(
-    checkpoint: Checkpoint, form: Form, tmp_path: Path
-) -> None:
-    export_plan(checkpoint, tmp_path, form)
-    call = form.load(tmp_path / "code2wav" / "1" / "model.plan")
-    public = np.array([[ZERO_ROW, NUM_ROWS - 1, 0, 0]], np.int32)
-    with pytest.raises(PlanError, match=rf"the plan does not support codes \[1, {MAX_FRAMES}, 16\], places \[1, 4\]"):
-        call(np.zeros((1, MAX_FRAMES, 16), np.int32), public)
-    samples = call(np.zeros((1, 2, 16), np.int32), public)
-    assert (samples.shape, samples.dtype) == ((1, 3840), np.int16)
 
 
 @pytest.mark.long
