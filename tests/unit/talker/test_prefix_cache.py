@@ -17,7 +17,7 @@ from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.voice import Voice
 from scripts.synthetic.configs import ModelType
 from tests.conftest import CheckpointOf
-from tests.fakes.scripted import Listener
+from tests.fakes.scripted import Listener, make_stream
 from tests.unit.talker.test_graph_rows import as_graph_runner
 
 PAGE, FRAMES = 4, 12
@@ -52,6 +52,13 @@ class Speaker:
 
     def codes(self, slot: np.ndarray) -> np.ndarray:
         return np.concatenate([self.runner.collect(self.runner.launch(slot)).codes for _ in range(FRAMES)])
+
+
+@pytest.mark.parametrize(("cached", "row"), [(0, 4), (3, 1), (PAGE, 0), (2 * PAGE, None)])
+def test_the_x_vector_is_added_to_its_row_of_those_to_prefill(cached: int, row: int | None) -> None:
+    stream = make_stream("any", Listener(), rows=3 * PAGE)
+    stream.prompt.vector, stream.prompt.vector_row = VECTOR, 4
+    assert Newcomer(stream, 0, [], num_cached=cached).vector_row == row
 
 
 @pytest.fixture(params=CASES)
