@@ -1,10 +1,13 @@
 """Fixtures that take seconds, made once per session."""
 
 import fcntl
+import hashlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +22,7 @@ from export.forms.onnx_form import ONNX
 from export.forms.program_form import PROGRAM
 from export.forms.python_form import PYTHON
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from scripts.benchmarks.demo_voice import CHECKPOINT
 from scripts.synthetic.checkpoint import make_checkpoint
 from scripts.synthetic.configs import ModelType
 
@@ -38,6 +42,8 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 CheckpointOf = Callable[[ModelType], Path]
+# Of exports that no run has used since.
+KEPT_SECONDS = 7 * 24 * 3600
 Once = Callable[[str, Callable[[Path], None]], Path]
 
 
@@ -116,14 +122,21 @@ def tiny_checkpoint(checkpoint_of: CheckpointOf) -> Path:
 
 
 @pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
-    """Returns a folder by its name, which one worker makes for all; tests must not modify it."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+def once(request: pytest.FixtureRequest) -> Once:
+    """Returns a folder by its name, which one worker makes for all and for later runs; tests must not modify it."""
+    cache: pytest.Cache = request.config.cache
+    kept = cache.mkdir("exports")
+    current = kept / _digest_of_exports()
+    current.mkdir(exist_ok=True)
+    os.utime(current)
+    for other in kept.iterdir():
+        # A run of other code may be under way.
+        if time.time() - other.stat().st_mtime > KEPT_SECONDS:
+            shutil.rmtree(other, ignore_errors=True)
 
     def folder(name: str, make: Callable[[Path], None]) -> Path:
-        made, partial = shared / name, shared / f"partial-{name}"
-        with (shared / f"{name}.lock").open("w") as lock:
+        made, partial = current / name, current / f"partial-{name}"
+        with (current / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not made.exists():
                 shutil.rmtree(partial, ignore_errors=True)
@@ -132,6 +145,21 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
         return made
 
     return folder
+
+
+def _digest_of_exports() -> str:
+    """Of all that exports are made from: the demo voice, the code and the packages that it uses."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    code = [
+        path for folder in ("export", "model_repository", "scripts/synthetic") for path in (root / folder).rglob("*")
+    ]
+    code = [path for path in code if path.suffix in (".py", ".pbtxt")] + [*(root / "tests").rglob("conftest.py")]
+    voice = [path for path in CHECKPOINT.rglob("*") if path.is_file()]
+    for path in sorted([*code, *voice]):
+        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    for package in ("torch", "onnx", "onnxruntime", "onnxscript", "numpy"):
+        digest.update(f"{package} {version(package)}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 @pytest.fixture(scope="session")
