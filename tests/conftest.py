@@ -1,8 +1,13 @@
 """Fixtures that take seconds, made once per session."""
 
+import fcntl
+import hashlib
 import os
+import shutil
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +19,10 @@ from rich.progress import Progress
 from export.code2wav import export
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
 from export.forms.onnx_form import ONNX
+from export.forms.program_form import PROGRAM
+from export.forms.python_form import PYTHON
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
+from scripts.benchmarks.demo_voice import CHECKPOINT
 from scripts.synthetic.checkpoint import make_checkpoint
 from scripts.synthetic.configs import ModelType
 
@@ -34,9 +42,58 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 CheckpointOf = Callable[[ModelType], Path]
+# Of exports that no run has used since.
+KEPT_SECONDS = 7 * 24 * 3600
+Once = Callable[[str, Callable[[Path], None]], Path]
+
+
+# The files that take longest, longest first: a worker that began one of them last would leave the others idle.
+LONGEST_FILES = (
+    "e2e/test_voices.py",
+    "e2e/test_word_times.py",
+    "e2e/test_python_encoders.py",
+    "e2e/test_deaths.py",
+    "e2e/test_readme.py",
+    "e2e/test_drain.py",
+    "e2e/test_python_codec.py",
+    "unit/export/test_encoder_program.py",
+    "unit/export/test_tensorrt_form.py",
+    "e2e/test_codec_proof.py",
+    "unit/talker/test_proof.py",
+    "oracle/test_synthetic_checkpoint.py",
+    "e2e/test_fleet.py",
+    "oracle/test_talker.py",
+    "e2e/test_bench_stub.py",
+    "oracle/test_clone_talker.py",
+    "e2e/test_exposure.py",
+    "e2e/test_streams.py",
+    "unit/export/test_export.py",
+    "unit/talker/test_text_positions.py",
+    "unit/code2wav_step/test_kernels.py",
+    "e2e/test_gateway_words.py",
+    "e2e/test_refuses_to_start.py",
+    "oracle/test_streamed_text.py",
+    "e2e/test_gateway.py",
+    "unit/code2wav_step/test_step.py",
+    "unit/server/fleet/test_fleet.py",
+    "e2e/test_code2wav.py",
+    "unit/export/test_alignment.py",
+    "unit/process/test_engine_process.py",
+    "e2e/test_speech.py",
+    "e2e/test_measuring.py",
+    "unit/frontend/test_text_pieces.py",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Otherwise pytest-xdist begins with the files of most tests.
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
     for item in items:
         if item.get_closest_marker("timing"):
             item.add_marker(pytest.mark.flaky(reruns=4))
@@ -65,24 +122,94 @@ def tiny_checkpoint(checkpoint_of: CheckpointOf) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_code2wav(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model repository that holds only code2wav/1: the tiny checkpoint's codec as ONNX, and its manifest."""
-    repository = tmp_path_factory.mktemp("repository")
-    with Progress(disable=True) as progress:
-        export(Checkpoint.open(str(tiny_checkpoint)), repository, ONNX, progress)
-    return repository
+def once(request: pytest.FixtureRequest) -> Once:
+    """Returns a folder by its name, which one worker makes for all and for later runs; tests must not modify it."""
+    cache: pytest.Cache = request.config.cache
+    kept = cache.mkdir("exports")
+    current = kept / _digest_of_exports()
+    current.mkdir(exist_ok=True)
+    os.utime(current)
+    for other in kept.iterdir():
+        # A run of other code may be under way.
+        if time.time() - other.stat().st_mtime > KEPT_SECONDS:
+            shutil.rmtree(other, ignore_errors=True)
+
+    def folder(name: str, make: Callable[[Path], None]) -> Path:
+        made, partial = current / name, current / f"partial-{name}"
+        with (current / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                shutil.rmtree(partial, ignore_errors=True)
+                make(partial)
+                partial.rename(made)
+        return made
+
+    return folder
+
+
+def _digest_of_exports() -> str:
+    """Of all that exports are made from: the demo voice, the code and the packages that it uses."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    code = [
+        path for folder in ("export", "model_repository", "scripts/synthetic") for path in (root / folder).rglob("*")
+    ]
+    code = [path for path in code if path.suffix in (".py", ".pbtxt")] + [*(root / "tests").rglob("conftest.py")]
+    voice = [path for path in CHECKPOINT.rglob("*") if path.is_file()]
+    for path in sorted([*code, *voice]):
+        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    for package in ("torch", "onnx", "onnxruntime", "onnxscript", "numpy"):
+        digest.update(f"{package} {version(package)}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 @pytest.fixture(scope="session")
-def tiny_base_models(checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_code2wav(tiny_checkpoint: Path, once: Once) -> Path:
+    """A model repository that holds only code2wav/1: the tiny checkpoint's codec as ONNX, and its manifest."""
+
+    def make(repository: Path) -> None:
+        with Progress(disable=True) as progress:
+            export(Checkpoint.open(str(tiny_checkpoint)), repository, ONNX, progress)
+
+    return once("tiny_code2wav", make)
+
+
+@pytest.fixture(scope="session")
+def tiny_python_code2wav(tiny_checkpoint: Path, once: Once) -> Path:
+    """The same codec for the Python backend."""
+
+    def make(repository: Path) -> None:
+        with Progress(disable=True) as progress:
+            export(Checkpoint.open(str(tiny_checkpoint)), repository, PYTHON, progress)
+
+    return once("tiny_python_code2wav", make)
+
+
+@pytest.fixture(scope="session")
+def tiny_base_models(tiny_code2wav: Path, checkpoint_of: CheckpointOf, once: Once) -> Path:
     """A model repository with the exports of the tiny Base checkpoint: code2wav/1 and both encoders."""
     checkpoint = Checkpoint.open(str(checkpoint_of("base")))
-    repository = tmp_path_factory.mktemp("base_repository")
-    with Progress(disable=True) as progress:
-        export(checkpoint, repository, ONNX, progress)
-        for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
-            export_encoder(encoder, checkpoint, repository / encoder.name, ONNX.encoders, progress)
-    return repository
+
+    def make(repository: Path) -> None:
+        # All tiny checkpoints have one codec.
+        shutil.copytree(tiny_code2wav, repository)
+        with Progress(disable=True) as progress:
+            for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
+                export_encoder(encoder, checkpoint, repository / encoder.name, ONNX.encoders, progress)
+
+    return once("tiny_base_models", make)
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder_programs(checkpoint_of: CheckpointOf, once: Once) -> Path:
+    """A model repository that holds only both encoders of the tiny Base checkpoint, for the Python backend."""
+    checkpoint = Checkpoint.open(str(checkpoint_of("base")))
+
+    def make(repository: Path) -> None:
+        with Progress(disable=True) as progress:
+            for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
+                export_encoder(encoder, checkpoint, repository / encoder.name, PROGRAM, progress)
+
+    return once("tiny_encoder_programs", make)
 
 
 @pytest.fixture(scope="session")

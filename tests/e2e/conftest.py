@@ -1,7 +1,5 @@
 """Fixtures for servers shared between tests."""
 
-import fcntl
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from qwen3_tts_client.protocol import MODEL_NAME
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.benchmarks.demo_voice import CHECKPOINT
 from scripts.server.tritonserver import TritonServer
+from tests.conftest import Once
 from tests.e2e.serving import Caller, copy_repository, scripted_settings, serve
 
 
@@ -37,30 +36,26 @@ def scripted_environment(tiny_checkpoint: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def exported_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo voice's codec and its heads for word times, as `repository_with` takes them; once for all workers."""
-    base = tmp_path_factory.getbasetemp()
-    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    exported = folder / "demo"
-    with (folder / "demo.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not exported.exists():
-            partial = folder / "partial-demo"
-            checkpoint = Checkpoint.open(str(CHECKPOINT))
-            with Progress(disable=True) as progress:
-                export(checkpoint, partial, ONNX, progress)
-            alignment, _ = choose_heads(checkpoint, torch.device("cpu"))
-            version = partial / MODEL_NAME / "1"
-            version.mkdir(parents=True)
-            alignment.write(version)
-            partial.rename(exported)
-    return exported
+def exported_demo(once: Once) -> Path:
+    """The demo voice's codec and its heads for word times, as `repository_with` takes them."""
+
+    def make(repository: Path) -> None:
+        checkpoint = Checkpoint.open(str(CHECKPOINT))
+        with Progress(disable=True) as progress:
+            export(checkpoint, repository, ONNX, progress)
+        alignment, _ = choose_heads(checkpoint, torch.device("cpu"))
+        version = repository / MODEL_NAME / "1"
+        version.mkdir(parents=True)
+        alignment.write(version)
+
+    return once("demo", make)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def scripted(
     scripted_repository: Path, scripted_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
+    """One server for all tests of a worker, which leave it idle."""
     with serve(scripted_repository, tmp_path_factory.mktemp("server"), scripted_environment) as server:
         yield server
 

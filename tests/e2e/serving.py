@@ -31,6 +31,8 @@ REPOSITORY = ROOT / "model_repository"
 FAKES = ROOT / "tests" / "fakes" / "repository"
 # Environment variable: folder with Triton's own backends, tensorrt/libtriton_tensorrt.so.
 TRITON_BACKENDS = "QWEN3_TTS_TRITON_BACKENDS"
+# Comparisons at start take seconds of each server; those of test_codec_proof.py and of a launcher have the defaults.
+SHORT_PROOFS = {"QWEN3_TTS_TALKER_PROOF_SECONDS": "0", "QWEN3_TTS_CODEC_PROOF_SECONDS": "0.1"}
 
 
 def copy_repository(target: Path, fakes: bool) -> Path:
@@ -69,7 +71,7 @@ def serve(
     """Yields a ready server, which logs to `folder`/server.log."""
     folder.mkdir(parents=True, exist_ok=True)
     options = (*options, *backend_options(folder, backends))
-    environment = {"PROJECT_ROOT": str(ROOT)} | environment
+    environment = {"PROJECT_ROOT": str(ROOT)} | SHORT_PROOFS | environment
     with (
         (folder / "server.log").open("wb") as log,
         TritonServer(

@@ -67,7 +67,9 @@ def lines(folder: Path, beginning: str) -> list[str]:
 
 
 def test_valid_codec_agrees_once_and_serves_requests(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with serve(repository, tmp_path, environment(tiny_checkpoint)) as server, Caller(server) as caller:
+    defaults = {"TALKER_PROOF_SECONDS": "2", "CODEC_PROOF_SECONDS": "3"}
+    with serve(repository, tmp_path, environment(tiny_checkpoint, **defaults)) as server, Caller(server) as caller:
+        assert lines(tmp_path, "the talker agrees with its golden cases: ")
         assert lines(tmp_path, "warm-up speech took "), "the server is ready before it is warm"
         assert caller.speak(max_frames=4).error is None
         frames = caller.metric("qwen3_tts_frames_total")
@@ -95,6 +97,7 @@ def test_codec_that_differs_rejects_requests_and_ends_the_server(
     assert "; at least 60.0 dB is required. Export the codec again on this machine" in line
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_loaded_is_enough")
 def test_codec_that_differs_with_when_dead_stay_rejects_every_request(
     repository: Path, tiny_checkpoint: Path, tmp_path: Path

@@ -4,8 +4,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,7 +44,7 @@ class Launched:
 
 
 @pytest.fixture
-def repository(scripted_repository: Path, tmp_path: Path) -> Path:
+def two_talkers(scripted_repository: Path, tmp_path: Path) -> Path:
     """A repository with a second talker."""
     repository = tmp_path / "model_repository"
     shutil.copytree(scripted_repository, repository)
@@ -53,26 +54,38 @@ def repository(scripted_repository: Path, tmp_path: Path) -> Path:
     return repository
 
 
-@pytest.fixture
-def server(
-    repository: Path, scripted_environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+@contextmanager
+def serving(
+    repository: Path, environment: dict[str, str], folder: Path, models: Sequence[str] = (), drain_seconds: float = 1000
 ) -> Iterator[Launched]:
-    ports, folder = Ports.free(), tmp_path / "build"
+    ports = Ports.free()
     folder.mkdir()
-    environment = scripted_environment | {
-        f"{SECOND.upper()}_CHECKPOINT": scripted_environment["QWEN3_TTS_CHECKPOINT"],
-        "QWEN3_TTS_DRAIN_SECONDS": str(getattr(request, "param", 1000)),
-        "QWEN3_TTS_MAX_FRAMES_LIMIT": "8192",
-    }
-    with launched(repository, environment, ports, folder) as process:
-        # Both talkers by their metrics, whose port opens last.
-        eventually(lambda: is_ready(ports) and is_ready(ports, SECOND), PATIENCE)
+    settings = {"QWEN3_TTS_DRAIN_SECONDS": str(drain_seconds), "QWEN3_TTS_MAX_FRAMES_LIMIT": "8192"}
+    with launched(repository, environment | settings, ports, folder) as process:
+        # The talkers by their metrics, whose port opens last.
+        eventually(lambda: is_ready(ports) and all(is_ready(ports, model) for model in models), PATIENCE)
         with Caller(SimpleNamespace(ports=ports)) as caller:  # type: ignore[arg-type]
             yield Launched(process, caller, folder, ports)
 
 
-def test_open_streams_of_all_models_finish_and_new_requests_are_refused(server: Launched) -> None:
-    caller = server.caller
+@pytest.fixture
+def server(
+    scripted_repository: Path, scripted_environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Launched]:
+    seconds = getattr(request, "param", 1000)
+    with serving(scripted_repository, scripted_environment, tmp_path / "build", drain_seconds=seconds) as server:
+        yield server
+
+
+@pytest.fixture
+def server_of_two(two_talkers: Path, scripted_environment: dict[str, str], tmp_path: Path) -> Iterator[Launched]:
+    second = {f"{SECOND.upper()}_CHECKPOINT": scripted_environment["QWEN3_TTS_CHECKPOINT"]}
+    with serving(two_talkers, scripted_environment | second, tmp_path / "build", [SECOND]) as server:
+        yield server
+
+
+def test_open_streams_of_all_models_finish_and_new_requests_are_refused(server_of_two: Launched) -> None:
+    server, caller = server_of_two, server_of_two.caller
     words = SequenceStream(caller)
     words.send("These words ", start=True, max_frames=FRAMES)
     with ThreadPoolExecutor(3) as pool:

@@ -211,6 +211,7 @@ def test_say_writes_subtitles(server: TritonServer, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timing
 def test_the_page_marks_the_word_that_is_heard(gateway: RunningGateway) -> None:
     answer, samples = verbose(gateway)
     with Browser() as browser:

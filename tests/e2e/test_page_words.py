@@ -55,6 +55,7 @@ def speak(browser: Browser, text: str, is_typed: bool) -> None:
         browser.click("speak")
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("is_typed", [False, True], ids=["text", "typed"])
 def test_the_word_that_is_heard_is_marked(browser: Browser, gateway: RunningGateway, is_typed: bool) -> None:
     """All words arrive at once, long before they are heard."""

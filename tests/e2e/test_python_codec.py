@@ -10,28 +10,23 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from rich.progress import Progress
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from export.code2wav import export
-from export.forms.python_form import PYTHON
 from export.modules.codec import CodecStep
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.contract import NUM_ROWS, PCM, PCM_SCALE, ZERO_ROW
 from scripts.server.tritonserver import TritonServer
 from tests.e2e.codec import FIRST_PUBLIC, NO_KEY, Codec, CodecStreams, ReferenceStreams, is_denied, places
-from tests.e2e.serving import Caller, Received, copy_repository, eventually, serve, stub_pid
+from tests.e2e.serving import Caller, Received, eventually, repository_with, serve, stub_pid
 from tests.e2e.test_streamed_text import SequenceStream
 
 KEY = 1234
 
 
 @pytest.fixture(scope="module")
-def repository(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    repository = copy_repository(tmp_path_factory.mktemp("python") / "model_repository", fakes=False)
-    with Progress(disable=True) as progress:
-        export(Checkpoint.open(str(tiny_checkpoint)), repository, PYTHON, progress)
+def repository(tiny_python_code2wav: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = repository_with(tiny_python_code2wav, tmp_path_factory.mktemp("python"))
     config = repository / "code2wav" / "configs" / "python.pbtxt"
     config.write_text(config.read_text().replace("KIND_GPU", "KIND_CPU"))
     return repository

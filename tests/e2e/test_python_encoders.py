@@ -10,33 +10,24 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from rich.progress import Progress
 from tritonclient.grpc import service_pb2
 
-from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
 from export.forms.program_form import PROGRAM
-from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from scripts.server.installation import ServerError
 from scripts.server.tritonserver import TritonServer
 from tests.conftest import CheckpointOf
-from tests.e2e.serving import Caller, copy_repository, stub_pid
+from tests.e2e.serving import Caller, repository_with, stub_pid
 from tests.e2e.test_voices import IN_CONTEXT, SAID, X_VECTOR, assert_speech, expected_speech, greedy, serving
 from tests.oracle.reference import load_processor, load_reference
 
-MODELS = ("speaker_encoder", "codec_encoder")
 DATATYPES = {"float32": "FP32", "int32": "INT32"}
 
 
 @pytest.fixture(scope="module")
-def repository(tiny_base_models: Path, checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(tiny_code2wav: Path, tiny_encoder_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The codec as ONNX, the encoders as programs."""
-    repository = copy_repository(tmp_path_factory.mktemp("programs") / "model_repository", fakes=False)
-    shutil.copytree(tiny_base_models / "code2wav", repository / "code2wav", dirs_exist_ok=True)
-    checkpoint = Checkpoint.open(str(checkpoint_of("base")))
-    with Progress(disable=True) as progress:
-        for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
-            export_encoder(encoder, checkpoint, repository / encoder.name, PROGRAM, progress)
-    return repository
+    repository = repository_with(tiny_code2wav, tmp_path_factory.mktemp("programs"))
+    return shutil.copytree(tiny_encoder_programs, repository, dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +79,8 @@ def test_malformed_call_is_rejected_and_the_next_one_succeeds(caller: Caller) ->
         assert (output.name, list(output.shape)) == ("codes", [1, 2, 16])
 
 
-@pytest.mark.parametrize("model", MODELS)
+# All models have the same guard (tests/unit/lifecycle/test_guard.py).
+@pytest.mark.parametrize("model", ["codec_encoder", pytest.param("speaker_encoder", marks=pytest.mark.long)])
 def test_killed_encoder_ends_the_request_and_the_server(
     model: str, repository: Path, checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ class WordServicer(StubServicer):
     has_heads = True
     unknown: Collection[str] = ()
     hangs_after: int | None = None  # words
+    hanging = 0  # streams: a cancel is counted once a stream hangs, but not while it sends
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         text, is_asked = "", False
@@ -70,6 +71,7 @@ class WordServicer(StubServicer):
         ended: list[dict[str, Any]] = []
         for index, match in enumerate(re.finditer(r"\S+", text)):
             if index == self.hangs_after:
+                self.hanging += 1
                 await asyncio.Event().wait()
             response = audio_response(np.full(WORD_SAMPLES, AMPLITUDE, np.int16), first=index == 0)
             is_known, start = match[0] not in self.unknown, index * WORD_SAMPLES

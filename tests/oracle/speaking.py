@@ -48,7 +48,8 @@ def synthesise(
 ) -> list[np.ndarray]:
     """Codes [frames, 16] of each request, all submitted together; `voices` are for a Base checkpoint."""
     checkpoint = Checkpoint.open(str(folder))
-    config = EngineConfig(checkpoint=str(folder), max_streams=8, max_text_tokens=256, max_frames_limit=512, **settings)
+    sizes = {"max_streams": 8, "max_text_tokens": 256, "max_frames_limit": 512, "talker_proof_seconds": 0}
+    config = EngineConfig.model_validate({"checkpoint": str(folder), **sizes, **settings})
     recorder = CodeRecorder()
     runner = load_runner(checkpoint, config, CPU)
     prompts = PromptBuilder(checkpoint, config)

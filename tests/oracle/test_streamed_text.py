@@ -80,7 +80,7 @@ class EngineHarness:
 
     def __init__(self, folder: Path, codec: CodecClient | None = None, lookahead: int = 0, **settings: Any) -> None:
         self.checkpoint = Checkpoint.open(str(folder))
-        sizes = {"max_streams": 8, "max_text_tokens": 256, "max_frames_limit": 512}
+        sizes = {"max_streams": 8, "max_text_tokens": 256, "max_frames_limit": 512, "talker_proof_seconds": 0}
         self.config = EngineConfig.model_validate({"checkpoint": str(folder), **sizes, **settings})
         self.recorder = CodeRecorder()
         self.prompts = PromptBuilder(self.checkpoint, self.config)

@@ -143,7 +143,9 @@ def test_prompt_embeddings_equal_the_reference_prefill(tiny_checkpoint: Path) ->
     model, processor = load_reference(tiny_checkpoint), load_processor(tiny_checkpoint)
     checkpoint = Checkpoint.open(str(tiny_checkpoint))
     for layout in ("full", "streaming"):
-        config = EngineConfig(checkpoint=str(tiny_checkpoint), max_streams=1, text_layout=layout)
+        config = EngineConfig(
+            checkpoint=str(tiny_checkpoint), max_streams=1, text_layout=layout, talker_proof_seconds=0
+        )
         prompts = PromptBuilder(checkpoint, config)
         talker = load_runner(checkpoint, config, CPU)._talker
         for case in CASES:

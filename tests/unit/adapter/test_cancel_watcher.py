@@ -92,6 +92,11 @@ def test_never_polls_a_request_refused_at_once(watched: Watched) -> None:
     assert live.polled
 
 
+def test_polls_each_of_a_thousand_streams_every_second(watched: Watched) -> None:
+    responses = watched.responses
+    assert 1000 / responses.CANCEL_CHECKS * responses.CANCEL_PERIOD <= 1.0
+
+
 def test_polls_a_stream_once_per_interval_until_it_ends(watched: Watched) -> None:
     sender, sinks = Sender(), list[Any]()
     accepted = time.monotonic()

@@ -1,6 +1,8 @@
 """Reports of metrics cost a bounded number of messages."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +39,23 @@ def telemetry(adapter: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> A
     for name in ("METRICS_PERIOD", "UNREADY_PERIOD"):
         monkeypatch.setattr(module, name, 1e9)
     return module
+
+
+def test_families_live_as_long_as_their_metrics(telemetry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton drops a family whose object is gone."""
+    families: list[weakref.ref[MetricFamily]] = []
+
+    class Counted(MetricFamily):
+        def __init__(self, **fields: Any) -> None:
+            super().__init__(**fields)
+            families.append(weakref.ref(self))
+
+    monkeypatch.setattr(telemetry.pb_utils, "MetricFamily", Counted)
+    reporter = telemetry.MetricsReporter([], dict, {}, {})
+    gc.collect()
+    assert len(families) == len(metrics.METRICS)
+    assert None not in [family() for family in families]
+    reporter.close()
 
 
 @pytest.mark.parametrize("count", [3, 50, 1000])

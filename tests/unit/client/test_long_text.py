@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen3_tts_client.errors import ClientError
-from qwen3_tts_client.long_text import MAX_CHARACTERS, Progress, divide, read_text
+from qwen3_tts_client.long_text import MAX_CHARACTERS, PARAGRAPH_PAUSE, Progress, divide, read_text
+from qwen3_tts_client.protocol import SAMPLE_RATE
+
+
+def test_paragraphs_are_half_a_second_apart() -> None:
+    assert PARAGRAPH_PAUSE / SAMPLE_RATE == 0.5
 
 
 def test_paragraphs_are_passages() -> None:

@@ -24,6 +24,7 @@ def test_times_are_exact_to_the_nanosecond() -> None:
     assert metrics.ttfa_ns(one) == 150 * MS + 1
     assert metrics.e2el_ns(one) == 400 * MS + 7
     assert metrics.first_chunk_ns(one) == 80 * MS
+    assert metrics.first_chunk_ns(timeline(samples=[2 * FRAME, FRAME, FRAME])) == 160 * MS
     assert metrics.audio_ns(one) == 320 * MS
 
 

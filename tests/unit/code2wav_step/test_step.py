@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.progress import Progress
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
@@ -28,7 +27,6 @@ from code2wav_step.runner import EagerStepRunner
 from code2wav_step.step import Step
 from code2wav_step.torch_ops import TorchOps
 from export.agreement import Agreement, compare, compare_step
-from export.code2wav import export
 from export.forms import python_form
 from export.modules.codec import CodecStep
 from export.reference import Reference
@@ -65,11 +63,8 @@ def reference(tiny_checkpoint: Path) -> CodecStep:
 
 
 @pytest.fixture(scope="module")
-def repository(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("repository")
-    with Progress(disable=True) as progress:
-        export(Checkpoint.open(str(tiny_checkpoint)), folder, python_form.PYTHON, progress)
-    return folder / "code2wav"
+def repository(tiny_python_code2wav: Path) -> Path:
+    return tiny_python_code2wav / "code2wav"
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,8 @@ class SharedEngine:
 
     def __init__(self, folder: Path, repository: Path) -> None:
         checkpoint = Checkpoint.open(str(folder))
-        config = EngineConfig(checkpoint=str(folder), max_streams=SLOTS, max_text_tokens=64, max_frames_limit=64)
+        sizes = {"max_streams": SLOTS, "max_text_tokens": 64, "max_frames_limit": 64, "talker_proof_seconds": 0}
+        config = EngineConfig.model_validate({"checkpoint": str(folder), **sizes})
         self._hidden = checkpoint.config.talker_config.hidden_size
         self.runner = RecordingRunner(load_runner(checkpoint, config, CPU))
         decoder = checkpoint.speech_tokenizer.decoder_config

@@ -349,6 +349,21 @@ def test_the_rest_of_a_part_begins_with_the_word_that_was_not_finished() -> None
     assert times.spoken_share == 1.0
 
 
+def test_a_word_that_the_rest_of_a_part_does_not_finish_ends_with_it() -> None:
+    """The part after the rest begins with a mark, so no other word ends it."""
+    times = WordTimes()
+    times.add(0, "one twoo", [(0, 3), (3, 6), (6, 8)], ends=True)
+    times.add(9, "– three", [(0, 1), (1, 7)], ends=True)
+    for frame, token in enumerate([0, 1]):
+        times.observe(frame, 0, token, 0.9)
+    assert times.cut(0) == 1
+    for frame, (part, token) in enumerate([(1, 0), (2, 0), (2, 0), (2, 1)], 2):
+        times.observe(frame, part, token, 0.9)
+    found = told(times.finish(6))
+    assert begun(found) == [("one", 0), ("twoo", 1), ("three", 5)]
+    assert ended(found) == [(0, 1), (1, 3), (2, 6)]
+
+
 @pytest.mark.parametrize(
     ("tokens", "confidences", "rest"),
     [

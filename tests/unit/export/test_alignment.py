@@ -1,13 +1,14 @@
 """Heads that follow the text are found without labels, and none where there are none."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from export.__main__ import _choose_heads
+import export.__main__ as cli
 from export.alignment import (
     MAX_HEADS,
     LayoutReport,
@@ -130,21 +131,34 @@ def test_an_alignment_is_that_of_its_checkpoint(
         Alignment.read(tmp_path, other)
 
 
-def test_random_weights_have_no_word_times(tiny_checkpoint: Path) -> None:
-    alignment, reports = choose_heads(Checkpoint.open(str(tiny_checkpoint)), CPU)
-    assert alignment.layouts == {}
-    assert all("no word times" in str(each) for each in reports)
+@dataclass(frozen=True)
+class Found:
+    alignment: Alignment
+    reports: list[LayoutReport]
+    spoken: dict[str, list[Spoken]]
+    """By layout."""
 
 
-def test_attention_is_to_the_text_that_a_frame_sees(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def random_weights(tiny_checkpoint: Path) -> Found:
     found: dict[str, list[Spoken]] = {}
 
     def keep(layout: TextLayout, spoken: Mapping[str, Sequence[Spoken]]) -> LayoutReport:
         found[layout] = [one for utterances in spoken.values() for one in utterances]
         return report(layout, spoken)
 
-    monkeypatch.setattr("export.alignment.report", keep)
-    choose_heads(Checkpoint.open(str(tiny_checkpoint)), CPU)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("export.alignment.report", keep)
+        return Found(*choose_heads(Checkpoint.open(str(tiny_checkpoint)), CPU), found)
+
+
+def test_random_weights_have_no_word_times(random_weights: Found) -> None:
+    assert random_weights.alignment.layouts == {}
+    assert all("no word times" in str(each) for each in random_weights.reports)
+
+
+def test_attention_is_to_the_text_that_a_frame_sees(random_weights: Found) -> None:
+    found = random_weights.spoken
     for one in found["full"]:
         assert one.first_whole == 0
         np.testing.assert_allclose(one.attention.sum(-1), 1, atol=1e-5)
@@ -156,9 +170,14 @@ def test_attention_is_to_the_text_that_a_frame_sees(tiny_checkpoint: Path, monke
 
 
 def test_the_exporter_says_what_it_chose_and_keeps_it(
-    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_checkpoint: Path,
+    random_weights: Found,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checkpoint = Checkpoint.open(str(tiny_checkpoint))
+    monkeypatch.setattr(cli, "choose_heads", lambda *_: (random_weights.alignment, random_weights.reports))
     for force, words in ((False, "no word times"), (False, "up to date"), (True, "no word times")):
-        _choose_heads(checkpoint, tmp_path / "qwen3_tts", force)
+        cli._choose_heads(checkpoint, tmp_path / "qwen3_tts", force)
         assert words in capsys.readouterr().out

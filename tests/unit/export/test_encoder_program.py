@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -33,25 +34,24 @@ def checkpoint(checkpoint_of: CheckpointOf) -> Checkpoint:
     return Checkpoint.open(str(checkpoint_of("base")))
 
 
-@pytest.fixture(scope="module")
-def repository(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    repository = tmp_path_factory.mktemp("programs")
-    for encoder in ENCODERS.values():
-        export_program(encoder, checkpoint, repository / encoder.name)
-    return repository
+@pytest.fixture
+def repository(tiny_encoder_programs: Path) -> Path:
+    return tiny_encoder_programs
 
 
-@pytest.fixture(scope="module")
-def graphs(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    repository = tmp_path_factory.mktemp("graphs")
-    for encoder in ENCODERS.values():
-        export_program(encoder, checkpoint, repository / encoder.name, ONNX_PROGRAM)
-    return repository
+@pytest.fixture
+def graphs(tiny_base_models: Path) -> Path:
+    return tiny_base_models
 
 
 def export_program(encoder: EncoderExport, checkpoint: Checkpoint, folder: Path, runtime: Runtime = PROGRAM) -> None:
     with Progress(disable=True) as progress:
         export_encoder(encoder, checkpoint, folder, runtime, progress)
+
+
+@cache
+def loaded(path: Path) -> EncoderProgram:
+    return EncoderProgram.load(path, CPU)
 
 
 def model_file(repository: Path, encoder: EncoderExport) -> Path:
@@ -74,7 +74,7 @@ def test_biases_of_the_speaker_encoder_are_added_by_operations_of_their_own(repo
 def test_program_equals_the_module_at_all_lengths(
     encoder: EncoderExport, repository: Path, checkpoint: Checkpoint
 ) -> None:
-    program, module = EncoderProgram.load(model_file(repository, encoder), CPU), encoder.load(checkpoint)
+    program, module = loaded(model_file(repository, encoder)), encoder.load(checkpoint)
     for frames in (*CASES, encoders.MAX_FRAMES):
         given = inputs(encoder, frames)
         with torch.inference_mode():
@@ -96,7 +96,7 @@ def test_graph_equals_the_module_at_all_lengths(encoder: EncoderExport, graphs: 
 
 def test_speaker_encoder_takes_five_mel_frames(repository: Path, checkpoint: Checkpoint) -> None:
     mel = torch.randn(1, 5, 128)
-    found = EncoderProgram.load(model_file(repository, SPEAKER_ENCODER), CPU)({encoders.MEL: mel})
+    found = loaded(model_file(repository, SPEAKER_ENCODER))({encoders.MEL: mel})
     with torch.inference_mode():
         torch.testing.assert_close(found, SPEAKER_ENCODER.load(checkpoint)(mel))
 
@@ -113,7 +113,7 @@ def test_program_moves_to_another_device_as_a_whole(encoder: EncoderExport, repo
 
 @each_encoder
 def test_warm_up_reaches_the_longest_usual_reference(encoder: EncoderExport, repository: Path) -> None:
-    program = EncoderProgram.load(model_file(repository, encoder), CPU)
+    program = loaded(model_file(repository, encoder))
     usual = encoders.input_shapes(CASES[-1])
     assert program.contract.warm_up[-1] == {name: usual[name] for name in encoder.inputs(1)}
     program.warm_up()
@@ -139,7 +139,7 @@ def test_rejects_tensors_that_do_not_fit(
     encoder = ENCODERS[name]
     given = {key: value for key, value in (inputs(encoder, 2) | change).items() if value is not None}
     for load in (
-        lambda: EncoderProgram.load(model_file(repository, encoder), CPU),
+        lambda: loaded(model_file(repository, encoder)),
         lambda: OnnxEncoder.load(graphs / name / "1" / ONNX_FILE),
     ):
         program = load()
@@ -150,7 +150,7 @@ def test_rejects_tensors_that_do_not_fit(
 @pytest.mark.parametrize("count", [-(2**31), -1, 0, 2**31 - 1])
 def test_wrong_number_of_samples_does_not_index_outside(count: int, repository: Path) -> None:
     given = inputs(CODEC_ENCODER, 3) | {encoders.NUM_SAMPLES: torch.tensor([[count]], dtype=torch.int32)}
-    assert EncoderProgram.load(model_file(repository, CODEC_ENCODER), CPU)(given).shape == (1, 3, 16)
+    assert loaded(model_file(repository, CODEC_ENCODER))(given).shape == (1, 3, 16)
 
 
 def test_missing_or_damaged_file_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import export.__main__ as cli
 from code2wav_step.onnx_runner import OnnxStepRunner
 from export.agreement import Agreement, compare_step
+from export.alignment import LayoutReport
 from export.encoders import SPEAKER_ENCODER, export_encoder
 from export.forms.onnx_form import ONNX
 from export.forms.python_form import step_config
@@ -26,6 +27,7 @@ from export.model_folder import ExportError
 from export.modules.codec import CodecStep
 from export.reference import Reference
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
+from qwen3_tts_engine.checkpoint.alignment import Alignment
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest
@@ -41,6 +43,16 @@ def run(checkpoint: Path, repository: Path, *options: str) -> tuple[int, str]:
     arguments = ["--checkpoint", str(checkpoint), "--model-repository", str(repository), *options]
     result = CliRunner().invoke(app, arguments)
     return result.exit_code, result.output
+
+
+@pytest.fixture(autouse=True)
+def _no_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny checkpoints have none, which takes seconds to find out (test_alignment.py)."""
+
+    def none(checkpoint: Checkpoint, device: torch.device) -> tuple[Alignment, list[LayoutReport]]:
+        return Alignment(talker_digest=checkpoint.talker_digest, layouts={}), []
+
+    monkeypatch.setattr(cli, "choose_heads", none)
 
 
 @pytest.fixture
@@ -79,12 +91,14 @@ def test_file_accepts_chunk_lengths_that_the_talker_does_not_use(version: Path, 
         assert compare_step(reference(*inputs), answers).within(ONNX.limit), frames
 
 
-def test_leaves_an_up_to_date_export_unchanged(tiny_code2wav: Path, version: Path, tiny_checkpoint: Path) -> None:
-    before = os.stat(version / ONNX.filename)
-    code, output = run(tiny_checkpoint, tiny_code2wav)
+def test_leaves_an_up_to_date_export_unchanged(tiny_code2wav: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    repository = shutil.copytree(tiny_code2wav, tmp_path / "repository")
+    before = os.stat(repository / "code2wav" / "1" / ONNX.filename)
+    code, output = run(tiny_checkpoint, repository)
     assert code == 0
     assert "up to date" in output
-    assert os.stat(version / ONNX.filename) == before
+    assert os.stat(repository / "code2wav" / "1" / ONNX.filename) == before
+    assert Alignment.read(repository / "qwen3_tts" / "1", Checkpoint.open(str(tiny_checkpoint))) is not None
 
 
 @pytest.fixture
@@ -173,12 +187,14 @@ def test_refuses_and_deletes_a_file_that_differs(
 
 
 def test_a_refused_file_leaves_the_previous_export(
-    monkeypatch: pytest.MonkeyPatch, version: Path, tiny_checkpoint: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, copies: list[Path], version: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(version, tmp_path / "code2wav" / "1")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    monkeypatch.setitem(cli.FORMS, "onnx", replace(ONNX, limit=Agreement(max_error=0.0, snr_db=500.0)))
+    strict = replace(cli.FORMS["onnx"], limit=Agreement(max_error=0.0, snr_db=500.0))
+    monkeypatch.setitem(cli.FORMS, "onnx", strict)
     assert run(tiny_checkpoint, tmp_path, "--force")[0] == 1
+    assert len(copies) == 1
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 

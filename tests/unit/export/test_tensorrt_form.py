@@ -1,6 +1,7 @@
 """`--form tensorrt` with a stand-in for TensorRT's Python: verification, manifests and refusals."""
 
 import re
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -16,11 +17,10 @@ from typer.testing import CliRunner
 import export.__main__ as cli
 from code2wav_step.weights import StepWeights
 from export.code2wav import Exported, export, is_current
-from export.forms import python_form
 from export.forms.form import Form
+from export.forms.python_form import PYTHON
 from export.forms.tensorrt_form import tensorrt_form
 from export.model_folder import ExportError
-from export.modules.codec import CodecStep
 from export.tensorrt.process import PlanError, TensorRtSettings
 from export.verify_calls import CallVerification
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
@@ -34,13 +34,15 @@ from export.tensorrt import step_program
 
 
 @pytest.fixture
-def settings(fake_tensorrt: TensorRtSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TensorRtSettings:
+def settings(
+    fake_tensorrt: TensorRtSettings, tiny_python_code2wav: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> TensorRtSettings:
     """Settings with a plugin whose programs have the weights in place of kernels."""
 
     def write(weights: StepWeights, shapes: Iterable[tuple[int, int]], path: Path) -> None:
         assert weights.codebooks.dtype == torch.float16
         assert list(shapes) == [(rows, frames) for frames in CHUNK_FRAMES for rows in range(1, MAX_BATCH + 1)]
-        python_form.build(CodecStep.from_checkpoint(Checkpoint.open(str(tmp_path / "checkpoint"))), path)
+        shutil.copyfile(tiny_python_code2wav / "code2wav" / "1" / PYTHON.filename, path)
 
     monkeypatch.setattr(step_program, "write_program", write)
     return replace(fake_tensorrt, plugin=tmp_path)
@@ -53,8 +55,7 @@ def form(settings: TensorRtSettings) -> Form:
 
 
 @pytest.fixture
-def checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Checkpoint:
-    (tmp_path / "checkpoint").symlink_to(tiny_checkpoint)
+def checkpoint(tiny_checkpoint: Path) -> Checkpoint:
     return Checkpoint.open(str(tiny_checkpoint))
 
 
@@ -63,7 +64,7 @@ def export_plan(checkpoint: Checkpoint, repository: Path, form: Form) -> Exporte
         return export(checkpoint, repository, form, progress)
 
 
-def test_installs_a_verified_plan_with_its_facts(checkpoint: Checkpoint, tmp_path: Path, form: Form) -> None:
+def test_installs_a_verified_plan_that_refuses_other_shapes(checkpoint: Checkpoint, tmp_path: Path, form: Form) -> None:
     exported = export_plan(checkpoint, tmp_path, form)
     folder = tmp_path / "code2wav" / "1"
     assert sorted(path.name for path in folder.iterdir()) == ["golden.safetensors", "model.json", "model.plan"]
@@ -84,6 +85,17 @@ def test_installs_a_verified_plan_with_its_facts(checkpoint: Checkpoint, tmp_pat
     assert re.fullmatch(summary, exported.lines[1])
     assert "batch 64 x 4 frames: 25.60 ms, 100 us per frame" in exported.lines
     assert is_current(checkpoint, tmp_path, form)
+    check_refuses_a_shape_outside_the_profile(tmp_path, form)
+
+
+def check_refuses_a_shape_outside_the_profile(repository: Path, form: Form) -> None:
+    """And serves the next call."""
+    call = form.load(repository / "code2wav" / "1" / "model.plan")
+    public = np.array([[ZERO_ROW, NUM_ROWS - 1, 0, 0]], np.int32)
+    with pytest.raises(PlanError, match=rf"the plan does not support codes \[1, {MAX_FRAMES}, 16\], places \[1, 4\]"):
+        call(np.zeros((1, MAX_FRAMES, 16), np.int32), public)
+    samples = call(np.zeros((1, 2, 16), np.int32), public)
+    assert (samples.shape, samples.dtype) == ((1, 3840), np.int16)
 
 
 @pytest.mark.long
@@ -117,18 +129,6 @@ def test_a_crash_of_tensorrt_is_reported_and_leaves_no_plan(
     assert not any((tmp_path / "code2wav" / "1").iterdir())
 
 
-def test_refuses_a_shape_outside_the_profile_and_serves_the_next(
-    checkpoint: Checkpoint, form: Form, tmp_path: Path
-) -> None:
-    export_plan(checkpoint, tmp_path, form)
-    call = form.load(tmp_path / "code2wav" / "1" / "model.plan")
-    public = np.array([[ZERO_ROW, NUM_ROWS - 1, 0, 0]], np.int32)
-    with pytest.raises(PlanError, match=rf"the plan does not support codes \[1, {MAX_FRAMES}, 16\], places \[1, 4\]"):
-        call(np.zeros((1, MAX_FRAMES, 16), np.int32), public)
-    samples = call(np.zeros((1, 2, 16), np.int32), public)
-    assert (samples.shape, samples.dtype) == ((1, 3840), np.int16)
-
-
 @pytest.mark.long
 def test_the_codec_needs_the_plugin(fake_tensorrt: TensorRtSettings, checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"no plugin: set QWEN3_TTS_TENSORRT_PLUGIN to the library of .*, or --form py"):
@@ -157,7 +157,6 @@ def test_a_codec_without_kernels_is_refused(
         export_plan(checkpoint, tmp_path, tensorrt_form(settings))
 
 
-@pytest.mark.usefixtures("checkpoint")
 def test_build_only_does_not_verify_or_touch_the_repository(
     settings: TensorRtSettings, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:

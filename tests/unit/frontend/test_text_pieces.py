@@ -60,7 +60,7 @@ def whole(tokenizer: TextTokenizer, text: str, limit: int) -> list[list[int]]:
     return [ids for ids, _ in parts_of(tokenizer.pieces(text, limit))]
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(text=TEXTS, data=st.data())
 def test_pieces_have_the_ids_of_the_whole_text(tokenizer: TextTokenizer, text: str, data: st.DataObject) -> None:
     if not can_be_spoken(text):
@@ -73,7 +73,7 @@ def test_pieces_have_the_ids_of_the_whole_text(tokenizer: TextTokenizer, text: s
     assert pieced(tokenizer, cut(text, data), 0) == [tokenizer.spoken(text)]
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(text=TEXTS.filter(can_be_spoken))
 def test_a_text_alone_has_its_ids_within_the_template(tokenizer: TextTokenizer, text: str) -> None:
     begin, end = "<|im_start|>assistant\n", "<|im_end|>\n"

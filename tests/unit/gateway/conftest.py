@@ -35,7 +35,7 @@ def script(**fields: object) -> str:
     return json.dumps(fields)
 
 
-def wait_for(condition: Callable[[], bool], limit_s: float = 10) -> None:
+def wait_for(condition: Callable[[], bool], limit_s: float = 60) -> None:
     start_s = time.monotonic()
     while not condition():
         assert time.monotonic() < start_s + limit_s

@@ -45,7 +45,7 @@ def test_a_key_is_required(keyed: RunningGateway, key: tuple[str, str]) -> None:
     for wrong in (None, "", "sk-wrong", key[1].split()[1]):
         response = speak(keyed, wrong)
         assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
-    for path in ("/v1/models", "/v1/audio/voices"):
+    for path in ("/v1/models", "/v1/models/tts-1", "/v1/audio/models", "/v1/audio/voices"):
         assert httpx.get(keyed.url + path).status_code == 401
     assert httpx.post(keyed.url + "/v1/audio/voices").status_code == 401
 

@@ -75,4 +75,7 @@ def test_metrics_count_requests_and_streams(client: httpx.Client) -> None:
     wait_for(lambda: counted in client.get("/metrics").text)
     page = client.get("/metrics").text
     assert 'qwen3_tts_gateway_first_byte_seconds_count{format="opus"}' in page
+    # From a tenth of a second to ten.
+    for bound in ("0.1", "0.5", "1.0", "5.0", "10.0"):
+        assert f'first_byte_seconds_bucket{{format="opus",le="{bound}"}}' in page
     assert "qwen3_tts_gateway_streams 0.0" in page

@@ -104,6 +104,7 @@ def test_barge_in_is_answered_with_the_text_that_was_heard(socket: ClientConnect
     say(socket, TEXT)
     for _ in range(4):
         received(socket, "audio.words")
+    wait_for(lambda: words.servicer.hanging == 1)
     send(socket, "input.cancel", played_ms=2.5 * WORD_MS)
     heard = received(socket, "audio.heard")
     assert heard == {

@@ -84,6 +84,7 @@ def test_does_not_wait_before_the_first_measurement() -> None:
     assert Pacing(Capacity(0, 16, batching_is_free=False)).seconds_to_launch(batch(), 5.0, 5.0) == 0
 
 
+@pytest.mark.timing
 def test_the_engine_launches_within_the_tick_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device runs ticks one after the other; a busy machine makes launches later, not earlier."""
     harness = Harness(lookahead=1)

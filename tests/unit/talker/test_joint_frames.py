@@ -81,7 +81,7 @@ class Pair:
     """A runner that prefills prompts before the tick, and one of joint ticks; each step must give equal results."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        sizes = {"max_streams": SLOTS, "max_text_tokens": 64, "max_frames_limit": 64}
+        sizes = {"max_streams": SLOTS, "max_text_tokens": 64, "max_frames_limit": 64, "talker_proof_seconds": 0}
         config = EngineConfig.model_validate({"checkpoint": str(checkpoint.folder), **sizes})
         self.prompts = PromptBuilder(checkpoint, config)
         self.separate, loaded = (load_runner(checkpoint, config, torch.device("cpu")) for _ in range(2))

@@ -141,7 +141,8 @@ def test_the_line_of_the_log_names_all_parts() -> None:
 def test_weights_are_those_of_a_loaded_runner(model_type: ModelType, checkpoint_of: CheckpointOf) -> None:
     """The tiny checkpoint's code predictor is narrower than its talker, the Base one's is not."""
     checkpoint = Checkpoint.open(str(checkpoint_of(model_type)))
-    config = EngineConfig(checkpoint=str(checkpoint.folder), max_streams=1, max_text_tokens=8, max_frames_limit=8)
+    sizes = {"max_streams": 1, "max_text_tokens": 8, "max_frames_limit": 8, "talker_proof_seconds": 0}
+    config = EngineConfig.model_validate({"checkpoint": str(checkpoint.folder), **sizes})
     runner = load_runner(checkpoint, config, CPU)
     loaded = sum(storages([runner._talker, runner._predictor], {}).values())
     assert loaded == weight_bytes(checkpoint.config, torch.float32.itemsize)
@@ -163,7 +164,8 @@ def storages(part: Any, found: dict[int, int]) -> dict[int, int]:
 @pytest.mark.parametrize("slots", [1, 8, 24, 256, 300, 1024])
 def test_counts_the_graphs_that_are_captured(slots: int, checkpoint_of: CheckpointOf) -> None:
     checkpoint = Checkpoint.open(str(checkpoint_of("base")))
-    config = EngineConfig(checkpoint=str(checkpoint.folder), max_streams=slots, max_text_tokens=8, max_frames_limit=8)
+    sizes = {"max_streams": slots, "max_text_tokens": 8, "max_frames_limit": 8, "kernels": "off"}
+    config = EngineConfig.model_validate({"checkpoint": str(checkpoint.folder), **sizes})
     graphs, captured = as_graph_runner(load_runner(checkpoint, config, CPU)), list[int]()
     graphs._capture = lambda padding, run: CapturedRows(padding)  # type: ignore[assignment, method-assign, return-value]
     graphs._make_memory = object  # type: ignore[assignment, method-assign]

@@ -17,7 +17,7 @@ from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.voice import Voice
 from scripts.synthetic.configs import ModelType
 from tests.conftest import CheckpointOf
-from tests.fakes.scripted import Listener
+from tests.fakes.scripted import Listener, make_stream
 from tests.unit.talker.test_graph_rows import as_graph_runner
 
 PAGE, FRAMES = 4, 12
@@ -39,6 +39,7 @@ CASES: dict[str, tuple[ModelType, str, dict[str, str], Voice | None, int]] = {
 class Speaker:
     def __init__(self, folder: str, layout: str, fields: dict[str, str], voice: Voice | None) -> None:
         sizes: dict[str, Any] = {"max_streams": 2, "max_text_tokens": 64, "max_frames_limit": 64, "page_size": PAGE}
+        sizes["talker_proof_seconds"] = 0
         config = EngineConfig(checkpoint=folder, text_layout=layout, **sizes)  # type: ignore[arg-type]
         checkpoint = Checkpoint.open(folder)
         self._prompts, self._fields, self._voice = PromptBuilder(checkpoint, config), fields, voice
@@ -51,6 +52,13 @@ class Speaker:
 
     def codes(self, slot: np.ndarray) -> np.ndarray:
         return np.concatenate([self.runner.collect(self.runner.launch(slot)).codes for _ in range(FRAMES)])
+
+
+@pytest.mark.parametrize(("cached", "row"), [(0, 4), (3, 1), (PAGE, 0), (2 * PAGE, None)])
+def test_the_x_vector_is_added_to_its_row_of_those_to_prefill(cached: int, row: int | None) -> None:
+    stream = make_stream("any", Listener(), rows=3 * PAGE)
+    stream.prompt.vector, stream.prompt.vector_row = VECTOR, 4
+    assert Newcomer(stream, 0, [], num_cached=cached).vector_row == row
 
 
 @pytest.fixture(params=CASES)

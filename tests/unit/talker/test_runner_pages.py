@@ -23,7 +23,13 @@ SLOT, OTHER = np.array([1]), np.array([2])
 
 @pytest.fixture(scope="module", params=["streaming", "full"])
 def config(request: pytest.FixtureRequest, tiny_checkpoint: Path) -> EngineConfig:
-    sizes = {"max_streams": 4, "max_text_tokens": 64, "max_frames_limit": 64, "page_size": PAGE}
+    sizes = {
+        "max_streams": 4,
+        "max_text_tokens": 64,
+        "max_frames_limit": 64,
+        "page_size": PAGE,
+        "talker_proof_seconds": 0,
+    }
     return EngineConfig.model_validate({"checkpoint": str(tiny_checkpoint), "text_layout": request.param, **sizes})
 
 

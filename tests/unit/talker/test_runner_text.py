@@ -22,7 +22,7 @@ TEXTS = ["Hello there.", "One, two, three.", "x"]
 
 @pytest.fixture(scope="module")
 def config(tiny_checkpoint: Path) -> EngineConfig:
-    sizes = {"max_streams": 4, "max_text_tokens": 64, "max_frames_limit": 128}
+    sizes = {"max_streams": 4, "max_text_tokens": 64, "max_frames_limit": 128, "talker_proof_seconds": 0}
     return EngineConfig.model_validate({"checkpoint": str(tiny_checkpoint), "text_layout": "streaming", **sizes})
 
 

@@ -109,7 +109,7 @@ def test_cancel_stops_the_work_of_a_context_alone(
     send(socket, "One two three.", "a")
     send(socket, "Four.", "b")
     until_done(socket, "b")
-    wait_for(lambda: gateway.services.backend.streams == 1)
+    wait_for(lambda: words.servicer.hanging == 1 and gateway.services.backend.streams == 1)
     socket.send(json.dumps({"context_id": "a", "cancel": True}))
     wait_for(lambda: words.servicer.cancelled == 1 and gateway.services.backend.streams == 0)
     send(socket, "Five.", "c")
@@ -121,7 +121,7 @@ def test_a_disconnect_cancels_all_contexts(gateway: RunningGateway, words: WordS
     with connect(f"ws://{gateway.address}{PATH}") as socket:
         for context_id in ("a", "b"):
             send(socket, "One.", context_id)
-        wait_for(lambda: words.servicer.running >= 2)
+        wait_for(lambda: words.servicer.hanging == 2)
     wait_for(lambda: words.servicer.cancelled == 2)
 
 

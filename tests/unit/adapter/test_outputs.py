@@ -1,0 +1,33 @@
+"""Tensors of a request's last response."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qwen3_tts_engine.core.streams import FinishReason, Summary
+
+OF_ALL = {"finish_reason": [b"length"], "usage": [5, 7, 20, 960]}
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, {}),
+        ({"spoken_share": 0.0}, {"spoken_share": [0.0]}),
+        ({"words": ("{}",), "spoken_share": 0.5}, {"words": [b"{}"], "spoken_share": [0.5]}),
+    ],
+)
+def test_a_summary_has_word_times_only_if_they_are_known(
+    adapter: Callable[..., Any], told: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    utilities = SimpleNamespace(
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
+        TritonError=SimpleNamespace(INVALID_ARG=1, CANCELLED=2),
+        Tensor=lambda name, values: (name, values),
+    )
+    outputs = dict(adapter("responses", utilities)._outputs(Summary(FinishReason.LENGTH, 5, 7, 20, 960, **told)))
+    assert {name: values.tolist() for name, values in outputs.items()} == OF_ALL | expected
+    assert outputs["usage"].dtype == np.int32
