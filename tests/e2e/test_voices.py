@@ -280,7 +280,7 @@ def test_shutdown_ends_requests_that_wait_for_a_voice(
             ]
             eventually(lambda: any(request.done() for request in requests), 60)
             server.stop()
-            answers = [request.result(5) for request in requests]
+            answers = [request.result(60) for request in requests]
     assert any(answer.error is None for answer in answers)
     assert all(answer.error is None or answer.error.startswith("UNAVAILABLE: ") for answer in answers)
 
