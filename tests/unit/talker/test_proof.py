@@ -227,6 +227,14 @@ def test_several_models_compute_their_cases_one_after_the_other(
     assert at_once == [False] * 4
 
 
+def test_servers_of_one_checkpoint_that_start_at_once_compute_its_cases_once(
+    checkpoint: Checkpoint, computed: list[Checkpoint]
+) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(TalkerGolden.of, [checkpoint] * 4))
+    assert computed == [checkpoint]
+
+
 def test_a_damaged_or_missing_cache_does_not_matter(
     checkpoint: Checkpoint,
     computed: list[Checkpoint],

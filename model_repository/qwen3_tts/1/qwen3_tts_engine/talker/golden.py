@@ -135,15 +135,27 @@ class TalkerGolden:
     def of(cls, checkpoint: Checkpoint, rounds: Rounds = "bfloat16") -> Self:
         """Reads the cases from the cache on disk, or computes them and, if that takes long, keeps them there."""
         path = _cache_folder() / f"{_digest(checkpoint, rounds)}.safetensors"
-        if path.is_file():
-            try:
-                return cls._read(path)
-            except (SafetensorError, KeyError, ValueError, OSError) as error:
-                log.warning("%s: unreadable, so computed again: %s", path, error)
+        if golden := cls._cached(path):
+            return golden
         with _alone():
-            started = time.perf_counter()
-            golden = cls.compute(checkpoint, Cases.of(checkpoint.config), rounds)
-            seconds = time.perf_counter() - started
+            # Another server of this checkpoint may have computed them meanwhile.
+            return cls._cached(path) or cls._computed(checkpoint, rounds, path)
+
+    @classmethod
+    def _cached(cls, path: Path) -> Self | None:
+        if not path.is_file():
+            return None
+        try:
+            return cls._read(path)
+        except (SafetensorError, KeyError, ValueError, OSError) as error:
+            log.warning("%s: unreadable, so computed again: %s", path, error)
+            return None
+
+    @classmethod
+    def _computed(cls, checkpoint: Checkpoint, rounds: Rounds, path: Path) -> Self:
+        started = time.perf_counter()
+        golden = cls.compute(checkpoint, Cases.of(checkpoint.config), rounds)
+        seconds = time.perf_counter() - started
         log.info("computed the talker's golden cases in %.1f s", seconds)
         if seconds < KEPT_SECONDS:
             return golden
