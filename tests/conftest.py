@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,8 @@ from rich.progress import Progress
 
 from export.code2wav import export
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, export_encoder
+from export.forms.form import Form
+from export.forms.graph import Runtime
 from export.forms.onnx_form import ONNX
 from export.forms.program_form import PROGRAM
 from export.forms.python_form import PYTHON
@@ -42,10 +44,9 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 CheckpointOf = Callable[[ModelType], Path]
-# Of exports that no run has used since.
+# How long exports are kept after the last run that used them.
 KEPT_SECONDS = 7 * 24 * 3600
 Once = Callable[[str, Callable[[Path], None]], Path]
-
 
 # The files that take longest, longest first: a worker that began one of them last would leave the others idle.
 LONGEST_FILES = (
@@ -162,39 +163,37 @@ def _digest_of_exports() -> str:
     return digest.hexdigest()[:16]
 
 
+def _export_codec(checkpoint: Path, form: Form, repository: Path) -> None:
+    with Progress(disable=True) as progress:
+        export(Checkpoint.open(str(checkpoint)), repository, form, progress)
+
+
+def _export_encoders(checkpoint: Path, runtime: Runtime, repository: Path) -> None:
+    with Progress(disable=True) as progress:
+        for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
+            export_encoder(encoder, Checkpoint.open(str(checkpoint)), repository / encoder.name, runtime, progress)
+
+
 @pytest.fixture(scope="session")
 def tiny_code2wav(tiny_checkpoint: Path, once: Once) -> Path:
     """A model repository that holds only code2wav/1: the tiny checkpoint's codec as ONNX, and its manifest."""
-
-    def make(repository: Path) -> None:
-        with Progress(disable=True) as progress:
-            export(Checkpoint.open(str(tiny_checkpoint)), repository, ONNX, progress)
-
-    return once("tiny_code2wav", make)
+    return once("tiny_code2wav", partial(_export_codec, tiny_checkpoint, ONNX))
 
 
 @pytest.fixture(scope="session")
 def tiny_python_code2wav(tiny_checkpoint: Path, once: Once) -> Path:
     """The same codec for the Python backend."""
-
-    def make(repository: Path) -> None:
-        with Progress(disable=True) as progress:
-            export(Checkpoint.open(str(tiny_checkpoint)), repository, PYTHON, progress)
-
-    return once("tiny_python_code2wav", make)
+    return once("tiny_python_code2wav", partial(_export_codec, tiny_checkpoint, PYTHON))
 
 
 @pytest.fixture(scope="session")
 def tiny_base_models(tiny_code2wav: Path, checkpoint_of: CheckpointOf, once: Once) -> Path:
     """A model repository with the exports of the tiny Base checkpoint: code2wav/1 and both encoders."""
-    checkpoint = Checkpoint.open(str(checkpoint_of("base")))
 
     def make(repository: Path) -> None:
         # All tiny checkpoints have one codec.
         shutil.copytree(tiny_code2wav, repository)
-        with Progress(disable=True) as progress:
-            for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
-                export_encoder(encoder, checkpoint, repository / encoder.name, ONNX.encoders, progress)
+        _export_encoders(checkpoint_of("base"), ONNX.encoders, repository)
 
     return once("tiny_base_models", make)
 
@@ -202,14 +201,7 @@ def tiny_base_models(tiny_code2wav: Path, checkpoint_of: CheckpointOf, once: Onc
 @pytest.fixture(scope="session")
 def tiny_encoder_programs(checkpoint_of: CheckpointOf, once: Once) -> Path:
     """A model repository that holds only both encoders of the tiny Base checkpoint, for the Python backend."""
-    checkpoint = Checkpoint.open(str(checkpoint_of("base")))
-
-    def make(repository: Path) -> None:
-        with Progress(disable=True) as progress:
-            for encoder in (SPEAKER_ENCODER, CODEC_ENCODER):
-                export_encoder(encoder, checkpoint, repository / encoder.name, PROGRAM, progress)
-
-    return once("tiny_encoder_programs", make)
+    return once("tiny_encoder_programs", partial(_export_encoders, checkpoint_of("base"), PROGRAM))
 
 
 @pytest.fixture(scope="session")

@@ -88,10 +88,6 @@ class Pair:
         self.joint = EagerGraphRunner.__new__(EagerGraphRunner)
         self.joint.__dict__.update(loaded.__dict__)
         self.joint.capture()
-        for runner in (self.separate, self.joint):
-            # The proof, which takes as many batches as its time allows, leaves keys in slots that are compared.
-            runner.cache.data.zero_()
-            runner._state.input.zero_()
 
     def newcomer(self, slot: int) -> Newcomer:
         """A cloned voice; by x-vector in slot 0."""
