@@ -11,7 +11,8 @@ from code2wav_step.config import Contract
 # Rows are allocated in blocks, when the first of them gets an owner or is written.
 BLOCK = 16
 ZERO_ROW = 0
-# Who owns a row, beside the keys int32 above 0. PUBLIC is also the key of those who have none; the others are none.
+# Owners of a row that has no key, which is an int32 above 0. Callers without a key give PUBLIC; nobody can give the
+# others.
 PUBLIC, FREE, NOBODY = 0, -1 << 40, -2 << 40
 
 
