@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
@@ -115,19 +113,17 @@ def connect(url: str) -> codec_client.Call:
     return RowCalls(partial(call_model, InferenceServerClient(url)), lambda model: nullcontext(), None).call
 
 
-def call_model(client: InferenceServerClient, call: ModelCall) -> list[Tensor]:
+def call_model(client: InferenceServerClient, call: ModelCall) -> list[np.ndarray]:
     """interfaces.CallModel, by gRPC."""
     inputs = []
-    for name, tensor in call.inputs.items():
-        array = tensor.numpy()
+    for name, array in call.inputs.items():
         inputs.append(InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
         inputs[-1].set_data_from_numpy(array)
     try:
         result = client.infer(call.model, inputs, outputs=[InferRequestedOutput(name) for name in call.outputs])
     except InferenceServerException as error:
         raise RequestError(str(error)) from None
-    # Copied: PyTorch warns of the read-only arrays that Triton's client returns.
-    return [torch.tensor(result.as_numpy(name)) for name in call.outputs]
+    return [result.as_numpy(name) for name in call.outputs]
 
 
 def run(callers: Sequence[Caller], calls: int) -> Outcome:

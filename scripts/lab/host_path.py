@@ -16,7 +16,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
 from rich.console import Console
 
@@ -40,7 +39,7 @@ from qwen3_tts_engine.scheduling.chunker import Chunker
 from qwen3_tts_engine.scheduling.newcomers import MAX_PREFILL_SECONDS
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
-from qwen3_tts_engine.service import SWITCH_SECONDS
+from qwen3_tts_engine.threads import SWITCH_SECONDS
 from scripts.benchmarks.common import show
 
 # GPU time of prompt and first frame, and of the codec's call.
@@ -176,7 +175,7 @@ def build_engine(times: dict[str, float], line: Line, sending: Sending) -> Engin
     return Engine(Scheduler(table, limits, capacity), chunker, Runner(times), codec, sending=sending)
 
 
-def call_model(call: ModelCall) -> list[torch.Tensor]:
+def call_model(call: ModelCall) -> list[np.ndarray]:
     raise NotImplementedError("the line takes all calls")
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import torch
 
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.core.streams import FinishReason, Summary
@@ -67,11 +66,11 @@ class Service:
 
     def _call(self, model: str, caller: Any) -> None:
         try:
-            [result] = self._call_model(ModelCall(model, {"x": torch.arange(1, 3, dtype=torch.int16)}, ["y"]))
+            [result] = self._call_model(ModelCall(model, {"x": np.arange(1, 3, dtype=np.int16)}, ["y"]))
         except RequestError as error:
             caller.finish(error)
         else:
-            caller.send(result.numpy())
+            caller.send(result)
             caller.finish(None)
 
     def _cancel(self, key: str) -> None:

@@ -13,7 +13,7 @@ ROOT = REPOSITORY / "qwen3_tts" / "1"
 LAYERS = (
     {"checkpoint"},
     {"audio", "voice", "request", "metrics", "threads", "pinned_memory", "core"}
-    | {"interfaces", "config", "environment", "contract"},
+    | {"interfaces", "config", "arguments", "environment", "contract"},
     {"scheduling", "talker", "codec", "voices"},
     {"engine"},
     {"frontend"},

@@ -9,12 +9,15 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from qwen3_tts_engine import metrics, startup
+from qwen3_tts_engine import metrics
+from qwen3_tts_engine.arguments import OWNER, read_config, repository
+from qwen3_tts_engine.checkpoint.manifest import is_plan
+from qwen3_tts_engine.codec.contract import MODEL_NAME
 from qwen3_tts_engine.lifecycle import guard
 from qwen3_tts_engine.lifecycle.draining import DrainFile
 from qwen3_tts_engine.lifecycle.logs import log_through
 from qwen3_tts_engine.process.parent import EngineProcess
-from qwen3_tts_engine.service import OWNER, SWITCH_SECONDS, read_config, repository
+from qwen3_tts_engine.threads import SWITCH_SECONDS
 from triton_adapter import bls, telemetry
 from triton_adapter.requests import accept
 from triton_adapter.responses import CancelWatcher
@@ -40,7 +43,7 @@ class TritonPythonModel:
         self._config = config = read_config(args)
         self._drain = DrainFile(config.drain_file)
         self._recorder = metrics.Recorder()
-        self._codec_is_plan = startup.codec_is_plan(repository(args))
+        self._codec_is_plan = is_plan(repository(args) / MODEL_NAME / "1")
         self._engine = EngineProcess(ENGINE_PROCESS, args, bls.call_model, self._on_death, config.max_requests)
         self._watcher = CancelWatcher(self._engine.cancel)
         labels = {"model": self._name, "version": args["model_version"]}

@@ -10,9 +10,9 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from qwen3_tts_engine import environment
+from qwen3_tts_engine.arguments import read_config
 from qwen3_tts_engine.config import CODEC_SETTINGS, ConfigError, EngineConfig
 from qwen3_tts_engine.environment import OTHER_VARIABLES, known_variables, unknown_variables
-from qwen3_tts_engine.service import read_config
 from qwen3_tts_engine.startup import warn_of_unknown_variables
 
 ROOT = Path(__file__).parents[3]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from qwen3_tts_engine.arguments import check_instances
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.checkpoint.manifest import CodecManifest
@@ -17,7 +18,6 @@ from qwen3_tts_engine.config import ConfigError, EngineConfig
 from qwen3_tts_engine.interfaces import ModelCall
 from qwen3_tts_engine.startup import (
     check_codec,
-    check_instances,
     choose_device,
     fit_memory,
     open_codec,
@@ -169,11 +169,11 @@ def test_the_form_decides_how_the_codec_is_called(
     manifest = CodecManifest.read(tiny_code2wav / "code2wav" / "1").model_copy(update={"form": form})
     calls: list[ModelCall] = []
 
-    def call_model(call: ModelCall) -> list[torch.Tensor]:
+    def call_model(call: ModelCall) -> list[np.ndarray]:
         calls.append(call)
         assert call.outputs == [PCM]
         rows, frames, _ = call.inputs[CODES].shape
-        return [torch.zeros(rows, frames * 1920, dtype=torch.int16)]
+        return [np.zeros((rows, frames * 1920), np.int16)]
 
     config = config_of(checkpoint.folder, voice_cache_mib=1)
     codec = open_codec(checkpoint, config, manifest, CPU, "talker", call_model, lambda model: nullcontext())
@@ -196,5 +196,5 @@ def test_only_a_base_checkpoint_has_rows_for_voices(checkpoint_of: CheckpointOf,
     assert rows("base", voice_cache_mib=8) == (8 << 20) // (manifest.state_size * 4)
 
 
-def unanswered(call: ModelCall) -> list[torch.Tensor]:
+def unanswered(call: ModelCall) -> list[np.ndarray]:
     raise AssertionError

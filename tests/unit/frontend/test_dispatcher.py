@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from qwen3_tts_engine.frontend.dispatcher import Dispatcher
-from qwen3_tts_engine.frontend.sequences import SequencePosition
 from qwen3_tts_engine.request import (
     Cancelled,
     InvalidRequest,
     RequestError,
+    SequencePosition,
     SpeechOptions,
     SynthesisRequest,
     Unavailable,

@@ -11,16 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.core.streams import FinishReason, Summary
-from qwen3_tts_engine.frontend.sequences import SequencePosition
 from qwen3_tts_engine.interfaces import ModelCall
 from qwen3_tts_engine.process.child import Child
 from qwen3_tts_engine.process.messages import Accept, Cancel
 from qwen3_tts_engine.process.parent import EngineProcess
-from qwen3_tts_engine.request import InvalidRequest, RequestError, Unavailable
+from qwen3_tts_engine.request import InvalidRequest, RequestError, SequencePosition, Unavailable
 from tests.fakes.scripted import Listener
 from tests.unit.engine.test_engine import eventually
 
@@ -56,7 +54,7 @@ class Started:
         self.deaths.append(error)
         self.died.set()
 
-    def call_model(self, call: ModelCall) -> list[torch.Tensor]:
+    def call_model(self, call: ModelCall) -> list[np.ndarray]:
         if call.model == "missing":
             raise InvalidRequest("model", call.model, "one that exists")
         return [call.inputs["x"] + 1]

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.interfaces import ModelCall
@@ -24,18 +23,18 @@ class Models:
     """The x-vector is the mean of the spectrogram; each code is the number of samples."""
 
     def __init__(self) -> None:
-        self.inputs: dict[str, dict[str, Tensor]] = {}
+        self.inputs: dict[str, dict[str, np.ndarray]] = {}
         self.primed: list[Voice] = []
         self.codec_called = threading.Event()
         self.encoder = ModelEncoder(EngineConfig(checkpoint="any"), self.primed.append, self.call)
 
-    def call(self, call: ModelCall) -> list[Tensor]:
+    def call(self, call: ModelCall) -> list[np.ndarray]:
         self.inputs[call.model] = call.inputs
         if call.model == SPEAKER_ENCODER:
             return [call.inputs[MEL].mean(1)]
         self.codec_called.set()
         count = call.inputs[AUDIO].shape[1]
-        return [call.inputs[NUM_SAMPLES].expand(count, 16)[None].contiguous()]
+        return [np.full((1, count, 16), call.inputs[NUM_SAMPLES])]
 
 
 def test_a_voice_in_context_has_vector_and_codes() -> None:

@@ -16,6 +16,7 @@ from qwen3_tts_engine.codec.contract import CHUNK_FRAMES
 ENVIRONMENT_PREFIX = "QWEN3_TTS_"
 MAIN_MODEL = "qwen3_tts"
 MAX_REFERENCE_SECONDS = 120
+MIN_REFERENCE_RATE, MAX_REFERENCE_RATE = 8_000, 192_000  # Hz
 # Settings that several models on one server never share.
 PER_MODEL_SETTINGS = ("checkpoint", "revision", "speaker_encoder")
 # Settings that only the environment may have: Triton shows a model's parameters to every caller.

@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from qwen3_tts_engine.core.batches import Chunks, Frames, Newcomer, TextFeed
 from qwen3_tts_engine.request import RequestError
 
 log = logging.getLogger(__name__)
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -81,17 +78,16 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class ModelCall:
-    """A call of another model of the server; `outputs` are names of tensors, wanted on `device`."""
+    """A call of another model of the server; `outputs` are names of tensors."""
 
     model: str
-    inputs: dict[str, torch.Tensor]
+    inputs: dict[str, np.ndarray]
     outputs: list[str]
-    device: torch.device = CPU
     parameters: dict[str, Any] = field(default_factory=dict)
 
 
-CallModel = Callable[[ModelCall], list[torch.Tensor]]
-"""Returns the outputs, on their device if Triton supports it. Raises RequestError."""
+CallModel = Callable[[ModelCall], list[np.ndarray]]
+"""Returns the outputs. Raises RequestError."""
 
 
 class CodecClient(Protocol):

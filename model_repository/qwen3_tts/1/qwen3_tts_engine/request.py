@@ -2,6 +2,7 @@
 
 import math
 import secrets
+from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, Self
 
@@ -18,6 +19,8 @@ RANDOM_SEED = -1
 # Characters of an invalid value that an error quotes.
 MAX_QUOTED = 40
 LIST_SPEAKERS: Literal["list_speakers"] = "list_speakers"
+SEQUENCE_ID = "sequence_id"
+SequenceId = int | str
 VoiceOperationName = Literal["register_voice", "list_voices", "delete_voice", "list_speakers"]
 
 
@@ -63,6 +66,15 @@ class ServerStarting(Unavailable):
 
 class Cancelled(RequestError):
     outcome = Outcome.CANCELLED
+
+
+@dataclass(frozen=True)
+class SequencePosition:
+    """A request's position in its sequence."""
+
+    sequence_id: SequenceId
+    start: bool
+    last: bool
 
 
 class Sampling(BaseModel):

@@ -1,7 +1,6 @@
 """One served model, all of it except Triton."""
 
 import gc
-import json
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,21 +11,23 @@ from typing import Any
 import torch
 
 from qwen3_tts_engine import startup
+from qwen3_tts_engine.arguments import OWNER, assigned_device, repository, version_folder
 from qwen3_tts_engine.checkpoint.alignment import Alignment
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.client import Code2Wav
 from qwen3_tts_engine.config import EngineConfig
+from qwen3_tts_engine.core.streams import Caller
 from qwen3_tts_engine.engine.delivery import Sending
-from qwen3_tts_engine.frontend.dispatcher import Caller, Dispatcher
+from qwen3_tts_engine.frontend.dispatcher import Dispatcher
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
-from qwen3_tts_engine.frontend.sequences import SequencePosition, Sequences
+from qwen3_tts_engine.frontend.sequences import Sequences
 from qwen3_tts_engine.interfaces import CallModel, Runner
 from qwen3_tts_engine.lifecycle import warm_up
 from qwen3_tts_engine.lifecycle.draining import DrainFile
 from qwen3_tts_engine.lifecycle.gate import Gate
 from qwen3_tts_engine.lifecycle.liveness import CallWatch, CountedCodec
 from qwen3_tts_engine.lifecycle.opening import Opening
-from qwen3_tts_engine.request import RequestError, Unavailable
+from qwen3_tts_engine.request import RequestError, SequencePosition, Unavailable
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.threads import Ticker
 from qwen3_tts_engine.voices.client import ModelEncoder
@@ -34,11 +35,6 @@ from qwen3_tts_engine.voices.service import Voices
 
 log = logging.getLogger("qwen3_tts")
 
-# The argument that names what owns rows of the codec, beside Triton's own.
-OWNER = "owner"
-# Switch interval of an engine's interpreter: a thread may wait so long for the interpreter's lock each time it let go
-# of it. The default, 5 ms, is as long as a tick; with 0.5 ms bursts and codec calls took a tenth longer (one H100).
-SWITCH_SECONDS = 0.0001
 # Interval of checks whether the drain file ends the streams.
 DRAIN_SECONDS = 0.2
 # Checks of idle sequences per limit.
@@ -67,7 +63,7 @@ class Service:
         startup.warn_of_unknown_variables(self.repository)
         self._calls = CallWatch()
         self.call_model = self._calls.watched(call_model)
-        device = startup.choose_device(config, _assigned_device(args))
+        device = startup.choose_device(config, assigned_device(args))
         self._checkpoint = checkpoint = Checkpoint.open(config.checkpoint, config.revision)
         self.config = config = startup.fit_memory(config, checkpoint, self.repository, device)
         self._codec = codec = self.make_codec(checkpoint, device)
@@ -159,23 +155,3 @@ class Service:
         except Exception as error:
             log.exception("request %s failed before it was queued", caller.key)
             self.engine.delivery.finish(caller, RequestError(f"internal error: {error}"))
-
-
-def read_config(args: dict[str, str]) -> EngineConfig:
-    """The settings of Triton's `initialize` arguments and of the environment. Raises ConfigError."""
-    model_config = json.loads(args["model_config"])
-    startup.check_instances(model_config["instance_group"])
-    values = {name: value["string_value"] for name, value in model_config["parameters"].items()}
-    return EngineConfig.from_parameters(values, model=args["model_name"])
-
-
-def repository(args: dict[str, str]) -> Path:
-    return Path(args["model_repository"]).parent
-
-
-def version_folder(args: dict[str, str]) -> Path:
-    return Path(args["model_repository"]) / args["model_version"]
-
-
-def _assigned_device(args: dict[str, str]) -> str:
-    return f"cuda:{args['model_instance_device_id']}" if args["model_instance_kind"] == "GPU" else "cpu"

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -58,18 +57,6 @@ CPU_CALL_FRAMES = 16
 # (one H200): a second call fills the pause.
 PLAN_CALLS = 2
 STATE_DTYPES = {"FP32": torch.float32, "FP16": torch.float16}
-
-
-def check_instances(groups: list[dict[str, Any]]) -> None:
-    """Raises ConfigError when Triton's `instance_group` creates more than one instance.
-
-    Instances would split the streams, a sequence's requests and every GPU's codec among them.
-    """
-    count = sum(group["count"] * max(1, len(group["gpus"])) for group in groups)
-    if count > 1:
-        raise ConfigError(
-            f"instance_group: {count} instances, only one is allowed: run one server per GPU, with CUDA_VISIBLE_DEVICES"
-        )
 
 
 def warn_of_unknown_variables(repository: Path) -> None:
@@ -204,14 +191,6 @@ def _time_slices(runner: Runner) -> bool:
     is_shared = torch.cuda.is_available() and mps.is_active(torch.cuda.current_device())
     log.info("talker and codec share the GPU %s", "through MPS" if is_shared else "in turn, for want of MPS")
     return not is_shared
-
-
-def codec_is_plan(repository: Path) -> bool:
-    """Whether code2wav is a TensorRT plan; False also where its manifest is unreadable, which check_codec reports."""
-    try:
-        return CodecManifest.read(repository / contract.MODEL_NAME / "1").form == "tensorrt"
-    except CheckpointError:
-        return False
 
 
 def check_encoders(checkpoint: Checkpoint, config: EngineConfig, repository: Path, device: torch.device) -> None:

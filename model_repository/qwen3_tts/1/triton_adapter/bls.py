@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import torch
+import numpy as np
 import triton_python_backend_utils as pb_utils
-from torch.utils.dlpack import from_dlpack
 
 from qwen3_tts_engine.interfaces import ModelCall
 from qwen3_tts_engine.request import RequestError, ServerStarting, Unavailable
@@ -14,20 +13,20 @@ SERVER_STARTS = "Server not ready"
 MODEL_IS_GONE = ("no available versions", "is not ready", "is not found")
 
 
-def call_model(call: ModelCall) -> list[torch.Tensor]:
+def call_model(call: ModelCall) -> list[np.ndarray]:
     """interfaces.CallModel."""
-    kind = pb_utils.TRITONSERVER_MEMORY_GPU if call.device.type == "cuda" else pb_utils.TRITONSERVER_MEMORY_CPU
     request = pb_utils.InferenceRequest(
         model_name=call.model,
         requested_output_names=call.outputs,
-        inputs=[pb_utils.Tensor.from_dlpack(name, tensor) for name, tensor in call.inputs.items()],
-        preferred_memory=pb_utils.PreferredMemory(kind, call.device.index or 0),
+        inputs=[pb_utils.Tensor(name, array) for name, array in call.inputs.items()],
+        preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
         parameters=call.parameters,
     )
     response = request.exec()
     if response.has_error():
         raise _model_error(call.model, response.error())
-    return [from_dlpack(pb_utils.get_output_tensor_by_name(response, name).to_dlpack()) for name in call.outputs]
+    # Copies, since the response's memory ends with it.
+    return [pb_utils.get_output_tensor_by_name(response, name).as_numpy().copy() for name in call.outputs]
 
 
 def _model_error(model: str, error: Any) -> RequestError:

@@ -3,17 +3,19 @@
 import logging
 from typing import Any
 
+import numpy as np
+
 from qwen3_tts_engine import metrics
-from qwen3_tts_engine.frontend.sequences import SEQUENCE_ID, SequencePosition
+from qwen3_tts_engine.config import MAX_REFERENCE_RATE, MAX_REFERENCE_SECONDS
 from qwen3_tts_engine.metrics import Recorder
 from qwen3_tts_engine.process.parent import EngineProcess
-from qwen3_tts_engine.request import InvalidRequest, RequestError
-from qwen3_tts_engine.voices.reference_audio import copy_samples
+from qwen3_tts_engine.request import SEQUENCE_ID, InvalidRequest, RequestError, SequencePosition
 from triton_adapter.responses import CancelWatcher, ResponseSink
 
 log = logging.getLogger("qwen3_tts")
 
 AUDIO_FIELD = "ref_audio"
+MAX_SAMPLES = MAX_REFERENCE_SECONDS * MAX_REFERENCE_RATE
 # Answered at once, whatever the load: whether streams work (scripts/server/stream_check.py).
 CHECK = {"operation": "check"}
 # TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END.
@@ -59,10 +61,17 @@ def read_fields(request: Any) -> dict[str, Any]:
     for tensor in request.inputs():
         name, values = tensor.name(), tensor.as_numpy().reshape(-1)
         if name == AUDIO_FIELD:
-            fields[name] = copy_samples(values)
+            fields[name] = _copy_samples(values)
         else:
             fields[name] = _text(name, values[0]) if values.dtype == object else values[0].item()
     return fields
+
+
+def _copy_samples(samples: np.ndarray) -> np.ndarray:
+    """A copy, since the request's memory is freed before the encoders read it. Raises InvalidRequest for too many."""
+    if len(samples) > MAX_SAMPLES:
+        raise InvalidRequest(AUDIO_FIELD, samples, f"at most {MAX_SAMPLES} samples")
+    return samples.copy()
 
 
 def _text(name: str, value: bytes) -> str:

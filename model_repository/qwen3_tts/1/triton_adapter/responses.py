@@ -42,7 +42,7 @@ _numbers = itertools.count(1)
 
 
 class ResponseSink:
-    """Sends one request's responses (dispatcher.Caller); sends FINAL exactly once.
+    """Sends one request's responses (core.streams.Caller); sends FINAL exactly once.
 
     Audio sent after an error is dropped; audio sent after a successful end is a bug.
     """

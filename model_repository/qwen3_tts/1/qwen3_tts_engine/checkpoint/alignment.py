@@ -1,12 +1,15 @@
 """The talker's attention heads that follow the text: alignment.json beside the talker's model.py."""
 
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError, read_config
+
+if TYPE_CHECKING:
+    # Imports PyTorch, which the process that Triton calls does without.
+    from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 
 ALIGNMENT = "alignment.json"
 TextLayout = Literal["full", "streaming"]
@@ -32,7 +35,7 @@ class Alignment(BaseModel):
     layouts: dict[TextLayout, AlignmentHeads]
 
     @classmethod
-    def read(cls, folder: Path, checkpoint: Checkpoint) -> Self | None:
+    def read(cls, folder: Path, checkpoint: "Checkpoint") -> Self | None:
         """This checkpoint's heads, if they have been chosen in a version folder; raises CheckpointError."""
         path = folder / ALIGNMENT
         if not path.is_file():

@@ -69,6 +69,14 @@ class Manifest(BaseModel):
         (folder / MANIFEST).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
+def is_plan(folder: Path) -> bool:
+    """Whether the model of a version folder is a TensorRT plan; False where its manifest is unreadable."""
+    try:
+        return Manifest.read(folder).form == "tensorrt"
+    except CheckpointError:
+        return False
+
+
 class CodecManifest(Manifest):
     """The manifest of code2wav."""
 

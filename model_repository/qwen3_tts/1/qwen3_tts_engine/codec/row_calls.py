@@ -4,7 +4,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import numpy as np
-import torch
 
 from qwen3_tts_engine.codec.contract import CODES, LINE, MODEL_NAME, PCM, PLACES
 from qwen3_tts_engine.codec.line import Line
@@ -25,11 +24,11 @@ class RowCalls:
         if self._line and self._line.is_open():
             with self._watch(MODEL_NAME):
                 return self._line.call(codes, places)
-        inputs = {CODES: torch.from_numpy(codes), PLACES: torch.from_numpy(places)}
+        inputs = {CODES: codes, PLACES: places}
         parameters = {LINE: self._line.address} if self._line else {}
         [pcm] = self._call_model(ModelCall(MODEL_NAME, inputs, [PCM], parameters=parameters))
         # TensorRT has no INT16: a plan's elements hold two samples each.
-        samples: np.ndarray = pcm.numpy().view(np.int16)
+        samples: np.ndarray = pcm.view(np.int16)
         return samples
 
     def announce(self) -> None:

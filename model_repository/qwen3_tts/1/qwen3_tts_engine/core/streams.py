@@ -114,6 +114,20 @@ class Sink(Protocol):
         """End the stream; None means success, of an utterance with its summary."""
 
 
+class Caller(Sink, Protocol):
+    """A request's sink with its key, arrival time, voice replies and cancellation."""
+
+    key: str
+    """Unique; not chosen by the client."""
+    arrived: float
+    """perf_counter seconds."""
+
+    def reply(self, voices: list[str]) -> None:
+        """Send the result of a voice operation and end the request."""
+
+    def is_cancelled(self) -> bool: ...
+
+
 class Status(Enum):
     """Stages of a stream. It holds a slot from RUNNING to DRAINING, and cache pages while RUNNING."""
 

@@ -4,17 +4,18 @@ import json
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
-from qwen3_tts_engine.core.streams import Sink
+from qwen3_tts_engine.core.streams import Caller
 from qwen3_tts_engine.engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
-from qwen3_tts_engine.frontend.sequences import SequencePosition, Sequences
+from qwen3_tts_engine.frontend.sequences import Sequences
 from qwen3_tts_engine.request import (
     LIST_SPEAKERS,
     Cancelled,
     InvalidRequest,
     RequestError,
+    SequencePosition,
     SpeechOptions,
     SynthesisRequest,
     Unavailable,
@@ -29,20 +30,6 @@ log = logging.getLogger("qwen3_tts")
 
 SPEAK = "speak"
 OPERATIONS = (SPEAK, *get_args(VoiceOperationName))
-
-
-class Caller(Sink, Protocol):
-    """A request's sink with its key, arrival time, voice replies and cancellation."""
-
-    key: str
-    """Unique; not chosen by the client."""
-    arrived: float
-    """perf_counter seconds."""
-
-    def reply(self, voices: list[str]) -> None:
-        """Send the result of a voice operation and end the request."""
-
-    def is_cancelled(self) -> bool: ...
 
 
 Begin = Callable[[SpeechOptions], None]

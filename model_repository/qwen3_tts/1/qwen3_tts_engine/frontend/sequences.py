@@ -12,19 +12,15 @@ from qwen3_tts_engine.core.streams import Sink, Summary
 from qwen3_tts_engine.engine.engine import Engine
 from qwen3_tts_engine.frontend.prompt_builder import PromptBuilder
 from qwen3_tts_engine.frontend.streamed_text import StreamedText
-from qwen3_tts_engine.request import Cancelled, InvalidRequest, RequestError, SpeechOptions, quoted
-
-SequenceId = int | str
-SEQUENCE_ID = "sequence_id"
-
-
-@dataclass(frozen=True)
-class SequencePosition:
-    """A request's position in its sequence."""
-
-    sequence_id: SequenceId
-    start: bool
-    last: bool
+from qwen3_tts_engine.request import (
+    SEQUENCE_ID,
+    Cancelled,
+    InvalidRequest,
+    RequestError,
+    SequenceId,
+    SpeechOptions,
+    quoted,
+)
 
 
 @dataclass(eq=False)

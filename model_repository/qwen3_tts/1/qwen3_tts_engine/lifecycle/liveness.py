@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import torch
 
 from qwen3_tts_engine.core.batches import Chunks
 from qwen3_tts_engine.interfaces import CallModel, CodecClient, ModelCall
@@ -39,7 +38,7 @@ class CallWatch:
     def watched(self, call_model: CallModel) -> CallModel:
         """`call_model`, watched."""
 
-        def watched(call: ModelCall) -> list[torch.Tensor]:
+        def watched(call: ModelCall) -> list[np.ndarray]:
             with self.call(call.model):
                 return call_model(call)
 

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 
+from qwen3_tts_engine.arguments import read_config
 from qwen3_tts_engine.core.streams import Summary
 from qwen3_tts_engine.interfaces import ModelCall
 from qwen3_tts_engine.lifecycle.logs import log_through
@@ -34,7 +34,8 @@ from qwen3_tts_engine.process.messages import (
 )
 from qwen3_tts_engine.process.pipe import Messages, Writer
 from qwen3_tts_engine.request import RequestError
-from qwen3_tts_engine.service import SWITCH_SECONDS, Service, read_config
+from qwen3_tts_engine.service import Service
+from qwen3_tts_engine.threads import SWITCH_SECONDS
 
 log = logging.getLogger("qwen3_tts")
 
@@ -43,7 +44,7 @@ CLOSE_SECONDS = 15.0
 
 
 class PipeCaller:
-    """dispatcher.Caller of a request that the other process accepted."""
+    """core.streams.Caller of a request that the other process accepted."""
 
     def __init__(self, key: str, arrived: float, writer: Writer, callers: dict[str, "PipeCaller"]) -> None:
         self.key, self.arrived = key, arrived
@@ -73,13 +74,11 @@ class RemoteModels:
         self._numbers = itertools.count()
         self._answers: dict[int, Future[list[np.ndarray]]] = {}
 
-    def call(self, call: ModelCall) -> list[torch.Tensor]:
-        """Its inputs are on the CPU."""
+    def call(self, call: ModelCall) -> list[np.ndarray]:
         number, future = next(self._numbers), Future[list[np.ndarray]]()
         self._answers[number] = future
-        arrays = {name: tensor.numpy() for name, tensor in call.inputs.items()}
-        self._control.send(CallOther(number, call.model, arrays, call.outputs, call.parameters))
-        return [torch.from_numpy(array).to(call.device) for array in future.result()]
+        self._control.send(CallOther(number, call.model, call.inputs, call.outputs, call.parameters))
+        return future.result()
 
     def answer(self, answer: Answer) -> None:
         future = self._answers.pop(answer.call)

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3_tts_engine.core.streams import Summary
-from qwen3_tts_engine.frontend.sequences import SequencePosition
 from qwen3_tts_engine.metrics import Readings
-from qwen3_tts_engine.request import RequestError
+from qwen3_tts_engine.request import RequestError, SequencePosition
 
 # Messages to the engine. Their end ends its process.
 

@@ -14,10 +14,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
-import torch
 
-from qwen3_tts_engine.frontend.dispatcher import Caller
-from qwen3_tts_engine.frontend.sequences import SequencePosition
+from qwen3_tts_engine.core.streams import Caller
 from qwen3_tts_engine.interfaces import CallModel, ModelCall
 from qwen3_tts_engine.metrics import Readings
 from qwen3_tts_engine.process.messages import (
@@ -36,7 +34,7 @@ from qwen3_tts_engine.process.messages import (
     Voices,
 )
 from qwen3_tts_engine.process.pipe import Messages, Writer
-from qwen3_tts_engine.request import RequestError, Unavailable
+from qwen3_tts_engine.request import RequestError, SequencePosition, Unavailable
 
 log = logging.getLogger("qwen3_tts")
 
@@ -192,9 +190,7 @@ class EngineProcess:
     def _call(self, call: CallOther) -> None:
         result: list[np.ndarray] | RequestError
         try:
-            inputs = {name: torch.from_numpy(array) for name, array in call.inputs.items()}
-            outputs = self._call_model(ModelCall(call.model, inputs, call.outputs, parameters=call.parameters))
-            result = [tensor.cpu().numpy() for tensor in outputs]
+            result = self._call_model(ModelCall(call.model, call.inputs, call.outputs, call.parameters))
         except RequestError as error:
             result = error
         except Exception as error:

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from qwen3_tts_engine.config import EngineConfig
 from qwen3_tts_engine.interfaces import CallModel, ModelCall
@@ -34,21 +32,19 @@ class ModelEncoder:
             return Voice(self._x_vector(samples))
         # Two models on the same recording, at the same time.
         x_vector = self._speakers.submit(self._x_vector, samples)
-        count = torch.tensor([[len(samples)]], dtype=torch.int32)
-        inputs = {encoders.AUDIO: torch.from_numpy(frames(samples))[None], encoders.NUM_SAMPLES: count}
+        count = np.array([[len(samples)]], np.int32)
+        inputs = {encoders.AUDIO: frames(samples)[None], encoders.NUM_SAMPLES: count}
         codes = self._call(encoders.CODEC_ENCODER, inputs, encoders.CODES)
-        return Voice(x_vector.result(), codes[0].numpy().copy())
+        return Voice(x_vector.result(), codes[0])
 
     def _x_vector(self, samples: np.ndarray) -> np.ndarray:
         """float32 [talker hidden]"""
-        mel = torch.from_numpy(log_mel(samples))[None]
-        vector = self._call(self._speaker_encoder, {encoders.MEL: mel}, encoders.X_VECTOR)
-        x_vector: np.ndarray = vector[0].numpy().copy()
+        mel = log_mel(samples)[None]
+        x_vector: np.ndarray = self._call(self._speaker_encoder, {encoders.MEL: mel}, encoders.X_VECTOR)[0]
         if not np.isfinite(x_vector).all():
             raise RequestError(f"{self._speaker_encoder}: returned a vector that is not finite")
         return x_vector
 
-    def _call(self, model: str, inputs: dict[str, Tensor], output: str) -> Tensor:
-        """The output, copied to the CPU."""
-        [tensor] = self._call_model(ModelCall(model, inputs, [output]))
-        return tensor.cpu()
+    def _call(self, model: str, inputs: dict[str, np.ndarray], output: str) -> np.ndarray:
+        [array] = self._call_model(ModelCall(model, inputs, [output]))
+        return array

@@ -9,11 +9,9 @@ import numpy as np
 import torch
 
 from qwen3_tts_engine.audio import SAMPLE_RATE, SAMPLES_PER_FRAME
-from qwen3_tts_engine.config import MAX_REFERENCE_SECONDS
+from qwen3_tts_engine.config import MAX_REFERENCE_RATE, MIN_REFERENCE_RATE
 from qwen3_tts_engine.request import InvalidRequest
 
-MIN_RATE, MAX_RATE = 8_000, 192_000
-MAX_SAMPLES = MAX_REFERENCE_SECONDS * MAX_RATE
 # The speaker encoder's reflection padding requires five mel frames; a codec frame has seven.
 MIN_SECONDS = SAMPLES_PER_FRAME / SAMPLE_RATE
 BEST_SECONDS = "3 to 10"
@@ -32,13 +30,6 @@ MAGNITUDE_FLOOR, MEL_FLOOR = 1e-9, 1e-5
 LINEAR_STEP, LOG_START, LOG_STEP = 200 / 3, 1000.0, math.log(6.4) / 27
 
 
-def copy_samples(samples: np.ndarray) -> np.ndarray:
-    """A copy, since the request's memory is freed before the encoders read it. Raises InvalidRequest for too many."""
-    if len(samples) > MAX_SAMPLES:
-        raise InvalidRequest("ref_audio", samples, f"at most {MAX_SAMPLES} samples")
-    return samples.copy()
-
-
 @dataclass(frozen=True, eq=False)
 class ReferenceAudio:
     """A validated recording: float32 [samples], mono, at `sample_rate` Hz."""
@@ -49,8 +40,8 @@ class ReferenceAudio:
     @classmethod
     def of(cls, samples: np.ndarray, sample_rate: int | None, max_seconds: float) -> "ReferenceAudio":
         """Raises InvalidRequest naming the field that is wrong."""
-        if sample_rate is None or not MIN_RATE <= sample_rate <= MAX_RATE:
-            allowed = f"the rate of ref_audio in Hz, {MIN_RATE} to {MAX_RATE}"
+        if sample_rate is None or not MIN_REFERENCE_RATE <= sample_rate <= MAX_REFERENCE_RATE:
+            allowed = f"the rate of ref_audio in Hz, {MIN_REFERENCE_RATE} to {MAX_REFERENCE_RATE}"
             raise InvalidRequest("ref_sample_rate", sample_rate, f"required: {allowed}")
         seconds = len(samples) / sample_rate
         found = f"{seconds:.3f} s at {sample_rate} Hz"

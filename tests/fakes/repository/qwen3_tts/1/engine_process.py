@@ -8,6 +8,7 @@ sys.path.insert(0, os.environ["PROJECT_ROOT"])
 import numpy as np
 import torch
 
+from qwen3_tts_engine.arguments import OWNER
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.client import Code2Wav
 from qwen3_tts_engine.codec.contract import RowCounts
@@ -15,7 +16,7 @@ from qwen3_tts_engine.codec.row_calls import RowCalls
 from qwen3_tts_engine.codec.rows import owner_key
 from qwen3_tts_engine.core.batches import Frames, Newcomer
 from qwen3_tts_engine.process import child
-from qwen3_tts_engine.service import OWNER, Service
+from qwen3_tts_engine.service import Service
 from tests.fakes.scripted import ScriptedRunner
 
 FATAL_SEED = 666
