@@ -17,6 +17,7 @@ from qwen3_tts_engine.talker.kernels.kernel_path import kernel_path
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Hidden
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, TorchRows
+from qwen3_tts_engine.talker.side_stream import SideStream
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.talker import Talker
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
@@ -223,7 +224,7 @@ def slot_state(talker: Talker, **sampling: float) -> SlotState:
 
 
 def test_the_text_tracker_agrees_with_pytorch() -> None:
-    check_kernels(DEVICE)
+    check_kernels(DEVICE, SideStream(DEVICE))
 
 
 SAMPLING = [

@@ -1,6 +1,9 @@
 """The text tracker of PyTorch against a filter in NumPy, and its kernels, in Triton's interpreter, against PyTorch."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +19,7 @@ from qwen3_tts_engine.talker.kv_cache import PagedCache
 from qwen3_tts_engine.talker.ops.interface import Hidden, Tracking
 from qwen3_tts_engine.talker.ops.torch_ops import TorchOps, norm_product, split_heads
 from qwen3_tts_engine.talker.ops.torch_tracking import TorchTracking
+from qwen3_tts_engine.talker.side_stream import SideStream
 from qwen3_tts_engine.talker.text_tracker import FLOOR, TextTracker
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 from tests.unit.talker.attention_case import layer, transformer_config
@@ -157,10 +161,24 @@ def test_attention_that_is_bound_to_it_observes_the_rows_that_it_computes() -> N
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the compiled kernels")
 def test_kernels_compute_what_pytorch_does() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    check_kernels(CPU)
+    check_kernels(CPU, OneStream())
 
 
-def check_kernels(device: torch.device) -> None:
+class OneStream(SideStream):
+    """Of a device without streams."""
+
+    def __init__(self) -> None:
+        pass
+
+    @contextmanager
+    def forked(self, read: Tensor) -> Iterator[None]:
+        yield
+
+    def join(self) -> None:
+        pass
+
+
+def check_kernels(device: torch.device, beside: SideStream) -> None:
     from qwen3_tts_engine.talker.ops.kernel_ops import KernelTracking
 
     case, expected = Case(device), Case(device)
@@ -173,7 +191,7 @@ def check_kernels(device: torch.device) -> None:
         wide = torch.cat([torch.cat([qkv, qkv]), qkv.new_zeros(2 * len(qkv), 3)], dim=1)
         tracking.observe(number, wide[:, : qkv.shape[1]], weights)
 
-    found = case.run(KernelTracking, observe)
+    found = case.run(partial(KernelTracking, beside=beside), observe)
     wanted = expected.run(TorchTracking, observe_queries(expected))
     for spoken, right in zip(found, wanted, strict=True):
         torch.testing.assert_close(spoken[:, 0], right[:, 0])

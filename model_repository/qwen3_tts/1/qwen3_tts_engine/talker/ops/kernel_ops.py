@@ -18,6 +18,7 @@ from qwen3_tts_engine.talker.kernels.linear import LANES, by_rows, carveout
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
 from qwen3_tts_engine.talker.ops.interface import Attention, Hidden
 from qwen3_tts_engine.talker.ops.products import Products, norms_itself
+from qwen3_tts_engine.talker.side_stream import SideStream
 from qwen3_tts_engine.talker.slot_state import SlotState
 from qwen3_tts_engine.talker.text_tracker import FLOOR, TextTracker
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
@@ -51,6 +52,7 @@ class KernelOps:
         self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         self._overlaps = path.overlaps
         self._launch = {"PDL": path.overlaps, "launch_pdl": path.overlaps}
+        self._beside = SideStream(device)
 
     def fold(self, norm: Tensor, weight: Tensor) -> NormLinear:
         return NormLinear(None, (weight.float() * norm.float()).to(weight.dtype))
@@ -135,7 +137,7 @@ class KernelOps:
     def tracking(
         self, tracker: TextTracker, state: SlotState, cache: PagedCache, slots: Tensor, positions: Tensor
     ) -> "KernelTracking":
-        return KernelTracking(tracker, state, cache, slots, positions)
+        return KernelTracking(tracker, state, cache, slots, positions, self._beside)
 
     def frame_attention(self, cache: FrameCache, start: int, count: int) -> Attention:
         config, key_heads = cache.config, cache.config.num_key_value_heads
@@ -255,13 +257,19 @@ class KernelRows:
 
 
 class KernelTracking:
-    """interface.Tracking; rows of slots without word times cost an empty program each."""
+    """interface.Tracking, beside the layers; rows of slots without word times cost an empty program each."""
 
     def __init__(
-        self, tracker: TextTracker, state: SlotState, cache: PagedCache, slots: Tensor, positions: Tensor
+        self,
+        tracker: TextTracker,
+        state: SlotState,
+        cache: PagedCache,
+        slots: Tensor,
+        positions: Tensor,
+        beside: SideStream,
     ) -> None:
         self._tracker, self._state, self._cache = tracker, state, cache
-        self._slots, self._positions = slots, positions
+        self._slots, self._positions, self._beside = slots, positions, beside
         shape = (len(slots), len(tracker.heads), tracker.max_tokens)
         self._scores = torch.empty(shape, dtype=torch.float32, device=slots.device)
 
@@ -269,8 +277,17 @@ class KernelTracking:
         """Products of a layer for queries, keys and values, [rows or more, ...]; its keys are stored."""
         if (heads := self._tracker.layers.get(layer)) is None:
             return
+        with self._beside.forked(qkv):
+            self._score(heads, qkv, weights, self._cache.data[layer, 0])
+            if layer == max(self._tracker.layers):
+                self._move()
+
+    def finish(self) -> None:
+        self._beside.join()
+
+    def _score(self, heads: Tensor, qkv: Tensor, weights: LayerWeights, keys: Tensor) -> None:
         cache, state, config = self._cache, self._state, self._cache.config
-        memory = (weights.q_norm, cache.cos, cache.sin, cache.data[layer, 0], cache.page_table)
+        memory = (weights.q_norm, cache.cos, cache.sin, keys, cache.page_table)
         rows = (self._slots, self._positions, state.text, heads, self._scores)
         numbers = (qkv.stride(0), cache.page_table.stride(0), state.frame.stride(0), self._tracker.max_tokens)
         text_position.text_scores_kernel[(len(self._slots), len(heads))](
@@ -278,7 +295,7 @@ class KernelTracking:
             **_heads(config), PAGE=cache.page_size, NUM_HEADS=len(self._tracker.heads), BLOCK=text_position.TOKENS,
         )  # fmt: skip
 
-    def finish(self) -> None:
+    def _move(self) -> None:
         tracker, state = self._tracker, self._state
         fields = (self._slots, self._positions, state.text, state.spoken)
         block = triton.next_power_of_2(tracker.max_tokens)
