@@ -99,7 +99,6 @@ class GraphTalkerRunner(TalkerRunner):
         alone = (self._codes, self._steps, self._prefills, self._openings, self._entries)
         tracked = (self._tracked_steps,) if self._tracker else ()
         capture_in_order([*alone, *tracked, *self._joints.values()], self._capture, progress)
-        torch.cuda.empty_cache()  # left by the runs before capture
         self._joints = {count: joint for count, joint in self._joints.items() if count in self._steps.captured}
 
     @torch.inference_mode()
@@ -197,8 +196,6 @@ class GraphTalkerRunner(TalkerRunner):
 
     def _capture(self, padding: Sequence[np.ndarray], run: Run) -> TickGraph:
         with torch.inference_mode():
-            run(*(torch.from_numpy(rows).to(self._device) for rows in padding))
-            torch.cuda.synchronize()
             graph = TickGraph(padding, run, self._device, self._pool)
             self._pool = graph.pool
             return graph

@@ -55,10 +55,7 @@ class TickGraph:
     """
 
     def __init__(self, padding: Sequence[np.ndarray], run: Run, device: torch.device, pool: Any):
-        """`padding` is the content of each input's unused rows, int64 [rows, ...].
-
-        `run` must have run once before, to build its kernels.
-        """
+        """`padding` is the content of each input's unused rows, int64 [rows, ...]."""
         unused = np.concatenate([rows.ravel() for rows in padding])
         # Kept: asking for the current stream takes as long as a record.
         self.stream = torch.cuda.current_stream()
@@ -66,7 +63,8 @@ class TickGraph:
         self._hosts = cycle([HostInputs(block, padding, self.stream) for block in blocks])
         self._block = torch.from_numpy(unused).to(device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        # Kernels are loaded, or built, while they are captured: "relaxed" permits that.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="relaxed"):
             self._output = run(*split_like(self._block, padding))
         # Runs padding only. The first replay uploads the graph to the device, which otherwise delays a first request.
         graph.replay()
