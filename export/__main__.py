@@ -18,9 +18,10 @@ from export.forms.onnx_form import ONNX
 from export.forms.python_form import PYTHON
 from export.forms.tensorrt_form import tensorrt_form
 from export.model_folder import VERSION, ExportError
+from export.reference_voice import reference_voice
 from export.tensorrt.api import PLUGIN_LIBRARY
 from export.tensorrt.process import DEFAULTS, TENSORRT_PYTHON, PlanError, TensorRtSettings
-from qwen3_tts_engine.checkpoint.alignment import ALIGNMENT
+from qwen3_tts_engine.checkpoint.alignment import alignment_file
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
 from qwen3_tts_engine.config import MAIN_MODEL
@@ -80,16 +81,15 @@ def _export(checkpoint: Checkpoint, repository: Path, form: Form, force: bool) -
 
 
 def _choose_heads(checkpoint: Checkpoint, folder: Path, force: bool) -> None:
-    path = folder / ALIGNMENT
-    if checkpoint.config.tts_model_type == "base":
-        typer.echo("word times: not for a Base checkpoint, which speaks only as a reference does")
-        return
+    path = alignment_file(folder, checkpoint.talker_digest)
     if not force and is_alignment_current(checkpoint, folder):
         typer.echo(f"{path}: up to date with {checkpoint.folder}; --force chooses its heads again")
         return
     with Progress() as progress:
         task = progress.add_task("choose the heads of word times", total=None)
-        alignment, reports = choose_heads(checkpoint, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        voice = reference_voice(checkpoint) if checkpoint.config.tts_model_type == "base" else None
+        alignment, reports = choose_heads(checkpoint, device, voice)
         progress.update(task, total=1, completed=1)
     folder.mkdir(parents=True, exist_ok=True)
     alignment.write(folder)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from qwen3_tts_engine.talker.ops.torch_tracking import TorchTracking
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.talker.talker import Talker
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
+from qwen3_tts_engine.voice import Voice
 
 SENTENCES = {
     "english": (
@@ -111,13 +113,15 @@ def is_current(checkpoint: Checkpoint, folder: Path) -> bool:
         return False
 
 
-def choose_heads(checkpoint: Checkpoint, device: torch.device) -> tuple[Alignment, list[LayoutReport]]:
-    """The heads of each layout. The checkpoint must speak without a reference."""
+def choose_heads(
+    checkpoint: Checkpoint, device: torch.device, voice: Voice | None = None
+) -> tuple[Alignment, list[LayoutReport]]:
+    """The heads of each layout. A Base checkpoint speaks in the `voice`."""
     recorder = AttentionRecorder()
     tensors = MovedTensors(load_tensors(checkpoint.path(WEIGHTS), talker_shapes(checkpoint.config)), device)
     talker = Talker(checkpoint.config.talker_config, tensors, recorder)
     predictor = CodePredictor(talker, tensors, recorder)
-    requests = _requests(checkpoint)
+    requests = _requests(checkpoint, voice)
     streams = list[Stream]()
     for layout in LAYOUTS:
         prompts = PromptBuilder(checkpoint, EngineConfig(checkpoint=str(checkpoint.folder), text_layout=layout))
@@ -293,12 +297,17 @@ def speak(runner: TalkerRunner, recorder: AttentionRecorder, streams: Sequence[S
         yield Spoken(seen, max(0, prompt.text_at + prompt.num_spoken + 1 - len(prompt)))
 
 
-def _requests(checkpoint: Checkpoint) -> list[tuple[str, SynthesisRequest]]:
+def _requests(checkpoint: Checkpoint, voice: Voice | None) -> list[tuple[str, SynthesisRequest]]:
     """Language and request of each sentence, the main language first."""
     config, known = checkpoint.config, checkpoint.config.talker_config.codec_language_id
     languages = [language for language in SENTENCES if language in known] or [MAIN_LANGUAGE]
     speaker = min(config.talker_config.spk_id, default=None)
-    fields = {"speaker": speaker} if config.tts_model_type == "custom_voice" else {"instruct": DESIGN}
+    by_type: dict[str, dict[str, Any]] = {
+        "custom_voice": {"speaker": speaker},
+        "voice_design": {"instruct": DESIGN},
+        "base": {"voice": "reference", "cloned": voice},
+    }
+    fields = by_type[config.tts_model_type]
     return [
         (language, SynthesisRequest.of({"text": text, "language": language if known else AUTO, "seed": seed} | fields))
         for language in languages

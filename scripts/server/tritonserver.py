@@ -35,7 +35,7 @@ READY = "qwen3_tts_ready"
 NO_METRICS = re.compile(r"--allow-metrics[= ](false|0|off|no)\b", re.IGNORECASE)
 # Files that a developer may have built in the model repository.
 BUILT = (
-    "__pycache__", "model.onnx*", "model.safetensors", "golden.safetensors", "model.json", "alignment.json",
+    "__pycache__", "model.onnx*", "model.safetensors", "golden.safetensors", "model.json", "alignment-*.json",
     "*_encoder*",
 )  # fmt: skip
 

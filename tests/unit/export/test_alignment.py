@@ -20,9 +20,12 @@ from export.alignment import (
     mean_scores,
     report,
 )
-from qwen3_tts_engine.checkpoint.alignment import ALIGNMENT, LAYOUTS, Alignment, TextLayout
+from export.reference_voice import reference_voice
+from qwen3_tts_engine.checkpoint.alignment import LAYOUTS, Alignment, TextLayout, alignment_file
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
+from tests.conftest import CheckpointOf
+from tests.unit.talker.demo_clone import base_checkpoint, clone
 
 DEMO = Path(__file__).parents[3] / "scripts" / "demo_voice" / "tiny-speaking"
 FRAMES, LAYERS, HEADS, TOKENS = 40, 3, 4, 12
@@ -118,6 +121,28 @@ def test_heads_of_the_demo_voice(demo: tuple[Alignment, dict[str, str]]) -> None
         assert reports[layout].startswith(f"{layout}: L2H")
 
 
+def test_a_base_checkpoint_with_the_same_talker_has_the_same_heads(tmp_path: Path) -> None:
+    """In the context of a reference, and by an x-vector alone."""
+    checkpoint, voice = base_checkpoint(tmp_path), clone()
+    for cloned in (voice, voice.alone()):
+        alignment, _ = choose_heads(checkpoint, CPU, cloned)
+        for layout in LAYOUTS:
+            found = alignment.layouts[layout]
+            assert {(2, 0), (2, 1), (2, 3)} <= set(found.heads) <= {(2, 0), (2, 1), (2, 3), (3, 1)}
+            assert found.scores["english"] > 0.6
+
+
+def test_the_reference_is_encoded_in_context(checkpoint_of: CheckpointOf) -> None:
+    checkpoint = Checkpoint.open(str(checkpoint_of("base")))
+    voice = reference_voice(checkpoint)
+    assert voice.x_vector.shape == (checkpoint.config.talker_config.hidden_size,)
+    assert voice.codes is not None
+    assert voice.codes.shape == (44, 16)
+    assert voice.codes.std(axis=0).all()
+    assert voice.text is not None
+    assert 15 * 3.52 < len(voice.text) < 20 * 3.52, "characters, at 15 to 20 a second"
+
+
 def test_an_alignment_is_that_of_its_checkpoint(
     demo: tuple[Alignment, dict[str, str]], tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -126,8 +151,11 @@ def test_an_alignment_is_that_of_its_checkpoint(
     alignment.write(tmp_path)
     assert Alignment.read(tmp_path, Checkpoint.open(str(DEMO))) == alignment
     assert Alignment.read(tmp_path, other) is None
-    (tmp_path / ALIGNMENT).write_text("{}")
-    with pytest.raises(CheckpointError, match=r"alignment\.json.*run `python -m export` again"):
+    (other_heads := alignment.model_copy(update={"talker_digest": other.talker_digest})).write(tmp_path)
+    assert Alignment.read(tmp_path, other) == other_heads
+    assert Alignment.read(tmp_path, Checkpoint.open(str(DEMO))) == alignment
+    alignment_file(tmp_path, other.talker_digest).write_text("{}")
+    with pytest.raises(CheckpointError, match=r"alignment-.*\.json.*run `python -m export` again"):
         Alignment.read(tmp_path, other)
 
 

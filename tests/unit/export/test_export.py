@@ -49,7 +49,7 @@ def run(checkpoint: Path, repository: Path, *options: str) -> tuple[int, str]:
 def _no_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny checkpoints have none, which takes seconds to find out (test_alignment.py)."""
 
-    def none(checkpoint: Checkpoint, device: torch.device) -> tuple[Alignment, list[LayoutReport]]:
+    def none(checkpoint: Checkpoint, *_: object) -> tuple[Alignment, list[LayoutReport]]:
         return Alignment(talker_digest=checkpoint.talker_digest, layouts={}), []
 
     monkeypatch.setattr(cli, "choose_heads", none)

@@ -20,7 +20,9 @@ from qwen3_tts_engine.talker.graph_runner import MIN_JOINT_FRAMES
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.runner import TalkerRunner
 from qwen3_tts_engine.talker.text_tracker import BLOCK
+from qwen3_tts_engine.voice import Voice
 from tests.fakes.scripted import Listener
+from tests.unit.talker.demo_clone import base_checkpoint, clone
 from tests.unit.talker.test_graph_rows import as_graph_runner
 from tests.unit.talker.test_joint_frames import EagerGraphRunner
 
@@ -57,10 +59,18 @@ class Speaking:
         self.runner = load_runner(self.checkpoint, config("full", kernels, slots), device, ALIGNMENT)
 
     def newcomer(
-        self, slot: int, layout: TextLayout = "full", text: str = TEXT, *, word_times: bool = True, **fields: Any
+        self,
+        slot: int,
+        layout: TextLayout = "full",
+        text: str = TEXT,
+        *,
+        word_times: bool = True,
+        voice: Voice | None = None,
+        **fields: Any,
     ) -> Newcomer:
         prompts = PromptBuilder(self.checkpoint, config(layout, "off"), ALIGNMENT)
-        request = {"text": text, "speaker": "vivian", "language": "english", "seed": 2, "word_times": word_times}
+        request = {"text": text, "language": "english", "seed": 2, "word_times": word_times}
+        request |= {"voice": "any", "cloned": voice} if voice else {"speaker": "vivian"}
         stream = prompts.stream(SynthesisRequest.of(request), Listener(), str(slot))
         pages = self.runner.limits.num_pages // self.runner.limits.num_slots
         return Newcomer(stream, slot, list(range(slot * pages, (slot + 1) * pages)), **fields)
@@ -102,6 +112,21 @@ def test_a_position_passes_from_the_first_token_to_the_end(graphs: Speaking, lay
     assert (np.diff(spoken[:, 0]) <= 3).all()
     assert spoken[-1, 0] >= tokens - 1
     assert spoken[1:, 1].mean() / MILLION > MIN_CONFIDENCE + 0.15
+
+
+@pytest.mark.parametrize("layout", ["full", "streaming"])
+def test_a_position_passes_through_the_text_after_that_of_a_reference(
+    graphs: Speaking, layout: TextLayout, tmp_path: Path
+) -> None:
+    cloned = Speaking.__new__(Speaking)
+    cloned.checkpoint, cloned.runner = base_checkpoint(tmp_path), graphs.runner
+    newcomer = cloned.newcomer(0, layout, voice=clone())
+    cloned.begin(newcomer)
+    spoken, tokens = cloned.spoken([0]), newcomer.stream.prompt.num_spoken
+    assert spoken[0].tolist() == [0, NONE]
+    assert (np.diff(spoken[:, 0]) >= 0).all()
+    assert spoken[-1, 0] >= tokens - 1
+    assert spoken[1:, 1].mean() / MILLION > MIN_CONFIDENCE + 0.1
 
 
 @pytest.mark.parametrize("layout", ["full", "streaming"])

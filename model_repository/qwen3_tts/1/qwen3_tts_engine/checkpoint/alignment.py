@@ -1,4 +1,4 @@
-"""The talker's attention heads that follow the text: alignment.json beside the talker's model.py."""
+"""The talker's attention heads that follow the text: a file for each checkpoint, beside the talker's model.py."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, get_args
@@ -11,9 +11,13 @@ if TYPE_CHECKING:
     # Imports PyTorch, which the process that Triton calls does without.
     from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 
-ALIGNMENT = "alignment.json"
 TextLayout = Literal["full", "streaming"]
 LAYOUTS: tuple[TextLayout, ...] = get_args(TextLayout)
+
+
+def alignment_file(folder: Path, talker_digest: str) -> Path:
+    """The file in a version folder, which models of several checkpoints may share (scripts/server/add_model.py)."""
+    return folder / f"alignment-{talker_digest[:12]}.json"
 
 
 class AlignmentHeads(BaseModel):
@@ -37,7 +41,7 @@ class Alignment(BaseModel):
     @classmethod
     def read(cls, folder: Path, checkpoint: "Checkpoint") -> Self | None:
         """This checkpoint's heads, if they have been chosen in a version folder; raises CheckpointError."""
-        path = folder / ALIGNMENT
+        path = alignment_file(folder, checkpoint.talker_digest)
         if not path.is_file():
             return None
         try:
@@ -47,4 +51,5 @@ class Alignment(BaseModel):
         return found if found.talker_digest == checkpoint.talker_digest else None
 
     def write(self, folder: Path) -> None:
-        (folder / ALIGNMENT).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        path = alignment_file(folder, self.talker_digest)
+        path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
