@@ -35,10 +35,14 @@ if TYPE_CHECKING:
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 # ONNX Runtime reads it at import, too.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+# Servers read it: threads that wait would take the core of the other worker.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if not torch.cuda.is_available():
     # Triton reads the variable at import.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Tiny operations gain nothing from a second thread and wait for it on a busy machine.
+torch.set_num_threads(1)
 # Other load on the machine must not fail a test.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -100,9 +104,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=4))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    """Tiny operations gain nothing from a second thread and wait for it on a busy machine."""
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models that a test loads in this process set their own number."""
+    yield
     torch.set_num_threads(1)
 
 
