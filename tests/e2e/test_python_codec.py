@@ -107,14 +107,16 @@ def open_stream(caller: Caller) -> SequenceStream:
 
 
 def processes_of(caller: Caller) -> list[psutil.Process]:
-    processes = psutil.Process(caller.server.pid).children(recursive=True)
+    processes: list[psutil.Process] = psutil.Process(caller.server.pid).children(recursive=True)
     assert len(processes) == 5, "two stubs with a guard each, and the engine"
     return processes
 
 
 def alive_of(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those that outlive their server."""
-    return psutil.wait_procs(processes, timeout=60)[1]
+    alive: list[psutil.Process]
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    return alive
 
 
 def test_killed_engine_ends_every_stream_and_the_server(
