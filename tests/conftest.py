@@ -35,10 +35,14 @@ if TYPE_CHECKING:
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 # ONNX Runtime reads it at import, too.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+# Servers read it: threads that wait would take the core of the other worker.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if not torch.cuda.is_available():
     # Triton reads the variable at import.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Tiny operations gain nothing from a second thread and wait for it on a busy machine.
+torch.set_num_threads(1)
 # Other load on the machine must not fail a test.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -48,41 +52,44 @@ CheckpointOf = Callable[[ModelType], Path]
 KEPT_SECONDS = 7 * 24 * 3600
 Once = Callable[[str, Callable[[Path], None]], Path]
 
-# The files that take longest, longest first: a worker that began one of them last would leave the others idle.
+# The files that take longest, about longest first: a worker that began one of them last would leave the others idle.
+# Those that mostly wait for servers come beside those that compute.
 LONGEST_FILES = (
-    "e2e/test_voices.py",
-    "e2e/test_word_times.py",
-    "e2e/test_python_encoders.py",
     "e2e/test_deaths.py",
-    "e2e/test_readme.py",
+    "e2e/test_word_times.py",
+    "e2e/test_voices.py",
     "e2e/test_drain.py",
+    "e2e/test_python_encoders.py",
     "e2e/test_python_codec.py",
-    "unit/export/test_encoder_program.py",
-    "unit/export/test_tensorrt_form.py",
-    "e2e/test_codec_proof.py",
-    "unit/talker/test_proof.py",
-    "oracle/test_synthetic_checkpoint.py",
     "e2e/test_fleet.py",
-    "oracle/test_talker.py",
+    "unit/export/test_encoder_program.py",
+    "e2e/test_codec_proof.py",
     "e2e/test_bench_stub.py",
-    "oracle/test_clone_talker.py",
-    "e2e/test_exposure.py",
-    "e2e/test_streams.py",
-    "unit/export/test_export.py",
-    "unit/talker/test_text_positions.py",
-    "unit/code2wav_step/test_kernels.py",
-    "e2e/test_gateway_words.py",
-    "e2e/test_refuses_to_start.py",
+    "oracle/test_synthetic_checkpoint.py",
     "oracle/test_streamed_text.py",
-    "e2e/test_gateway.py",
-    "unit/code2wav_step/test_step.py",
+    "e2e/test_exposure.py",
+    "e2e/test_readme.py",
+    "e2e/test_gateway_words.py",
+    "oracle/test_talker.py",
     "unit/server/fleet/test_fleet.py",
-    "e2e/test_code2wav.py",
-    "unit/export/test_alignment.py",
-    "unit/process/test_engine_process.py",
-    "e2e/test_speech.py",
+    "oracle/test_clone_talker.py",
+    "unit/server/test_supervisor.py",
+    "unit/scheduling/test_paging.py",
+    "e2e/test_streams.py",
+    "e2e/test_gateway.py",
+    "unit/talker/test_onnx_runner.py",
+    "unit/talker/test_prefix_cache.py",
+    "unit/code2wav_step/test_kernels.py",
     "e2e/test_measuring.py",
-    "unit/frontend/test_text_pieces.py",
+    "e2e/test_code2wav.py",
+    "e2e/test_speech.py",
+    "e2e/test_doctor.py",
+    "unit/voices/test_postgres_store.py",
+    "e2e/test_streamed_text.py",
+    "unit/process/test_engine_process.py",
+    "unit/talker/test_text_positions.py",
+    "e2e/test_streamed_clone.py",
+    "unit/export/test_tensorrt_form.py",
 )
 
 
@@ -100,9 +107,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=4))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    """Tiny operations gain nothing from a second thread and wait for it on a busy machine."""
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models that a test loads in this process set their own number."""
+    yield
     torch.set_num_threads(1)
 
 

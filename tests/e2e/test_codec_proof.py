@@ -109,6 +109,8 @@ def test_codec_that_differs_with_when_dead_stay_rejects_every_request(
             assert str(caller.speak().error).startswith(f"UNAVAILABLE: {DIFFERS}")
 
 
+# All servers with scripted models are without it.
+@pytest.mark.long
 def test_codec_that_differs_is_served_without_the_comparison(
     repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -120,6 +122,7 @@ def test_codec_that_differs_is_served_without_the_comparison(
         assert not lines(tmp_path, "code2wav agrees")
 
 
+@pytest.mark.long
 def test_missing_golden_cases_prevent_start(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     golden = repository / "code2wav" / "1" / GOLDEN
     golden.unlink()
@@ -131,6 +134,7 @@ def test_missing_golden_cases_prevent_start(repository: Path, tiny_checkpoint: P
     assert lines(tmp_path, f"{golden}: missing; `python -m export` of the checkpoint writes it beside the codec")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_loaded_is_enough")
 def test_codec_that_is_not_loaded_ends_the_server(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     short_wait = environment(tiny_checkpoint, CODEC_WAIT_SECONDS="0.5")

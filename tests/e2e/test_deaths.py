@@ -134,11 +134,11 @@ def test_streams_that_hang_end_the_server(server: TritonServer) -> None:
 def test_a_busy_server_is_left_alone(
     scripted_repository: Path, scripted_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Eight endless loops beside the streams, for longer than the check waits for an answer."""
+    """Eight endless loops beside the streams, for longer than the check waits for an answer: 10 s of frames."""
     with serve(scripted_repository, tmp_path, scripted_environment) as server:
         loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
         try:
-            with streams_in_flight(server, max_frames=2000) as in_flight, stream_check(server) as check:
+            with streams_in_flight(server, max_frames=1000) as in_flight, stream_check(server, "--deadline=6") as check:
                 assert all(future.result(PATIENCE * 5).error is None for future in in_flight)
                 assert check.poll() is None
                 check.terminate()
@@ -146,11 +146,6 @@ def test_a_busy_server_is_left_alone(
             for loop in loops:
                 loop.kill()
         assert server.poll() is None
-
-
-def test_regular_shutdown_does_not_trigger_the_guard(server: TritonServer, tmp_path: Path) -> None:
-    assert server.stop() == 0
-    assert "guard" not in read_log(tmp_path)
 
 
 def test_launcher_restarts_a_dead_server(

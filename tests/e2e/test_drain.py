@@ -158,16 +158,13 @@ def test_a_client_that_holds_its_stream_open_delays_the_end_by_seconds(server: L
     assert time.monotonic() - began < NOTICE_SECONDS + END_SECONDS + EXIT_SECONDS + 5
 
 
-@pytest.mark.parametrize("is_streaming", [False, True])
-def test_a_signal_to_tritonserver_ends_it_for_good(server: Launched, is_streaming: bool) -> None:
+def test_a_signal_to_tritonserver_ends_it_for_good(server: Launched) -> None:
     [triton] = [p for p in psutil.Process(server.process.pid).children() if p.name() == "tritonserver"]
     with ThreadPoolExecutor(1) as pool:
-        if is_streaming:
-            stream = pool.submit(server.caller.speak, seed=3, max_frames=4000)
-            eventually(lambda: server.caller.metric("qwen3_tts_requests_open") == 1)
+        stream = pool.submit(server.caller.speak, seed=3, max_frames=4000)
+        eventually(lambda: server.caller.metric("qwen3_tts_requests_open") == 1)
         triton.terminate()
         began = time.monotonic()
-        if is_streaming:
-            assert str(stream.result(PATIENCE).error).startswith("UNAVAILABLE")
+        assert str(stream.result(PATIENCE).error).startswith("UNAVAILABLE")
     assert server.process.wait(PATIENCE) == 0
     assert time.monotonic() - began < EXIT_SECONDS + 5

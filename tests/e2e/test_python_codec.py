@@ -106,16 +106,30 @@ def open_stream(caller: Caller) -> SequenceStream:
     return stream
 
 
+def processes_of(caller: Caller) -> list[psutil.Process]:
+    processes: list[psutil.Process] = psutil.Process(caller.server.pid).children(recursive=True)
+    assert len(processes) == 5, "two stubs with a guard each, and the engine"
+    return processes
+
+
+def alive_of(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that outlive their server."""
+    alive: list[psutil.Process]
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    return alive
+
+
 def test_killed_engine_ends_every_stream_and_the_server(
     repository: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     with serving(repository, tmp_path, tiny_checkpoint) as caller:
         stub = psutil.Process(stub_pid(caller.server, "qwen3_tts"))
         [engine] = [child for child in stub.children() if "engine_process.py" in " ".join(child.cmdline())]
-        stream = open_stream(caller)
+        processes, stream = processes_of(caller), open_stream(caller)
         engine.kill()
         assert caller.server.wait(60) == -signal.SIGKILL
         stream.finish()
+        assert not alive_of(processes)
     assert "UNAVAILABLE: the engine's process ended with exit code -9" in str(stream.errors)
     assert (
         "guard: qwen3_tts: its engine died; ending tritonserver with SIGKILL" in (tmp_path / "server.log").read_text()
@@ -123,21 +137,19 @@ def test_killed_engine_ends_every_stream_and_the_server(
 
 
 def test_all_processes_end_with_their_server(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with serving(repository, tmp_path, tiny_checkpoint) as caller:
-            processes = psutil.Process(caller.server.pid).children(recursive=True)
-            assert len(processes) == 5, "two stubs with a guard each, and the engine"
-            os.kill(caller.server.pid, number)
-            _, alive = psutil.wait_procs(processes, timeout=60)
-            assert not alive
+    with serving(repository, tmp_path, tiny_checkpoint) as caller:
+        processes = processes_of(caller)
+        caller.server.stop()
+        assert not alive_of(processes)
 
 
 def test_killed_codec_ends_every_stream_and_the_server(repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     with serving(repository, tmp_path, tiny_checkpoint) as caller:
-        stream = open_stream(caller)
+        processes, stream = processes_of(caller), open_stream(caller)
         os.kill(stub_pid(caller.server, "code2wav"), signal.SIGKILL)
         assert caller.server.wait(60) == -signal.SIGKILL
         stream.finish()
+        assert not alive_of(processes)
     assert stream.ends == []
     log = (tmp_path / "server.log").read_text()
     assert "guard: code2wav: its process died; ending tritonserver with SIGKILL" in log

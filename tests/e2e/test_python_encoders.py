@@ -92,10 +92,14 @@ def test_killed_encoder_ends_the_request_and_the_server(
     assert f"guard: {model}: its process died; ending tritonserver with SIGKILL" in log
 
 
-def test_server_names_a_missing_program(repository: Path, checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
+def test_server_names_a_missing_encoder_and_a_missing_program(
+    repository: Path, checkpoint_of: CheckpointOf, tmp_path: Path
+) -> None:
     incomplete = shutil.copytree(repository, tmp_path / "model_repository", symlinks=True)
+    shutil.rmtree(incomplete / "speaker_encoder")
     (incomplete / "codec_encoder" / "1" / PROGRAM.filename).unlink()
     with pytest.raises(ServerError, match="tritonserver ended"), serving(incomplete, checkpoint_of("base"), tmp_path):
         pass
     log = (tmp_path / "server.log").read_text()
     assert "codec_encoder/1/model.pt2: missing; `python -m export --form python` writes it" in log
+    assert "speaker_encoder/1/model.json: missing; `python -m export` of the checkpoint writes it" in log

@@ -132,6 +132,7 @@ def test_log_names_the_invalid_file(
     assert message in (tmp_path / "server" / "server.log").read_text()
 
 
+@pytest.mark.long
 def test_invalid_setting_prevents_start(scripted_repository: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     environment = {"QWEN3_TTS_CHECKPOINT": str(tiny_checkpoint), "QWEN3_TTS_MAX_STREAMS": "none"}
     with pytest.raises(ServerError), serve(scripted_repository, tmp_path, environment, TALKER_ONLY):
@@ -149,6 +150,7 @@ def test_log_names_a_misspelled_variable(scripted_repository: Path, tmp_path: Pa
     assert log.count("is no setting") == 1
 
 
+@pytest.mark.long
 def test_two_talker_instances_prevent_start(tiny_checkpoint: Path, tmp_path: Path) -> None:
     repository = copy_repository(tmp_path / "model_repository", fakes=True)
     config = repository / "qwen3_tts" / "config.pbtxt"

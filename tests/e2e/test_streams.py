@@ -146,6 +146,7 @@ def test_shutdown_ends_every_stream_in_flight(
             in_flight = [pool.submit(caller.speak, seed=i, max_frames=300) for i in range(8)]
             eventually(lambda: caller.metric("qwen3_tts_requests_running") == 8)
             assert server.stop() == 0
+        assert "guard" not in (tmp_path / "server.log").read_text()
         for seed, received in enumerate(future.result() for future in in_flight):
             if received.error is None:
                 assert_own_frames(received, seed, 300)

@@ -1,7 +1,6 @@
 """Cloned, registered and designed voices through tritonserver, compared with the package qwen-tts."""
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from qwen3_tts_client.errors import SpeechError
 from qwen3_tts_client.wav import WavWriter, read_recording
 from scripts.server.tritonserver import TritonServer
 from tests.conftest import CheckpointOf
-from tests.e2e.serving import ROOT, Caller, copy_repository, eventually, repository_with, serve
+from tests.e2e.serving import ROOT, Caller, eventually, repository_with, serve
 from tests.e2e.test_http import generate_stream
 from tests.e2e.test_streamed_text import SequenceStream
 from tests.oracle.reference import clone_voice, load_processor, load_reference, reference_generate
@@ -38,6 +37,11 @@ def repository(tiny_base_models: Path, tmp_path_factory: pytest.TempPathFactory)
     return repository_with(tiny_base_models, tmp_path_factory.mktemp("voices"))
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
 @contextmanager
 def serving(repository: Path, checkpoint: Path, folder: Path, **settings: str) -> Iterator[TritonServer]:
     environment = {"QWEN3_TTS_CHECKPOINT": str(checkpoint), "QWEN3_TTS_VOICES_FOLDER": str(folder / "store")}
@@ -47,11 +51,21 @@ def serving(repository: Path, checkpoint: Path, folder: Path, **settings: str) -
 
 
 @pytest.fixture(scope="module")
-def caller(repository: Path, checkpoint_of: CheckpointOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
-    with (
-        serving(repository, checkpoint_of("base"), tmp_path_factory.mktemp("server")) as server,
-        Caller(server) as caller,
-    ):
+def caller(
+    repository: Path, checkpoint_of: CheckpointOf, store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Caller]:
+    folder, settings = tmp_path_factory.mktemp("server"), {"voices_folder": str(store)}
+    with serving(repository, checkpoint_of("base"), folder, **settings) as server, Caller(server) as caller:
+        yield caller
+
+
+@pytest.fixture(scope="module")
+def later_caller(
+    repository: Path, checkpoint_of: CheckpointOf, store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Caller]:
+    """Of a server that starts on the same voices, as after the first one has died."""
+    folder, settings = tmp_path_factory.mktemp("later"), {"voices_folder": str(store), "max_voices": "1"}
+    with serving(repository, checkpoint_of("base"), folder, **settings) as server, Caller(server) as caller:
         yield caller
 
 
@@ -230,20 +244,17 @@ def test_stereo_reference_is_rejected_with_its_shape(caller: Caller) -> None:
     assert "[100,2]" in message
 
 
-def test_voices_persist_across_restart_and_max_voices_is_enforced(
-    repository: Path, checkpoint_of: CheckpointOf, tmp_path: Path
-) -> None:
-    base = checkpoint_of("base")
-    with serving(repository, base, tmp_path) as server, Caller(server) as caller:
-        caller.operate("register_voice", "anna", **IN_CONTEXT)
-        before = caller.speak(**greedy(voice="anna"))
-    with serving(repository, base, tmp_path, max_voices="1") as server, Caller(server) as caller:
-        assert [voice["name"] for voice in caller.operate("list_voices")] == ["anna"]
-        assert_same(caller.speak(**greedy(voice="anna")).samples, before.samples)
-        with pytest.raises(SpeechError, match="1 voices are registered, max_voices allows no more"):
-            caller.operate("register_voice", "bert", **IN_CONTEXT)
-        with pytest.raises(SpeechError, match="already registered"):
-            caller.operate("register_voice", "anna", **X_VECTOR)
+def test_voices_persist_and_max_voices_is_enforced(caller: Caller, request: pytest.FixtureRequest) -> None:
+    caller.operate("register_voice", "anna", **IN_CONTEXT)
+    before = caller.speak(**greedy(voice="anna"))
+    later: Caller = request.getfixturevalue("later_caller")
+    assert [voice["name"] for voice in later.operate("list_voices")] == ["anna"]
+    assert_same(later.speak(**greedy(voice="anna")).samples, before.samples)
+    with pytest.raises(SpeechError, match="1 voices are registered, max_voices allows no more"):
+        later.operate("register_voice", "bert", **IN_CONTEXT)
+    with pytest.raises(SpeechError, match="already registered"):
+        later.operate("register_voice", "anna", **X_VECTOR)
+    later.operate("delete_voice", "anna")
 
 
 @pytest.mark.long
@@ -267,36 +278,19 @@ def test_voice_design_equals_the_reference_and_rejects_other_modes(
             caller.operate("list_voices")
 
 
-def test_shutdown_ends_requests_that_wait_for_a_voice(
-    repository: Path, checkpoint_of: CheckpointOf, tmp_path: Path
-) -> None:
-    with serving(repository, checkpoint_of("base"), tmp_path) as server, Caller(server) as caller:
-        caller.speak(**greedy(**IN_CONTEXT))
-        with ThreadPoolExecutor(12) as pool:
-            long = [recording(24000, 29 * 24000 - index) for index in range(12)]
-            requests = [
-                pool.submit(caller.speak, **greedy(ref_audio=audio, ref_sample_rate=24000, ref_text=SAID))
-                for audio in long
-            ]
-            eventually(lambda: any(request.done() for request in requests), 60)
-            server.stop()
-            answers = [request.result(60) for request in requests]
+def test_shutdown_ends_requests_that_wait_for_a_voice(later_caller: Caller) -> None:
+    later_caller.speak(**greedy(**IN_CONTEXT))
+    with ThreadPoolExecutor(12) as pool:
+        long = [recording(24000, 29 * 24000 - index) for index in range(12)]
+        requests = [
+            pool.submit(later_caller.speak, **greedy(ref_audio=audio, ref_sample_rate=24000, ref_text=SAID))
+            for audio in long
+        ]
+        eventually(lambda: any(request.done() for request in requests), 60)
+        later_caller.server.stop()
+        answers = [request.result(60) for request in requests]
     assert any(answer.error is None for answer in answers)
     assert all(answer.error is None or answer.error.startswith("UNAVAILABLE: ") for answer in answers)
-
-
-def test_missing_encoder_is_logged_at_start(
-    tiny_base_models: Path, checkpoint_of: CheckpointOf, tmp_path: Path
-) -> None:
-    repository = copy_repository(tmp_path / "model_repository", fakes=False)
-    shutil.copytree(tiny_base_models / "code2wav", repository / "code2wav", dirs_exist_ok=True)
-    with (
-        pytest.raises(Exception, match="ended with exit code"),
-        serving(repository, checkpoint_of("base"), tmp_path / "server"),
-    ):
-        pass
-    log = (tmp_path / "server" / "server.log").read_text()
-    assert "speaker_encoder/1/model.json: missing; `python -m export` of the checkpoint writes it" in log
 
 
 def test_voice_operations_and_clones_over_http(caller: Caller) -> None:

@@ -21,6 +21,7 @@ from code2wav_step.onnx_runner import OnnxStepRunner
 from export.agreement import Agreement, compare_step
 from export.alignment import LayoutReport
 from export.encoders import SPEAKER_ENCODER, export_encoder
+from export.forms.graph import OnnxGraph, Runtime
 from export.forms.onnx_form import ONNX
 from export.forms.python_form import step_config
 from export.model_folder import ExportError
@@ -247,9 +248,24 @@ def test_exports_the_encoders_of_a_base_checkpoint(
             read_encoder(repository / name / "1", "other", base)
 
 
+@pytest.fixture
+def copied_encoder(tiny_base_models: Path) -> Runtime:
+    """Copies the exported speaker encoder in place of a build, which takes seconds."""
+
+    def make(graph: OnnxGraph, path: Path) -> None:
+        shutil.copyfile(tiny_base_models / SPEAKER_ENCODER.name / "1" / ONNX.encoders.filename, path)
+
+    return replace(ONNX.encoders, make=make)
+
+
 def test_exports_a_speaker_encoder_under_another_name(
-    tiny_base_models: Path, checkpoint_of: CheckpointOf, tmp_path: Path
+    tiny_base_models: Path,
+    checkpoint_of: CheckpointOf,
+    copied_encoder: Runtime,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setitem(cli.FORMS, "onnx", replace(ONNX, encoders=copied_encoder))
     repository = shutil.copytree(tiny_base_models, tmp_path / "repository")
     assert run(checkpoint_of("base"), repository, "--speaker-encoder", "speaker_encoder_large")[0] == 0
     config = (repository / "speaker_encoder_large" / "config.pbtxt").read_text()
@@ -257,10 +273,12 @@ def test_exports_a_speaker_encoder_under_another_name(
     assert 'name: "speaker_encoder"' in (repository / "speaker_encoder" / "config.pbtxt").read_text()
 
 
-def test_does_not_install_an_encoder_that_differs(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
+def test_does_not_install_an_encoder_that_differs(
+    checkpoint_of: CheckpointOf, copied_encoder: Runtime, tmp_path: Path
+) -> None:
     checkpoint = Checkpoint.open(str(checkpoint_of("base")))
     strict = replace(SPEAKER_ENCODER, limit=-1.0)
     with Progress(disable=True) as progress, pytest.raises(ExportError, match="differs from PyTorch for 1 frames"):
-        export_encoder(strict, checkpoint, tmp_path / "speaker_encoder", ONNX.encoders, progress)
+        export_encoder(strict, checkpoint, tmp_path / "speaker_encoder", copied_encoder, progress)
     assert list((tmp_path / "speaker_encoder" / "1").iterdir()) == []
     assert not (tmp_path / "speaker_encoder" / "config.pbtxt").exists()

@@ -136,6 +136,7 @@ def test_the_codec_needs_the_plugin(fake_tensorrt: TensorRtSettings, checkpoint:
     assert not any((tmp_path / "code2wav" / "1").iterdir())
 
 
+@pytest.mark.long
 def test_a_plan_with_too_few_rows_is_not_kept(
     checkpoint: Checkpoint, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,9 +65,19 @@ class Started:
         return caller
 
 
-@pytest.fixture(autouse=True)
-def _path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "model_repository" / "qwen3_tts" / "1"))
+@pytest.fixture(scope="module", autouse=True)
+def _path() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT / "model_repository" / "qwen3_tts" / "1"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Started]:
+    """For tests that leave the process as it was; each takes seconds to start."""
+    started = Started()
+    yield started
+    started.host.close()
 
 
 @pytest.fixture
@@ -82,8 +92,8 @@ def ended(caller: Caller) -> Caller:
     return caller
 
 
-def test_audio_and_the_end_reach_the_caller(started: Started) -> None:
-    caller = ended(started.ask("speak", samples=np.arange(5, dtype=np.int16), words=["{}"]))
+def test_audio_and_the_end_reach_the_caller(shared: Started) -> None:
+    caller = ended(shared.ask("speak", samples=np.arange(5, dtype=np.int16), words=["{}"]))
     assert caller.error is None
     assert caller.words == ["{}"]
     assert caller.summary == SUMMARY
@@ -93,36 +103,37 @@ def test_audio_and_the_end_reach_the_caller(started: Started) -> None:
     assert pcm.flags.writeable, "Triton's tensors refuse others"
 
 
-def test_position_arrival_and_errors_pass_through(started: Started) -> None:
+def test_position_arrival_and_errors_pass_through(shared: Started) -> None:
     position = SequencePosition(7, start=True, last=False)
-    assert str(ended(started.ask("describe", position)).error) == f"INVALID {position} at 1.5"
+    assert str(ended(shared.ask("describe", position)).error) == f"INVALID {position} at 1.5"
     # Said by another thread of the process than the one that answers.
-    eventually(lambda: started.host.is_open)
+    eventually(lambda: shared.host.is_open)
 
 
-def test_a_voice_operation_is_answered(started: Started) -> None:
-    assert ended(started.ask("voices")).voices == ["a", "b"]
+def test_a_voice_operation_is_answered(shared: Started) -> None:
+    assert ended(shared.ask("voices")).voices == ["a", "b"]
 
 
-def test_other_models_are_called_in_this_process(started: Started) -> None:
-    [pcm] = ended(started.ask("call", model="other")).pcm
+def test_other_models_are_called_in_this_process(shared: Started) -> None:
+    [pcm] = ended(shared.ask("call", model="other")).pcm
     assert pcm.tolist() == [2, 3]
-    error = ended(started.ask("call", model="missing")).error
+    error = ended(shared.ask("call", model="missing")).error
     assert isinstance(error, InvalidRequest)
 
 
-def test_a_cancel_reaches_the_engine(started: Started) -> None:
-    caller = started.ask("wait")
-    started.host.cancel("another request")
-    started.host.cancel(caller.key)
+def test_a_cancel_reaches_the_engine(shared: Started) -> None:
+    caller = shared.ask("wait")
+    shared.host.cancel("another request")
+    shared.host.cancel(caller.key)
     assert str(ended(caller).error) == "cancelled, and its caller says True"
 
 
-def test_readings_are_fetched(started: Started) -> None:
-    ended(started.ask("speak", samples=np.zeros(3, np.int16)))
-    readings = started.host.readings()
+def test_readings_are_fetched(shared: Started) -> None:
+    shared.host.readings()
+    ended(shared.ask("speak", samples=np.zeros(3, np.int16)))
+    readings = shared.host.readings()
     assert readings.counted[metrics.FRAMES.name, ""] == 3
-    assert started.host.readings().counted == {}
+    assert shared.host.readings().counted == {}
 
 
 def test_closing_ends_what_runs(started: Started) -> None:
@@ -172,17 +183,17 @@ def _is_ready(descriptor: int) -> bool:
     return bool(select.select([descriptor], [], [], WAIT)[0])
 
 
-def test_an_error_of_a_sink_cancels_its_request(started: Started) -> None:
+def test_an_error_of_a_sink_cancels_its_request(shared: Started) -> None:
     caller = Caller("request wait")
     caller.send_error = RuntimeError("the connection is gone")
-    started.host.accept({"do": "send and wait"}, caller, None)
+    shared.host.accept({"do": "send and wait"}, caller, None)
     assert isinstance(ended(caller).error, RequestError)
 
 
-def test_a_chunk_after_the_end_of_its_request_is_dropped(started: Started, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_chunk_after_the_end_of_its_request_is_dropped(shared: Started, caplog: pytest.LogCaptureFixture) -> None:
     same_pipe = SequencePosition("call", start=False, last=False)
-    caller = ended(started.ask("end and send", same_pipe))
-    following = ended(started.ask("speak", same_pipe, samples=np.zeros(5, np.int16), words=[]))
+    caller = ended(shared.ask("end and send", same_pipe))
+    following = ended(shared.ask("speak", same_pipe, samples=np.zeros(5, np.int16), words=[]))
     assert following.error is caller.error is None
     assert not caller.pcm
     assert not caplog.records
