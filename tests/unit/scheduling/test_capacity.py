@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from itertools import pairwise
 
@@ -130,6 +130,26 @@ def test_frame_time_is_the_sum_of_talker_and_codec() -> None:
     assert capacity.frame_seconds(10) == pytest.approx(0.04, rel=0.05)
     assert capacity.admits(17)
     assert not capacity.admits(20)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "streams", "frames"),
+    [
+        (lambda frames: 0.0025 * frames, 1, 16),
+        (lambda frames: 0.001 + 0.007 * frames, 9, 5),
+        (lambda frames: 0.001 + 0.007 * frames, 12, 16),
+        (lambda frames: 0.045 * frames, 1, 16),
+    ],
+    ids=["calls are short", "half a frame", "too many streams for short calls", "one frame takes too long"],
+)
+def test_a_codec_call_is_short_where_the_codec_keeps_up(
+    seconds: Callable[[int], float], streams: int, frames: int
+) -> None:
+    capacity = Capacity(0.9, 8, batching_is_free=False)
+    assert capacity.call_frames(streams, 16) == 16, "nothing is measured"
+    for size in (1, 2, 4, 8, 16) * 50:
+        capacity.add_codec_call(size, seconds(size))
+    assert capacity.call_frames(streams, 16) == frames
 
 
 class Player(Listener):

@@ -88,13 +88,14 @@ def test_codec_calls_have_verified_lengths_only(
 
 @pytest.mark.parametrize(("most", "sizes"), [(1024, [5]), (16, [2, 2, 1]), (4, [1, 1, 1, 1, 1])])
 def test_a_call_of_a_cpu_holds_the_most_urgent_chunks(most: int, sizes: list[int]) -> None:
-    """An urgent chunk that comes next waits for one short call. A chunk that is longer than the bound goes alone."""
+    """An urgent chunk that comes next waits for one short call."""
     table = table_with([8] * 5, sent=[10] * 5)
     table.deadline[:] = 5.0, 2.0, 4.0, 1.0, 3.0
-    chunker = Chunker(table, 8, lambda streams: 0.002, most)
+    chunker = Chunker(table, 8, lambda streams: 0.002, lambda streams: most)
     calls = []
     while chunks := chunker.next_chunks(0.0):
         calls.append(chunks.slots.tolist())
+        assert chunks.codes[..., 0].size <= most
     assert [len(call) for call in calls] == sizes
     assert list(chain(*calls)) == [3, 1, 4, 2, 0]
 

@@ -51,7 +51,8 @@ from qwen3_tts_engine.voices.store import VoiceStore
 log = logging.getLogger(__name__)
 
 MIN_CAPABILITY = (8, 0)
-# Rows times frames of a codec call on a CPU, which takes as long for each as alone: an urgent chunk waits for one call.
+# The most rows times frames of a codec call on a CPU, which takes as long for each as alone: an urgent chunk waits for
+# one call.
 CPU_CALL_FRAMES = 16
 # A call of a plan through Triton beside a talker takes 3 ms for one row and 7 for 15, of which the GPU works 0.4 and 1
 # (one H200): a second call fills the pause.
@@ -172,8 +173,8 @@ def build_engine(
     is_gpu = runner.lookahead > 0
     capacity = Capacity(config.load_limit, config.max_chunk_frames, batching_is_free=is_gpu)
     scheduler = Scheduler(table, limits, capacity)
-    call_frames = contract.MAX_CALL_FRAMES if is_gpu else CPU_CALL_FRAMES
-    chunker = Chunker(table, config.max_chunk_frames, capacity.frame_seconds, call_frames)
+    bound = {} if is_gpu else {"call_frames": partial(capacity.call_frames, most=CPU_CALL_FRAMES)}
+    chunker = Chunker(table, config.max_chunk_frames, capacity.frame_seconds, **bound)
     take_turns = config.take_turns == "on" or (config.take_turns == "auto" and _time_slices(runner))
     return Engine(
         scheduler, chunker, runner, codec, take_turns=take_turns, on_thread_start=on_thread_start, sending=sending

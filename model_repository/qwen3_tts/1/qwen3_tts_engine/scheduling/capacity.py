@@ -27,6 +27,11 @@ SPEECH_DECAY = 0.98
 # Seconds for prefill, sending and jitter; and the number of frames of every stream that may precede a listener's next
 # audio: its own, and those of a tick and a codec call just begun. Tested with 256 streams on one H200.
 URGENT_LEAD, URGENT_FRAMES = 0.02, 3
+# Half of a frame: a listener's second chunk, which is due 80 ms after the first, may wait for one call and its own.
+# With calls of 112 ms, 18 of 24 streams stalled, four at a time (demo voice, two CPU cores of 2.5 GHz).
+CALL_SECONDS = FRAME_SECONDS / 2
+# The largest share of real time that the codec takes by such calls.
+CALL_LOAD = 0.9
 # Cap on frame_seconds in urgent_lead; a slower machine gains nothing from a longer lead.
 MAX_URGENT_FRAME_SECONDS = 0.02
 
@@ -199,6 +204,16 @@ class Capacity:
     def add_codec_call(self, frames: int, seconds: float) -> None:
         """`frames` is the sum over all chunks of the call."""
         self._codec.add(frames, seconds)
+
+    def call_frames(self, streams: int, most: int) -> int:
+        """The most frames of a codec call, at most `most`, for which it takes no longer than CALL_SECONDS; `most` where
+        the codec of so many streams would not keep up with calls so short."""
+        seconds = self._codec.at
+        if not CALL_SECONDS < seconds(most) < math.inf:
+            return most
+        frames = max((n for n in range(1, most) if seconds(n) <= CALL_SECONDS), default=0)
+        keeps_up = frames and streams * seconds(frames) / frames <= CALL_LOAD * FRAME_SECONDS
+        return frames if keeps_up else most
 
     def tick_seconds(self, streams: int) -> float:
         return self._tick.at(streams)

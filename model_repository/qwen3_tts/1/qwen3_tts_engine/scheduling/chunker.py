@@ -52,12 +52,12 @@ class Chunker:
         table: SlotTable,
         max_chunk_frames: int,
         frame_seconds: Callable[[int], float],
-        max_call_frames: int = MAX_CALL_FRAMES,
+        call_frames: Callable[[int], int] = lambda streams: MAX_CALL_FRAMES,
     ) -> None:
-        """`frame_seconds` predicts the work of one frame of each of a number of streams; `max_call_frames` bounds rows
-        times frames of a call."""
+        """`frame_seconds` predicts the work of one frame of each of a number of streams; `call_frames` bounds rows
+        times frames of a call while there are so many."""
         self._table = table
-        self._max_chunk_frames, self._max_call_frames = max_chunk_frames, max_call_frames
+        self._max_chunk_frames, self._call_frames = max_chunk_frames, call_frames
         self._frame_seconds = frame_seconds
         self._takes_most = False
 
@@ -93,7 +93,7 @@ class Chunker:
             length = int(lengths[urgent].min())
         else:
             length = max(set(lengths.tolist()), key=lambda length: (fits(length).sum(), length))
-        return self._take(ready[fits(length)][: min(MAX_BATCH, max(1, self._max_call_frames // length))], length)
+        return self._take(ready[fits(length)][: min(MAX_BATCH, max(1, self._most_frames // length))], length)
 
     def will_be_due(self, now: float) -> bool:
         """Whether a call is worthwhile once the launched frames are generated."""
@@ -140,13 +140,23 @@ class Chunker:
     def _chunk_frames(self, pending: np.ndarray, lead: np.ndarray, frame_seconds: float) -> np.ndarray:
         """Target length of each slot's next chunk, int [slots]: pending frames plus those that the lead allows."""
         frames = pending + np.maximum(lead, 0.0) * LEAD_SHARE / max(frame_seconds, MIN_FRAME_SECONDS)
-        return _round_down(np.clip(frames, 1, self._max_chunk_frames))
+        return _round_down(np.clip(frames, 1, self._longest))
 
     def _lengths(self, slots: np.ndarray) -> np.ndarray:
         """Pending frames as chunk lengths: rounded up for the last chunk of a stream, otherwise down."""
         table = self._table.in_use
-        pending = np.minimum(table.pending[slots], self._max_chunk_frames)
+        pending = np.minimum(table.pending[slots], self._longest)
         return np.where(table.talking[slots], _round_down(pending), _round_up(pending))
+
+    @property
+    def _longest(self) -> int:
+        """Frames of the longest chunk."""
+        return int(_round_down(np.array(min(self._max_chunk_frames, self._most_frames))))
+
+    @property
+    def _most_frames(self) -> int:
+        """Rows times frames of a call."""
+        return self._call_frames(self._table.in_use.num_active)
 
     def _take(self, slots: np.ndarray, length: int) -> Chunks:
         """Chunks of slots, which are decoding from now on."""
