@@ -15,6 +15,6 @@ elif [ $# -gt 0 ]; then
 fi
 # Runs files in parallel, since the tests of a file share a server; then those that measure time, alone. Reads only their
 # files, as all of them take ten seconds.
-python -m pytest --numprocesses 2 --dist loadfile -m "not timing$omitted" tests
+python -m pytest --numprocesses 3 --dist loadfile -m "not timing$omitted" tests
 mapfile -t timed < <(grep --recursive --files-with-matches --include "test_*.py" mark.timing tests)
 exec python -m pytest -m "timing$omitted" "${timed[@]}"
