@@ -10,7 +10,9 @@ import torch
 
 import export.__main__ as cli
 from export.alignment import (
+    MAIN_LANGUAGE,
     MAX_HEADS,
+    SENTENCES,
     LayoutReport,
     Spoken,
     advance,
@@ -121,8 +123,11 @@ def test_heads_of_the_demo_voice(demo: tuple[Alignment, dict[str, str]]) -> None
         assert reports[layout].startswith(f"{layout}: L2H")
 
 
-def test_a_base_checkpoint_with_the_same_talker_has_the_same_heads(tmp_path: Path) -> None:
+def test_a_base_checkpoint_with_the_same_talker_has_the_same_heads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the context of a reference, and by an x-vector alone."""
+    monkeypatch.setattr("export.alignment.SENTENCES", {MAIN_LANGUAGE: SENTENCES[MAIN_LANGUAGE]})
     checkpoint, voice = base_checkpoint(tmp_path), clone()
     for cloned in (voice, voice.alone()):
         alignment, _ = choose_heads(checkpoint, CPU, cloned)
