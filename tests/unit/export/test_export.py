@@ -31,7 +31,7 @@ from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
 from qwen3_tts_engine.checkpoint.alignment import Alignment
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import CheckpointError
-from qwen3_tts_engine.checkpoint.manifest import CodecManifest
+from qwen3_tts_engine.checkpoint.manifest import CodecManifest, is_plan
 from qwen3_tts_engine.codec.contract import CHUNK_FRAMES, MAX_FRAMES
 from qwen3_tts_engine.codec.golden import GOLDEN, Golden
 from qwen3_tts_engine.voices.encoders import read_encoder
@@ -59,6 +59,13 @@ def _no_heads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def version(tiny_code2wav: Path) -> Path:
     return tiny_code2wav / "code2wav" / "1"
+
+
+def test_the_manifest_says_whether_code2wav_is_a_plan(version: Path, tmp_path: Path) -> None:
+    assert not is_plan(version)
+    assert not is_plan(tmp_path), "no manifest"
+    CodecManifest.read(version).model_copy(update={"form": "tensorrt"}).write(tmp_path)
+    assert is_plan(tmp_path)
 
 
 def test_manifest_describes_the_exported_file(version: Path, tiny_checkpoint: Path) -> None:

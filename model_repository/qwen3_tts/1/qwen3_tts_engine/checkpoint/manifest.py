@@ -69,14 +69,6 @@ class Manifest(BaseModel):
         (folder / MANIFEST).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
-def is_plan(folder: Path) -> bool:
-    """Whether the model of a version folder is a TensorRT plan; False where its manifest is unreadable."""
-    try:
-        return Manifest.read(folder).form == "tensorrt"
-    except CheckpointError:
-        return False
-
-
 class CodecManifest(Manifest):
     """The manifest of code2wav."""
 
@@ -93,3 +85,11 @@ class EncoderManifest(Manifest):
 
     digest: str  # of its weights: Checkpoint.speaker_digest or Checkpoint.codec_digest
     output_size: int = Field(gt=0)  # elements of the x-vector, or codebooks
+
+
+def is_plan(folder: Path) -> bool:
+    """Whether code2wav in a version folder is a TensorRT plan; False where its manifest is unreadable."""
+    try:
+        return CodecManifest.read(folder).form == "tensorrt"
+    except CheckpointError:
+        return False
