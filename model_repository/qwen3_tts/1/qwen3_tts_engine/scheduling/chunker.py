@@ -67,14 +67,15 @@ class Chunker:
         None when no call satisfies `need`.
         """
         table = self._table.in_use
-        ready, urgent = self._ready(now)
+        most, longest = self._bounds()
+        ready, urgent = self._ready(now, longest)
         if not self._is_due(urgent, need):
             return None
         if len(ready) == 1:
-            return self._take(ready, int(self._lengths(ready)[0]))
+            return self._take(ready, int(self._lengths(ready, longest)[0]))
         order = np.argsort(table.deadline[ready], kind="stable")
         ready, urgent = ready[order], urgent[order]
-        lengths, last = self._lengths(ready), ~table.talking[ready]
+        lengths, last = self._lengths(ready, longest), ~table.talking[ready]
 
         def fits(length: int) -> np.ndarray:
             # A last chunk is padded to a longer length, an urgent one truncated to a shorter one, so that neither waits
@@ -93,11 +94,12 @@ class Chunker:
             length = int(lengths[urgent].min())
         else:
             length = max(set(lengths.tolist()), key=lambda length: (fits(length).sum(), length))
-        return self._take(ready[fits(length)][: min(MAX_BATCH, max(1, self._most_frames // length))], length)
+        return self._take(ready[fits(length)][: min(MAX_BATCH, max(1, most // length))], length)
 
     def will_be_due(self, now: float) -> bool:
         """Whether a call is worthwhile once the launched frames are generated."""
-        _, urgent = self._ready(now, in_flight=True)
+        _, longest = self._bounds()
+        _, urgent = self._ready(now, longest, in_flight=True)
         return self._is_due(urgent, Need.WORTHWHILE)
 
     def _is_due(self, urgent: np.ndarray, need: Need) -> bool:
@@ -124,8 +126,13 @@ class Chunker:
         drained = ~table.talking[slots] & (table.pending[slots] <= 0)
         return [chunks.streams[i] for i in np.flatnonzero(drained)]
 
-    def _ready(self, now: float, *, in_flight: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Slots with a chunk to send, int [ready], and which of them are urgent, bool [ready]."""
+    def _bounds(self) -> tuple[int, int]:
+        """The most rows times frames of the next call, and frames of a chunk."""
+        most = self._call_frames(self._table.in_use.num_active)
+        return most, max(length for length in CHUNK_FRAMES if length <= min(most, self._max_chunk_frames))
+
+    def _ready(self, now: float, longest: int, *, in_flight: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Slots with a chunk to send, of `longest` frames at most, int [ready], and which are urgent, bool [ready]."""
         table = self._table.in_use
         frames = np.where(in_flight & table.talking, table.launched, table.written)
         pending = frames - table.decoded
@@ -133,30 +140,20 @@ class Chunker:
         flush = ~table.talking | ((table.launched >= table.text_limit) & (frames >= table.launched))
         lead, frame_seconds = table.deadline - now, self._frame_seconds(table.num_active)
         urgent = lead < urgent_lead(frame_seconds)
-        long_enough = (pending >= self._chunk_frames(pending, lead, frame_seconds)) | urgent
+        long_enough = (pending >= self._chunk_frames(pending, lead, frame_seconds, longest)) | urgent
         ready = np.flatnonzero(~table.decoding & (pending > 0) & (flush | long_enough))
         return ready, urgent[ready]
 
-    def _chunk_frames(self, pending: np.ndarray, lead: np.ndarray, frame_seconds: float) -> np.ndarray:
+    def _chunk_frames(self, pending: np.ndarray, lead: np.ndarray, frame_seconds: float, longest: int) -> np.ndarray:
         """Target length of each slot's next chunk, int [slots]: pending frames plus those that the lead allows."""
         frames = pending + np.maximum(lead, 0.0) * LEAD_SHARE / max(frame_seconds, MIN_FRAME_SECONDS)
-        return _round_down(np.clip(frames, 1, self._longest))
+        return _round_down(np.clip(frames, 1, longest))
 
-    def _lengths(self, slots: np.ndarray) -> np.ndarray:
+    def _lengths(self, slots: np.ndarray, longest: int) -> np.ndarray:
         """Pending frames as chunk lengths: rounded up for the last chunk of a stream, otherwise down."""
         table = self._table.in_use
-        pending = np.minimum(table.pending[slots], self._longest)
+        pending = np.minimum(table.pending[slots], longest)
         return np.where(table.talking[slots], _round_down(pending), _round_up(pending))
-
-    @property
-    def _longest(self) -> int:
-        """Frames of the longest chunk."""
-        return int(_round_down(np.array(min(self._max_chunk_frames, self._most_frames))))
-
-    @property
-    def _most_frames(self) -> int:
-        """Rows times frames of a call."""
-        return self._call_frames(self._table.in_use.num_active)
 
     def _take(self, slots: np.ndarray, length: int) -> Chunks:
         """Chunks of slots, which are decoding from now on."""
