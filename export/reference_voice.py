@@ -16,7 +16,7 @@ from qwen3_tts_engine.voice import Voice
 from qwen3_tts_engine.voices import encoders
 from qwen3_tts_engine.voices.client import ModelEncoder
 
-# What the demo voice says (scripts/demo_voice); 24 kHz.
+# A sentence of the demo voice (scripts/demo_voice), at 24 kHz.
 RECORDING = Path(__file__).parent / "reference.wav"
 TEXT = "The meeting room is on the second floor, next to the kitchen."
 

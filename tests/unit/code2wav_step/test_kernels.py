@@ -27,7 +27,7 @@ def kernel_ops() -> Any:
     return KernelOps(small_config(), CPU)
 
 
-# Of several tiles for every group of a block, which takes most of a minute.
+# It has several tiles for every group of a block, and takes most of a minute.
 LARGEST = "unit 96 of 14784 positions, dilation 9"
 
 

@@ -29,7 +29,7 @@ def base_checkpoint(folder: Path) -> Checkpoint:
 
 def clone() -> Voice:
     """The speaker, in the context of a sentence."""
-    config, shapes = Checkpoint.open(str(DEMO)).config, talker_shapes(Checkpoint.open(str(DEMO)).config)
-    embeddings = load_tensors(DEMO / WEIGHTS, {EMBEDDING: shapes[EMBEDDING]})[EMBEDDING]
+    config = Checkpoint.open(str(DEMO)).config
+    embeddings = load_tensors(DEMO / WEIGHTS, {EMBEDDING: talker_shapes(config)[EMBEDDING]})[EMBEDDING]
     [codes] = Speaker(DEMO).codes([{"text": TEXT, "speaker": SPEAKER, "language": "english", "seed": 3}])
     return Voice(embeddings[config.talker_config.spk_id[SPEAKER]].float().numpy(), codes, TEXT)
