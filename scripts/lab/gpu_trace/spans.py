@@ -51,7 +51,7 @@ class Spans:
     def __init__(self, path: Path) -> None:
         self._file, self._stream = path.open("w"), torch.cuda.Stream()
         self._waiting: deque[tuple[Origin, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._origin = Origin.now(self._stream)
+        self._origin, self._ended = Origin.now(self._stream), threading.Event()
         threading.Thread(target=self._run, name="gpu trace", daemon=True).start()
 
     def add(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> None:
@@ -65,9 +65,11 @@ class Spans:
         if time.perf_counter_ns() - self._origin.at_ns > ORIGIN_NS:
             self._origin = Origin.now(self._stream)
 
+    def close(self) -> None:
+        self._ended.set()
+
     def _run(self) -> None:
-        while True:
-            time.sleep(PERIOD_SECONDS)
+        while not self._ended.wait(PERIOD_SECONDS):
             self.write()
 
 
