@@ -211,6 +211,8 @@ def recorded(tally: Tally, faults: Faults, before: Figures, after: Figures) -> d
         "unreached": tally.unreached,
         "restarts": len(faults.restart_seconds),
         "slowest_restart_s": round(max(faults.restart_seconds, default=0.0), 1),
+        # Servers whose front end answered nobody, which no fault asks for (scripts/server/stream_check.py).
+        "front_end_hangs": faults.setting.log.read_text(errors="replace").count("stream check: "),
         "faults": Counter(fault.name for fault in faults.happened),
         "kinds": Counter(f"{outcome.kind}: {outcome.result}" for outcome in tally.outcomes),
         **before.named("before"),
