@@ -21,7 +21,7 @@ from tests.conftest import CheckpointOf
 from tests.unit.talker.test_onnx_runner import FRAMES, SAMPLINGS, SLOTS, newcomer, speak
 
 CPU = torch.device("cpu")
-INPUTS, OUTPUTS, ROWS = 192, 320, 33
+INPUTS, OUTPUTS, ROWS = 200, 320, 33
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +63,11 @@ def multiply(program: Any, given: Tensor) -> Tensor:
 def test_a_product_is_that_of_both_sides_in_int8(product: tuple[Any, Tensor]) -> None:
     program, weight = product
     expected = int8.rounded(rows()).double() @ int8.rounded(weight).double().T
-    # In units of both steps a value in the middle between two is rounded to either one.
+    # In units of both steps. A value in the middle between two is rounded to either one.
     unit = (rows().abs().amax(1, keepdim=True) * weight.abs().amax(1) / int8.LEVELS).clamp(min=int8.LEAST)
-    assert ((multiply(program, rows()) - expected) / unit).abs().max() < 1.01
+    away = ((multiply(program, rows()) - expected) / unit).abs()
+    assert away.max() < 2.02
+    assert (away > 0.01).float().mean() < 0.005
 
 
 def test_a_product_is_near_that_in_float32(product: tuple[Any, Tensor]) -> None:
@@ -82,6 +84,14 @@ def test_a_row_of_a_product_does_not_depend_on_others(product: tuple[Any, Tensor
     for start in range(0, ROWS, count):
         part = slice(start, start + count)
         assert torch.equal(multiply(program, rows()[part]), together[part])
+
+
+@pytest.mark.parametrize("columns", [1, int8.BLOCK - 1, int8.BLOCK, INPUTS + 1])
+def test_rounded_rows_are_those_of_their_values_and_steps(columns: int) -> None:
+    given = torch.randn(3, columns, generator=torch.Generator().manual_seed(2))
+    values, step = int8.quantized(given)
+    assert values.shape == (3, -(-columns // int8.BLOCK), int8.BLOCK)
+    assert torch.equal((values * step[..., None]).flatten(1)[:, :columns], int8.rounded(given))
 
 
 def test_rounded_rows_keep_their_largest_value_and_zeros() -> None:
