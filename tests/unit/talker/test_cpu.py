@@ -39,6 +39,11 @@ def test_cores_are_those_of_the_cgroup(cgroup: Path, quota: str | None, cores: i
     assert cpu.cores() == cores
 
 
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (3, 2), (4, 2), (8, 4), (16, 12)])
+def test_the_talker_has_the_cores_that_the_codec_leaves(cores: int, threads: int) -> None:
+    assert cpu.talker_threads(cores) == threads
+
+
 def test_one_core_is_said(tiny_checkpoint: Path, cgroup: Path, caplog: pytest.LogCaptureFixture) -> None:
     (cgroup / "cpu.max").write_text("100000 100000\n")
     with caplog.at_level(logging.WARNING):

@@ -72,7 +72,7 @@ class EngineConfig(BaseModel):
     codec_wait_seconds: float = Field(default=120.0, gt=0)
     """How long the proof waits for code2wav once Triton has started; requests wait as well."""
     cpu_threads: int = Field(default=0, ge=0)
-    """Threads of one talker operation on the CPU; 0 uses half of the cores, at least one: the rest is for the codec."""
+    """Threads of one talker operation on the CPU; 0: all cores but the codec's, which has half, at most four."""
     cpu_weights: CpuWeights = "float32"
     """Weights of the talker's products on a CPU. int8 takes less time and memory, and draws other codes where logits
     are close (docs/cpu.md, Weights in int8); it requires the graphs of ONNX Runtime."""

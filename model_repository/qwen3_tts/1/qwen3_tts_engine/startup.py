@@ -89,9 +89,9 @@ def choose_device(config: EngineConfig, assigned: str) -> torch.device:
                 "or serve on the CPU (QWEN3_TTS_DEVICE=cpu, with the codec exported in the form onnx)"
             )
         torch.cuda.set_device(device)
-    # More threads would compete with the codec's for cores; on a GPU the host only launches kernels.
-    cores = 1 if device.type == "cuda" else max(1, cpu.cores() // 2)
-    torch.set_num_threads(config.cpu_threads or cores)
+    # On a GPU the host only launches kernels.
+    threads = 1 if device.type == "cuda" else cpu.talker_threads(cpu.cores())
+    torch.set_num_threads(config.cpu_threads or threads)
     return device
 
 

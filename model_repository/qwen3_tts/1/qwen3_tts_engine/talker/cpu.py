@@ -23,6 +23,8 @@ PRODUCT_BYTES = {"float32": 2 * FLOAT_BYTES, "int8": 4}
 # Bound on PyTorch, ONNX Runtime and the interpreter: a talker of the demo voice has 0.5 GB resident.
 PROCESS_BYTES = 600 << 20
 VECTORS = ("AVX2", "AVX512")
+# Most threads of code2wav (code2wav_step/onnx_runner.py), which takes at most half of the cores.
+CODEC_THREADS = 4
 
 
 def cores() -> int:
@@ -30,6 +32,11 @@ def cores() -> int:
     allowed = len(os.sched_getaffinity(0))
     quota, period = [*_words("cpu.max"), "max", "1"][:2]
     return allowed if quota == "max" else max(1, min(allowed, math.ceil(int(quota) / int(period))))
+
+
+def talker_threads(cores: int) -> int:
+    """Threads of the talker: more would compete with the codec's for cores."""
+    return max(1, cores - min(CODEC_THREADS, cores // 2))
 
 
 def free_bytes() -> int:
