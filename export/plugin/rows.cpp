@@ -11,8 +11,9 @@ namespace {
 uint64_t memory_for_rows() {
   size_t free = 0, total = 0;
   check(driver().memory(&free, &total), "memory");
-  const char* share = std::getenv(kMemoryShare);
-  return static_cast<uint64_t>((share != nullptr ? std::atof(share) : 1.0) * static_cast<double>(total)) / kRowsPart;
+  const char* given = std::getenv(kMemoryShare);
+  const double share = given != nullptr && *given != '\0' ? std::atof(given) : 1.0;
+  return static_cast<uint64_t>(share * static_cast<double>(total)) / kRowsPart;
 }
 
 DeviceAddress zeros(uint64_t size) {

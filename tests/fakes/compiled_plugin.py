@@ -101,7 +101,7 @@ def set_memory(size: int, share: str | None = None) -> None:
     """Bytes of the GPU, and the part of it that this server may take."""
     libraries["driver"].set_total_memory(ctypes.c_size_t(size))
     os.environ.pop(MEMORY_SHARE, None)
-    if share:
+    if share is not None:
         os.environ[MEMORY_SHARE] = share
 
 

@@ -105,6 +105,8 @@ def test_auto_is_the_number_of_streams_that_fit_into_the_free_memory(
     monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path, tiny_code2wav: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
+    # compose gives variables that are not set as empty ones.
+    monkeypatch.setenv("QWEN3_TTS_GPU_MEMORY_SHARE", "")
     checkpoint, auto = Checkpoint.open(str(tiny_checkpoint)), EngineConfig(checkpoint="any", gpu_memory_share=0.5)
 
     def fit(config: EngineConfig, free_gib: float) -> EngineConfig:

@@ -251,7 +251,7 @@ class Allocated:
 
 
 @pytest.mark.parametrize("rows", [PUBLIC_ROWS, PUBLIC_ROWS + 1, 200, 2 * NUM_ROWS])
-@pytest.mark.parametrize("share", [None, "0.5"])
+@pytest.mark.parametrize("share", [None, "", "0.5"])
 def test_rows_take_their_part_of_memory(
     plugin: CompiledPlugin, program: bytes, weights: StepWeights, rows: int, share: str | None
 ) -> None:

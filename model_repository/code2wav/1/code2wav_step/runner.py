@@ -128,7 +128,7 @@ class GraphStepRunner:
     def __init__(self, step: Step, device: torch.device) -> None:
         self.step, self.config = step, step.config
         contract, total = step.config.contract, torch.cuda.get_device_properties(device).total_memory
-        share = float(os.environ.get(MEMORY_SHARE, 1))
+        share = float(os.environ.get(MEMORY_SHARE) or 1)
         self._buckets = Buckets(contract.max_batch, contract.max_frames, row_frames(int(share * total)))
         self._buffers = Buffers(step.config, step.weights.codebooks.dtype, device)
         self._has_addresses = step.ops.address_states(self._buffers.addresses)

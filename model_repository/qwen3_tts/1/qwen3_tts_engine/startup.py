@@ -132,7 +132,7 @@ def fit_memory(config: EngineConfig, checkpoint: Checkpoint, repository: Path, d
 def _codec_memory(device: torch.device) -> int:
     """Bytes of the GPU that the codec reckons with; all talkers share it, so it has the environment's settings."""
     _, total = torch.cuda.mem_get_info(device)
-    return int(float(os.environ.get(f"{ENVIRONMENT_PREFIX}GPU_MEMORY_SHARE", 1)) * total)
+    return int(float(os.environ.get(f"{ENVIRONMENT_PREFIX}GPU_MEMORY_SHARE") or 1) * total)
 
 
 def _plan_rows(manifest: CodecManifest, state_bytes: int, device: torch.device) -> int | None:
