@@ -43,7 +43,7 @@ class Harness:
         self.codec = codec or ScriptedCodec()
         limits = SchedulerLimits(4, pages, slots, max_waiting, 1000, refuse, max_silent_frames)
         scheduler = Scheduler(table, limits, Capacity(load_limit, 8, batching_is_free=False))
-        chunker = Chunker(table, 8, scheduler.capacity.frame_seconds, lambda streams: max_call_frames)
+        chunker = Chunker(table, 8, scheduler.capacity.frame_seconds, lambda *_: max_call_frames)
         self.engine = Engine(scheduler, chunker, self.runner, self.codec, take_turns=take_turns)
         self.listeners: list[Listener] = []
 

@@ -132,6 +132,15 @@ def test_frame_time_is_the_sum_of_talker_and_codec() -> None:
     assert not capacity.admits(20)
 
 
+def of_a_codec(seconds: Callable[[int], float]) -> Capacity:
+    """Whose codec calls take that long, by their frames."""
+    capacity = Capacity(0.9, 8, batching_is_free=False)
+    assert capacity.call_frames(1, 0.0, 16) == 16, "nothing is measured"
+    for size in (1, 2, 4, 8, 16) * 50:
+        capacity.add_codec_call(size, seconds(size))
+    return capacity
+
+
 @pytest.mark.parametrize(
     ("seconds", "streams", "frames"),
     [
@@ -145,11 +154,15 @@ def test_frame_time_is_the_sum_of_talker_and_codec() -> None:
 def test_a_codec_call_is_short_where_the_codec_keeps_up(
     seconds: Callable[[int], float], streams: int, frames: int
 ) -> None:
-    capacity = Capacity(0.9, 8, batching_is_free=False)
-    assert capacity.call_frames(streams, 16) == 16, "nothing is measured"
-    for size in (1, 2, 4, 8, 16) * 50:
-        capacity.add_codec_call(size, seconds(size))
-    assert capacity.call_frames(streams, 16) == frames
+    assert of_a_codec(seconds).call_frames(streams, math.inf, 16) == frames
+
+
+@pytest.mark.parametrize(
+    ("lead", "streams", "frames"),
+    [(1.0, 4, 6), (0.03, 4, 4), (0.02, 4, 2), (0.001, 4, 1), (-0.1, 4, 1), (0.001, 8, 2), (0.001, 14, 16)],
+)
+def test_a_codec_call_ends_before_an_urgent_listener_has_heard_all(lead: float, streams: int, frames: int) -> None:
+    assert of_a_codec(lambda frames: 0.004 + 0.0058 * frames).call_frames(streams, lead, 16) == frames
 
 
 class Player(Listener):

@@ -1,6 +1,7 @@
 """Chunks start small, grow, leave in order of urgency and lose no frame."""
 
 from itertools import chain
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -91,13 +92,24 @@ def test_a_call_of_a_cpu_holds_the_most_urgent_chunks(most: int, sizes: list[int
     """An urgent chunk that comes next waits for one short call."""
     table = table_with([8] * 5, sent=[10] * 5)
     table.deadline[:] = 5.0, 2.0, 4.0, 1.0, 3.0
-    chunker = Chunker(table, 8, lambda streams: 0.002, lambda streams: most)
+    chunker = Chunker(table, 8, lambda streams: 0.002, lambda streams, lead: most)
     calls = []
     while chunks := chunker.next_chunks(0.0):
         calls.append(chunks.slots.tolist())
         assert chunks.codes[..., 0].size <= most
     assert [len(call) for call in calls] == sizes
     assert list(chain(*calls)) == [3, 1, 4, 2, 0]
+
+
+def test_a_call_is_bound_by_the_lead_of_the_most_urgent_listener() -> None:
+    """Of those that a call could serve: that have heard something, have more to hear, and are not at the codec."""
+    table = table_with([8] * 5, sent=[10, 10, 0, 10, 10])
+    table.deadline[:], table.started[:] = [1.0, 1.5, 0.1, 0.2, 0.3], [True, True, False, True, True]
+    table.decoding[3], table.talking[4] = True, False
+    call_frames = Mock(return_value=4)
+    chunker = Chunker(table, 8, lambda streams: 0.002, call_frames)
+    assert chunker.next_chunks(0.25) is not None
+    call_frames.assert_called_once_with(4, 0.75)
 
 
 @given(st.integers(1, 60), st.floats(FRAME_SECONDS, 0.2))

@@ -205,15 +205,23 @@ class Capacity:
         """`frames` is the sum over all chunks of the call."""
         self._codec.add(frames, seconds)
 
-    def call_frames(self, streams: int, most: int) -> int:
-        """The most frames of a codec call, at most `most`, for which it takes no longer than CALL_SECONDS; `most` where
-        the codec of so many streams would not keep up with calls so short."""
-        seconds = self._codec.at
-        if not CALL_SECONDS < seconds(most) < math.inf:
+    def call_frames(self, streams: int, lead: float, most: int) -> int:
+        """The most frames of a codec call, at most `most`, for which it takes neither longer than CALL_SECONDS nor than
+        `lead` seconds, as far as the codec of so many streams keeps up with calls so short."""
+        seconds = [self._codec.at(frames) for frames in range(1, most + 1)]
+        if not CALL_SECONDS < seconds[-1] < math.inf:
             return most
-        frames = max((n for n in range(1, most) if seconds(n) <= CALL_SECONDS), default=0)
-        keeps_up = frames and streams * seconds(frames) / frames <= CALL_LOAD * FRAME_SECONDS
-        return frames if keeps_up else most
+
+        def longest(bound: float) -> int:
+            return sum(1 for call in seconds if call <= bound)
+
+        def keeps_up(frames: int) -> bool:
+            return frames > 0 and streams * seconds[frames - 1] / frames <= CALL_LOAD * FRAME_SECONDS
+
+        short = longest(CALL_SECONDS)
+        if not keeps_up(short):
+            return most
+        return next(frames for frames in range(min(max(1, longest(lead)), short), short + 1) if keeps_up(frames))
 
     def tick_seconds(self, streams: int) -> float:
         return self._tick.at(streams)

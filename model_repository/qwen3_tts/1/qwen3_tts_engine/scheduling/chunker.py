@@ -1,5 +1,6 @@
 """Selects the frames of the next codec call. No tensors, no threads."""
 
+import math
 from collections.abc import Callable
 from enum import Enum
 
@@ -52,10 +53,10 @@ class Chunker:
         table: SlotTable,
         max_chunk_frames: int,
         frame_seconds: Callable[[int], float],
-        call_frames: Callable[[int], int] = lambda streams: MAX_CALL_FRAMES,
+        call_frames: Callable[[int, float], int] | None = None,
     ) -> None:
         """`frame_seconds` predicts the work of one frame of each of a number of streams; `call_frames` bounds rows
-        times frames of a call while there are so many."""
+        times frames of a call while there are so many, and the most urgent listener has so many seconds of audio."""
         self._table = table
         self._max_chunk_frames, self._call_frames = max_chunk_frames, call_frames
         self._frame_seconds = frame_seconds
@@ -67,7 +68,7 @@ class Chunker:
         None when no call satisfies `need`.
         """
         table = self._table.in_use
-        most, longest = self._bounds()
+        most, longest = self._bounds(now)
         ready, urgent = self._ready(now, longest)
         if not self._is_due(urgent, need):
             return None
@@ -98,7 +99,7 @@ class Chunker:
 
     def will_be_due(self, now: float) -> bool:
         """Whether a call is worthwhile once the launched frames are generated."""
-        _, longest = self._bounds()
+        _, longest = self._bounds(now)
         _, urgent = self._ready(now, longest, in_flight=True)
         return self._is_due(urgent, Need.WORTHWHILE)
 
@@ -126,9 +127,13 @@ class Chunker:
         drained = ~table.talking[slots] & (table.pending[slots] <= 0)
         return [chunks.streams[i] for i in np.flatnonzero(drained)]
 
-    def _bounds(self) -> tuple[int, int]:
+    def _bounds(self, now: float) -> tuple[int, int]:
         """The most rows times frames of the next call, and frames of a chunk."""
-        most = self._call_frames(self._table.in_use.num_active)
+        most, table = MAX_CALL_FRAMES, self._table.in_use
+        if self._call_frames:
+            waiting = table.started & table.talking & ~table.decoding & (table.pending > 0)
+            lead = float(np.min(table.deadline[waiting] - now, initial=math.inf))
+            most = self._call_frames(table.num_active, lead)
         return most, max(length for length in CHUNK_FRAMES if length <= min(most, self._max_chunk_frames))
 
     def _ready(self, now: float, longest: int, *, in_flight: bool = False) -> tuple[np.ndarray, np.ndarray]:
