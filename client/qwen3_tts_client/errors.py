@@ -43,6 +43,8 @@ _MODEL_PREFIX = re.compile(r"^(\[request id: .*?\] )?\s*(.*?\b(INVALID_ARG|UNAVA
 # the server, so that it can be sent again.
 _LOST = re.compile(r"Stream removed|RST_STREAM|Socket closed|Connection reset|connection termination")
 LOST = "the server was lost while it spoke: send the request again"
+# Triton's words for a request that comes while its server ends, or before its model is loaded.
+_UNLOADED = re.compile(r"^Request for unknown model: .* (has no available versions|is not at ready state)")
 _CAPACITY = re.compile(
     r"busy: [^(]*[^( ]|the server is .*|\d+ voices are .*|the voices take .*|\d+ positions required.*"
 )
@@ -122,5 +124,7 @@ def from_rpc(error: grpc.RpcError) -> SpeechError:
 
 
 def from_message(message: str) -> SpeechError:
+    if _UNLOADED.search(message):
+        return SpeechError("unavailable", f"UNAVAILABLE: {message}")
     code = _CODE.search(message)
     return SpeechError(_MESSAGE_OUTCOMES[code[1]] if code else "error", message)

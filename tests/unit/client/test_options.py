@@ -53,3 +53,12 @@ def test_extra_inputs_must_be_a_json_object(text: str) -> None:
 def test_outcome_is_the_code_that_begins_an_error_message(message: str, outcome: str) -> None:
     error = from_message(message)
     assert (error.outcome, str(error)) == (outcome, message)
+
+
+@pytest.mark.parametrize(
+    "state", ["'qwen3_tts' has no available versions", "'qwen3_tts' version 1 is not at ready state"]
+)
+def test_a_server_that_ends_is_unavailable(state: str) -> None:
+    """Triton answers so while it unloads its models; another server can take the request."""
+    error = from_message(f"Request for unknown model: {state}")
+    assert (error.outcome, str(error)) == ("unavailable", f"UNAVAILABLE: Request for unknown model: {state}")

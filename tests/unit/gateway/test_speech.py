@@ -210,6 +210,7 @@ def test_a_wrong_field_is_named(client: httpx.Client, fields: dict[str, Any], st
         ("UNAVAILABLE: voices_folder: /srv: OSError", 503, None, "no server can take the request now"),
         ("INTERNAL: the codec failed: RuntimeError", 500, None, FAILED),
         ("Request for unknown model: 'qwen3_tts' is not found", 500, None, FAILED),
+        ("Request for unknown model: 'q' has no available versions", 503, None, "no server can take the request now"),
     ],
 )
 def test_an_error_of_the_server_becomes_a_status(
