@@ -138,7 +138,7 @@ def test_a_busy_server_is_left_alone(
     with serve(scripted_repository, tmp_path, scripted_environment) as server:
         loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
         try:
-            with streams_in_flight(server, max_frames=1000) as in_flight, stream_check(server, "--deadline=6") as check:
+            with streams_in_flight(server, max_frames=1000) as in_flight, stream_check(server) as check:
                 assert all(future.result(PATIENCE * 5).error is None for future in in_flight)
                 assert check.poll() is None
                 check.terminate()
