@@ -240,6 +240,18 @@ def test_streams_start_with_their_expected_pages_and_grow_by_several_while_enoug
     assert sorted({*grown} - {0}) == [4, 4 + GROWTH_PAGES, 9]
 
 
+def test_nobody_is_parked_while_the_free_pages_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream grows into the last page of the cache."""
+    machine = Machine(make_scheduler(1, 9))
+    scheduler, held = machine.scheduler, set[int]()
+    monkeypatch.setattr(scheduler.paging, "park", lambda slot: pytest.fail("parked"))
+    scheduler.submit(of_text("0", 4, 60, rows=10))
+    while scheduler.live:
+        machine.tick()
+        held.add(scheduler.pages.num_used)
+    assert max(held) == scheduler.pages.size
+
+
 def test_streams_start_with_their_prompts_pages_once_half_of_the_cache_is_taken() -> None:
     machine = Machine(make_scheduler(4, 10))
     streams = [of_text(str(i), 4, 60, rows=10) for i in range(2)]

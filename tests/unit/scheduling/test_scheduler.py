@@ -8,12 +8,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from qwen3_tts_engine import metrics
+from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.core.batches import Batch, Chunks, Frames
 from qwen3_tts_engine.core.streams import Stream
 from qwen3_tts_engine.interfaces import SchedulerLimits
 from qwen3_tts_engine.request import Unavailable
 from qwen3_tts_engine.scheduling.capacity import Capacity, urgent_lead
 from qwen3_tts_engine.scheduling.chunker import Chunker
+from qwen3_tts_engine.scheduling.gauges import read_gauges
 from qwen3_tts_engine.scheduling.scheduler import Scheduler
 from qwen3_tts_engine.scheduling.slot_table import SlotTable
 from scripts.lab.simulation import audible
@@ -24,11 +27,11 @@ NOW = 0.0
 TICK_SECONDS, ROW_SECONDS = 0.01, 0.00125
 
 
-def make_scheduler(slots: int = 4, pages: int = 20, **limits: Any) -> Scheduler:
-    """Until a test adds measurements, work takes no time."""
+def make_scheduler(slots: int = 4, pages: int = 20, *, batching_is_free: bool = True, **limits: Any) -> Scheduler:
+    """Until a test adds measurements, work takes no time, or unknown time where batching is not free."""
     table = SlotTable(slots, MAX_FRAMES, NUM_CODEBOOKS)
     defaults = {"page_size": 4, "num_pages": pages, "max_batch": slots, "max_waiting": 8, "max_prefill_seconds": 1.0}
-    return Scheduler(table, SchedulerLimits(**(defaults | limits)), Capacity(0, 8, batching_is_free=True))
+    return Scheduler(table, SchedulerLimits(**(defaults | limits)), Capacity(0, 8, batching_is_free=batching_is_free))
 
 
 def frames_for(batch: Batch, ended: frozenset[int] = frozenset()) -> Frames:
@@ -240,6 +243,15 @@ def test_new_streams_get_their_own_batch_where_each_stream_costs_as_much_as_anot
         scheduler.capacity.add_tick(streams, streams * TICK_SECONDS)
     listen(scheduler, count=2, lead=1000.0)
     assert alone_at(scheduler, [0, 1, 2, 3]) == [True] * 4
+
+
+def test_the_predicted_load_is_0_while_it_is_unknown() -> None:
+    scheduler = make_scheduler(batching_is_free=False)
+    listen(scheduler, count=1, lead=0.0)
+    assert read_gauges(scheduler)[metrics.PREDICTED_LOAD.name] == 0.0
+    scheduler.capacity.add_tick(1, FRAME_SECONDS / 2)
+    scheduler.capacity.add_codec_call(8, 0.0)
+    assert read_gauges(scheduler)[metrics.PREDICTED_LOAD.name] == pytest.approx(0.5)
 
 
 def alone_at(scheduler: Scheduler, ticks: list[int]) -> list[bool]:
