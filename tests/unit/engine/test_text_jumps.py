@@ -71,6 +71,18 @@ def test_jumps_are_counted_where_speech_is_in_order_again(attended: list[int], c
     assert jumps(attended) == counted
 
 
+@pytest.mark.parametrize("is_next_part", [False, True])
+@pytest.mark.parametrize(("lost_frames", "back"), [(3, 0), (4, 1)])
+def test_lost_frames_are_counted_from_the_first_of_a_part(lost_frames: int, back: int, is_next_part: bool) -> None:
+    found = TextJumps()
+    if is_next_part:
+        found.observe(0, 0.1)
+        found.begin_part()
+    for confidence in [0.1] * lost_frames + [0.9]:
+        found.observe(0, confidence)
+    assert found.back == back
+
+
 def test_the_next_part_is_no_jump() -> None:
     times = WordTimes()
     for part in range(2):
