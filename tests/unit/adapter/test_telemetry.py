@@ -1,6 +1,7 @@
-"""Reports of metrics cost a bounded number of messages."""
+"""Reports of metrics cost a bounded number of messages; logs keep their levels."""
 
 import gc
+import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -95,3 +96,13 @@ def test_one_metric_names_what_is_served(telemetry: Any) -> None:
     reporter.close()
     assert reporter._metrics[metrics.INFO.name,].labels == {"model": "m", "checkpoint": "folder"}
     assert reporter._metrics[metrics.READY.name,].labels == {"model": "m"}
+
+
+def test_triton_logs_a_record_at_its_level(adapter: Callable[..., Any]) -> None:
+    written = list[str]()
+    names = ("log_info", "log_warn", "log_error")
+    logger = SimpleNamespace(**{name: lambda text, name=name: written.append(f"{name} {text}") for name in names})
+    handler = adapter("telemetry", SimpleNamespace(Logger=logger)).TritonLogHandler()
+    for level in (logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
+        handler.emit(logging.makeLogRecord({"levelno": level, "msg": str(level)}))
+    assert written == ["log_info 20", "log_warn 30", "log_error 40", "log_error 50"]
