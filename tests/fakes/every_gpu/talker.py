@@ -23,6 +23,7 @@ from qwen3_tts_engine.talker.talker import Talker, code_offsets
 from scripts.synthetic.configs import Size, model_config
 from tests.fakes.every_gpu.gpus import Gpu
 from tests.fakes.every_gpu.kernels import CudaKernel, Kernel, recorded_triton
+from tests.fakes.one_stream import OneStream
 
 META = torch.device("meta")
 # The default, since attention.cu is compiled for a page size.
@@ -125,6 +126,7 @@ def _recorded(gpu: Gpu, record: Record, *, has_cublas: bool) -> ExitStack:
     patches.enter_context(recorded_triton(record))
     for module, name, replacement in (
         (kernel_ops, "CudaKernel", Recorder),
+        (kernel_ops, "SideStream", OneStream),
         (products, "CudaKernel", Recorder),
         (products, "tensor_map", lambda *_: None),
         (products, "gated_map", lambda *_: None),

@@ -1,7 +1,5 @@
 """The text tracker of PyTorch against a filter in NumPy, and its kernels, in Triton's interpreter, against PyTorch."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -22,6 +20,7 @@ from qwen3_tts_engine.talker.ops.torch_tracking import TorchTracking
 from qwen3_tts_engine.talker.side_stream import SideStream
 from qwen3_tts_engine.talker.text_tracker import FLOOR, TextTracker
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
+from tests.fakes.one_stream import OneStream
 from tests.unit.talker.attention_case import layer, transformer_config
 
 CPU = torch.device("cpu")
@@ -162,20 +161,6 @@ def test_attention_that_is_bound_to_it_observes_the_rows_that_it_computes() -> N
 def test_kernels_compute_what_pytorch_does() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     check_kernels(CPU, OneStream())
-
-
-class OneStream(SideStream):
-    """Of a device without streams."""
-
-    def __init__(self) -> None:
-        pass
-
-    @contextmanager
-    def forked(self, read: Tensor) -> Iterator[None]:
-        yield
-
-    def join(self) -> None:
-        pass
 
 
 def check_kernels(device: torch.device, beside: SideStream) -> None:
