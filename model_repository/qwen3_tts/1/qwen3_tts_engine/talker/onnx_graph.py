@@ -123,8 +123,9 @@ class OnnxGraph:
 
     def _model(self, initializers: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
         graph = helper.make_graph(self._nodes, self._name, self._inputs, self._outputs, list(initializers.values()))
-        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(OWN, 1)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+        opsets = {"": OPSET} | ({OWN: 1} if self._is_int8 else {})
+        imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+        return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
 
     def product(self, x: Value, weight: Tensor, *added: Value) -> Value:
         """x [rows, inputs] @ weight [outputs, inputs].T, plus a bias or a residual."""
