@@ -208,15 +208,16 @@ class Capacity:
     def call_frames(self, streams: int, lead: float, most: int) -> int:
         """The most frames of a codec call, at most `most`, for which it takes neither longer than CALL_SECONDS nor than
         `lead` seconds, as far as the codec of so many streams keeps up with calls so short."""
-        seconds = [self._codec.at(frames) for frames in range(1, most + 1)]
-        if not CALL_SECONDS < seconds[-1] < math.inf:
+        # Where calls are short anyway this is all that is asked under the engine's lock.
+        if not CALL_SECONDS < self._codec.at(most) < math.inf:
             return most
+        seconds = {frames: self._codec.at(frames) for frames in range(1, most)}
 
         def longest(bound: float) -> int:
-            return sum(1 for call in seconds if call <= bound)
+            return max((frames for frames, call in seconds.items() if call <= bound), default=0)
 
         def keeps_up(frames: int) -> bool:
-            return frames > 0 and streams * seconds[frames - 1] / frames <= CALL_LOAD * FRAME_SECONDS
+            return frames > 0 and streams * seconds[frames] / frames <= CALL_LOAD * FRAME_SECONDS
 
         short = longest(CALL_SECONDS)
         if not keeps_up(short):
