@@ -191,6 +191,8 @@ def test_killed_server_takes_only_its_own_streams(fleet: Fleet) -> None:
 
 
 @pytest.mark.long
+# On a busy machine a server that has just started is slower, and gets fewer streams.
+@pytest.mark.timing
 def test_drained_server_loses_no_stream(fleet: Fleet) -> None:
     drained = fleet.launcher(1)
     with caller_of(Ports(grpc=fleet.ports.port)) as caller:
@@ -210,8 +212,7 @@ def test_drained_server_loses_no_stream(fleet: Fleet) -> None:
     assert load.failed() == []
     fleet.process.send_signal(signal.SIGUSR1)
     fleet.wait_ready()
-    # It has streams again; on a busy machine a server that has just started is slower, and gets fewer.
-    assert min(spread(fleet)) >= 60 / SERVERS / 2
+    assert_even(spread(fleet))
 
 
 def test_benchmark_of_a_fleet(fleet: Fleet, tmp_path: Path) -> None:
