@@ -21,7 +21,7 @@ from qwen3_tts_engine.codec.contract import LINE, MAX_CALL_FRAMES, PLACES_SIZE, 
 from qwen3_tts_engine.codec.line import Line, leave_note
 from qwen3_tts_engine.codec.row_calls import RowCalls
 from qwen3_tts_engine.interfaces import ModelCall
-from qwen3_tts_engine.request import RequestError
+from qwen3_tts_engine.request import RequestError, Unavailable
 
 CONTRACT = Contract(**terms())  # type: ignore[arg-type]
 SIZES = (NUM_CODEBOOKS, SAMPLES_PER_FRAME)
@@ -106,7 +106,7 @@ def test_the_end_of_the_codec_ends_a_call() -> None:
     line = opened(run)
     [thread] = set(threading.enumerate()) - set(others)
     for _ in range(2):
-        with pytest.raises(RequestError, match="code2wav: its process ended"):
+        with pytest.raises(Unavailable, match="code2wav: its process ended"):
             line.call(*call(1, 1))
     # So that pytest reports its exception with this test, which ignores it.
     thread.join()

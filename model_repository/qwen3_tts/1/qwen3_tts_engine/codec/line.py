@@ -23,7 +23,7 @@ from qwen3_tts_engine.codec.contract import (
     NOTE_MEMORY,
     PLACES_SIZE,
 )
-from qwen3_tts_engine.request import RequestError
+from qwen3_tts_engine.request import RequestError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +81,11 @@ class Line:
                 rows, frames = codes.shape[:2]
                 samples = self._part("pcm", np.int16, rows * frames * SAMPLES_PER_FRAME)
                 return samples.reshape(rows, -1).copy()
+            if not answer:
+                # As when Triton no longer finds the model: a server that stops unloads code2wav beside its callers.
+                raise Unavailable(f"{MODEL_NAME}: its process ended")
             reason = bytes(self._part("error", np.uint8, SIZES["error"])).partition(b"\0")[0].decode()
-            raise RequestError(f"{MODEL_NAME}: {reason if answer else 'its process ended'}")
+            raise RequestError(f"{MODEL_NAME}: {reason}")
 
     def _part(self, name: str, dtype: type[np.generic], count: int) -> np.ndarray:
         if count * np.dtype(dtype).itemsize > SIZES[name]:
