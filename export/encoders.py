@@ -16,7 +16,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 from torch.export import Dim
 
-from export.forms.graph import OnnxGraph, Run, Runtime
+from export.forms.graph import Run, Runtime, TracedModule
 from export.model_folder import VERSION, ExportError, copy_files, facts, has_files, is_served, verified
 from export.modules.codec_encoder import CodecEncoder
 from export.modules.speaker_encoder import SpeakerEncoder
@@ -91,12 +91,12 @@ def export_encoder(
     return [encoder.agreement.format(error), *([str(engine)] if engine else [])]
 
 
-def graph(encoder: EncoderExport, module: nn.Module) -> OnnxGraph:
+def graph(encoder: EncoderExport, module: nn.Module) -> TracedModule:
     """The encoder for one reference at a time."""
     example = encoder.inputs(9)
     sizes = [input_shapes(frames) for frames in (1, COMMON_FRAMES, MOST_FRAMES)]
     shapes = profile(*({name: shapes[name] for name in example} for shapes in sizes))
-    return OnnxGraph(module, example, [encoder.output], encoder.dynamic(), [shapes])
+    return TracedModule(module, example, [encoder.output], encoder.dynamic(), [shapes])
 
 
 def _verify(

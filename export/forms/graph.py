@@ -27,8 +27,8 @@ Run = Callable[[Arrays], Arrays]
 
 
 @dataclass(frozen=True)
-class OnnxGraph:
-    """A module with the names of its inputs and outputs, and its supported shapes."""
+class TracedModule:
+    """A module that PyTorch's exporter traces, with the names of its inputs and outputs and its supported shapes."""
 
     module: nn.Module
     example: Arrays
@@ -70,7 +70,7 @@ class Runtime:
     filename: str
     opset: int | None
     """None for a runtime without ONNX."""
-    make: Callable[[OnnxGraph, Path], EngineFacts | None]
+    make: Callable[[TracedModule, Path], EngineFacts | None]
     load: Callable[[Path], Run]
     code: Path | None = None
     """Folder of files that a model folder requires beside that of the graph."""
@@ -90,4 +90,4 @@ def _load(path: Path) -> Run:
     return run
 
 
-ONNX_RUNTIME = Runtime("onnx", "model.onnx", OPSET, make=OnnxGraph.write, load=_load)
+ONNX_RUNTIME = Runtime("onnx", "model.onnx", OPSET, make=TracedModule.write, load=_load)

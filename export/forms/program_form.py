@@ -6,14 +6,14 @@ from pathlib import Path
 import torch
 
 from encoder_program.program import CONTRACT, MODEL_FILE, Contract, EncoderProgram, Input, OnnxEncoder
-from export.forms.graph import ONNX_RUNTIME, OnnxGraph, Run, Runtime
+from export.forms.graph import ONNX_RUNTIME, Run, Runtime, TracedModule
 from export.tensorrt.process import Arrays
 
 # model.py and its package, which the model folder requires beside the file.
 CODE = Path(__file__).parents[1] / "models" / "python"
 
 
-def make(graph: OnnxGraph, path: Path) -> None:
+def make(graph: TracedModule, path: Path) -> None:
     """Writes the program, traced on the CPU for the graph's dynamic shapes, and its contract."""
     example = tuple(torch.from_numpy(array) for array in graph.example.values())
     dynamic = tuple(graph.dynamic[name] for name in graph.example)
@@ -21,7 +21,7 @@ def make(graph: OnnxGraph, path: Path) -> None:
     torch.export.save(program, path, extra_files={CONTRACT: contract(graph).to_json()})
 
 
-def contract(graph: OnnxGraph) -> Contract:
+def contract(graph: TracedModule) -> Contract:
     [output] = graph.outputs
     [profile] = graph.profiles
     inputs = []
@@ -34,7 +34,7 @@ def contract(graph: OnnxGraph) -> Contract:
     return Contract(inputs, output, warm_up)
 
 
-def make_onnx(graph: OnnxGraph, path: Path) -> None:
+def make_onnx(graph: TracedModule, path: Path) -> None:
     graph.write(path, {CONTRACT: contract(graph).to_json()})
 
 

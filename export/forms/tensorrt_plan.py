@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from export.forms.graph import OnnxGraph, Runtime
+from export.forms.graph import Runtime, TracedModule
 from export.forms.onnx_opset import OPSET, to_opset_17
 from export.profiles import Profile
 from export.tensorrt.process import PlanError, PlanProcess, TensorRtSettings, command
@@ -27,7 +27,7 @@ def tensorrt(settings: TensorRtSettings) -> Runtime:
     return Runtime("tensorrt", PLAN, OPSET, make=partial(build, settings), load=load)
 
 
-def build(settings: TensorRtSettings, graph: OnnxGraph, path: Path) -> EngineFacts:
+def build(settings: TensorRtSettings, graph: TracedModule, path: Path) -> EngineFacts:
     """Builds the graph's plan at `path`. Raises PlanError."""
     with tempfile.TemporaryDirectory() as folder:
         onnx = Path(folder) / "graph.onnx"

@@ -26,7 +26,7 @@ from export.encoders import (
     graph,
     is_current,
 )
-from export.forms.graph import ONNX_RUNTIME, OnnxGraph, Runtime
+from export.forms.graph import ONNX_RUNTIME, Runtime, TracedModule
 from export.forms.onnx_opset import to_opset_17
 from export.forms.program_form import ONNX_PROGRAM
 from export.forms.tensorrt_plan import build, tensorrt
@@ -110,11 +110,11 @@ def checkpoint(checkpoint_of: CheckpointOf) -> Checkpoint:
 def runtime(fake_tensorrt: TensorRtSettings, tiny_base_models: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
     """The TensorRT runtime, with graphs that were exported before."""
 
-    def write(graph: OnnxGraph, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    def write(graph: TracedModule, path: Path, metadata: Mapping[str, str] | None = None) -> None:
         encoder = SPEAKER_ENCODER if isinstance(graph.module, SpeakerEncoder) else CODEC_ENCODER
         shutil.copy(tiny_base_models / encoder.name / "1" / "model.onnx", path)
 
-    monkeypatch.setattr(OnnxGraph, "write", write)
+    monkeypatch.setattr(TracedModule, "write", write)
     return tensorrt(fake_tensorrt)
 
 

@@ -21,7 +21,7 @@ from code2wav_step.onnx_runner import OnnxStepRunner
 from export.agreement import Agreement, compare_step
 from export.alignment import LayoutReport
 from export.encoders import SPEAKER_ENCODER, export_encoder
-from export.forms.graph import OnnxGraph, Runtime
+from export.forms.graph import Runtime, TracedModule
 from export.forms.onnx_form import ONNX
 from export.forms.python_form import step_config
 from export.model_folder import ExportError
@@ -259,7 +259,7 @@ def test_exports_the_encoders_of_a_base_checkpoint(
 def copied_encoder(tiny_base_models: Path) -> Runtime:
     """Copies the exported speaker encoder in place of a build, which takes seconds."""
 
-    def make(graph: OnnxGraph, path: Path) -> None:
+    def make(graph: TracedModule, path: Path) -> None:
         shutil.copyfile(tiny_base_models / SPEAKER_ENCODER.name / "1" / ONNX.encoders.filename, path)
 
     return replace(ONNX.encoders, make=make)

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from export.forms import tensorrt_plan
-from export.forms.graph import OnnxGraph
+from export.forms.graph import TracedModule
 from export.forms.tensorrt_form import tensorrt_form
 from export.forms.tensorrt_plan import build
 from export.tensorrt.api import configure, create_network, import_tensorrt
 from export.tensorrt.process import PlanError, TensorRtSettings
 
 pytest.importorskip("tensorrt_rtx_bindings", reason="the extra tensorrt-rtx")
-GRAPH = OnnxGraph(nn.Identity(), {"x": np.zeros((2, 3), np.float32)}, ["y"], {}, [])
+GRAPH = TracedModule(nn.Identity(), {"x": np.zeros((2, 3), np.float32)}, ["y"], {}, [])
 
 
 def test_names_a_graph_that_tensorrt_cannot_parse(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_refuses_a_plan_that_cannot_be_verified_without_a_gpu(tmp_path: Path) ->
 def test_reports_that_the_build_requires_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tensorrt.py").write_text("__version__ = '10.14.1.48'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(OnnxGraph, "write", lambda graph, path: path.touch())
+    monkeypatch.setattr(TracedModule, "write", lambda graph, path: path.touch())
     monkeypatch.setattr(tensorrt_plan, "to_opset_17", lambda path: None)
     with pytest.raises(PlanError, match=r"tensorrt 10\.14\.1\.48 requires a GPU to build; TensorRT for RTX does not"):
         build(TensorRtSettings(cache=tmp_path), GRAPH, tmp_path / "model.plan")
