@@ -106,12 +106,7 @@ def graphs() -> Speaking:
 def test_a_position_passes_from_the_first_token_to_the_end(graphs: Speaking, layout: TextLayout) -> None:
     newcomer = graphs.newcomer(0, layout)
     graphs.begin(newcomer)
-    spoken, tokens = graphs.spoken([0]), newcomer.stream.prompt.num_spoken
-    assert spoken[0].tolist() == [0, NONE]
-    assert (np.diff(spoken[:, 0]) >= 0).all()
-    assert (np.diff(spoken[:, 0]) <= 3).all()
-    assert spoken[-1, 0] >= tokens - 1
-    assert spoken[1:, 1].mean() / MILLION > MIN_CONFIDENCE + 0.15
+    assert_followed(newcomer, graphs.spoken([0]), margin=0.15)
 
 
 @pytest.mark.parametrize("layout", ["full", "streaming"])
@@ -122,11 +117,15 @@ def test_a_position_passes_through_the_text_after_that_of_a_reference(
     cloned.checkpoint, cloned.runner = base_checkpoint(tmp_path), graphs.runner
     newcomer = cloned.newcomer(0, layout, voice=clone())
     cloned.begin(newcomer)
-    spoken, tokens = cloned.spoken([0]), newcomer.stream.prompt.num_spoken
+    assert_followed(newcomer, cloned.spoken([0]), margin=0.1)
+
+
+def assert_followed(newcomer: Newcomer, spoken: np.ndarray, margin: float) -> None:
+    """The position passes through the text by 0 to 3 tokens a frame; confidence exceeds its bound by `margin`."""
     assert spoken[0].tolist() == [0, NONE]
-    assert (np.diff(spoken[:, 0]) >= 0).all()
-    assert spoken[-1, 0] >= tokens - 1
-    assert spoken[1:, 1].mean() / MILLION > MIN_CONFIDENCE + 0.1
+    assert set(np.diff(spoken[:, 0])) <= set(range(4))
+    assert spoken[-1, 0] >= newcomer.stream.prompt.num_spoken - 1
+    assert spoken[1:, 1].mean() / MILLION > MIN_CONFIDENCE + margin
 
 
 @pytest.mark.parametrize("layout", ["full", "streaming"])
