@@ -12,7 +12,7 @@ import pytest
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
 from qwen3_tts_engine.core.batches import MILLION, Frames, Newcomer
 from qwen3_tts_engine.core.streams import FinishReason, Prompt, Stream
-from qwen3_tts_engine.core.words import CONFIDENCE_FRAMES, Pause, WordTimes, Written
+from qwen3_tts_engine.core.words import CONFIDENCE_FRAMES, LEAD_SAMPLES, Pause, WordTimes, Written
 from tests.fakes.scripted import Listener, ScriptedRunner, make_stream
 from tests.unit.engine.test_engine import WAIT, Harness
 from tests.unit.engine.test_silence import VoicedCodec
@@ -47,12 +47,17 @@ def told(events: Collection[Any], skipped: int = 0) -> list[dict[str, Any]]:
     return [json.loads(event.to_json(skipped)) for event in events]
 
 
-def begun(events: Collection[dict[str, Any]]) -> list[tuple[str, int]]:
-    return [(event["word"], event["start"] // SAMPLES_PER_FRAME) for event in events if "word" in event]
+def begun(events: Collection[dict[str, Any]]) -> list[tuple[str, float]]:
+    return [(event["word"], frame_of(event["start"])) for event in events if "word" in event]
 
 
-def ended(events: Collection[dict[str, Any]]) -> list[tuple[int, int]]:
-    return [(event["index"], event["end"] // SAMPLES_PER_FRAME) for event in events if "end" in event]
+def ended(events: Collection[dict[str, Any]]) -> list[tuple[int, float]]:
+    return [(event["index"], frame_of(event["end"])) for event in events if "end" in event]
+
+
+def frame_of(sample: int) -> float:
+    """The frame whose time leads it: a whole number, if the frame is not the first one."""
+    return (sample + LEAD_SAMPLES) / SAMPLES_PER_FRAME if sample else 0
 
 
 def test_a_word_begins_and_ends_with_its_letters() -> None:
@@ -116,7 +121,7 @@ def test_a_word_is_told_as_far_as_its_text_has_arrived() -> None:
     times.add(4, "-known", spans("-known"), ends=True)
     [second] = told(times.finish(3))
     assert (first["word"], first["last"]) == ("well", 3)
-    assert second == {"index": 0, "end": 3 * SAMPLES_PER_FRAME}
+    assert second == {"index": 0, "end": 3 * SAMPLES_PER_FRAME - LEAD_SAMPLES}
 
 
 def test_events_are_taken_with_the_frames_of_their_chunk() -> None:
@@ -225,13 +230,14 @@ class WordListener(Listener):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told_before: list[int] = []
+        self.told_with: list[range] = []
+        """The samples of the chunk with which each word came."""
         self.samples = 0
 
     def send(self, pcm: np.ndarray, words: Collection[str] = ()) -> None:
         super().send(pcm, words)
+        self.told_with += [range(self.samples, self.samples + len(pcm))] * len(words)
         self.samples += len(pcm)
-        self.told_before += [self.samples] * len(words)
 
 
 TEXT = "one two three four five six seven eight nine ten"
@@ -282,14 +288,13 @@ def check_words(listener: WordListener) -> None:
     ends = {event["index"]: event["end"] for event in found if "end" in event}
     assert list(starts) == list(ends) == list(range(10))
     # A stream that was parked observes nothing with its first frame then: its words are a frame late each time.
-    frames = [(start + skipped) / SAMPLES_PER_FRAME for start in starts.values() if start]
-    assert all(frame == int(frame) for frame in frames)
-    assert frames == sorted(frames)
+    assert [*starts.values()] == sorted(starts.values())
     assert all(ends[index] == starts[index + 1] for index in range(9))
-    for event, before in zip(map(json.loads, listener.words), listener.told_before, strict=True):
-        if event.get("start"):
-            assert event["start"] < before, "told with the chunk in which it begins, or earlier"
-            assert event["start"] >= before - 8 * SAMPLES_PER_FRAME
+    for event, chunk in zip(map(json.loads, listener.words), listener.told_with, strict=True):
+        for sample in event.keys() & {"start", "end"}:
+            assert event[sample] in chunk, "told with the chunk in which it begins"
+            led = (event[sample] + skipped + LEAD_SAMPLES) % SAMPLES_PER_FRAME == 0
+            assert led or event[sample] == chunk.start, "a stretch of audio that was sent is no place to begin"
     assert listener.summary.spoken_share == 1.0
 
 
@@ -307,7 +312,7 @@ def test_an_utterance_that_is_cut_says_how_much_of_its_text_was_spoken() -> None
     assert listener.summary is not None
     assert listener.summary.reason is FinishReason.LENGTH
     assert listener.summary.spoken_share == pytest.approx(0.4)
-    assert json.loads(listener.summary.words[-1]) == {"index": 3, "end": 4 * SAMPLES_PER_FRAME}
+    assert json.loads(listener.summary.words[-1]) == {"index": 3, "end": 4 * SAMPLES_PER_FRAME - LEAD_SAMPLES}
 
 
 def test_times_count_the_pauses_before_them() -> None:
@@ -317,8 +322,18 @@ def test_times_count_the_pauses_before_them() -> None:
         times.observe(frame, part, token, 0.9)
     pauses = [Pause(0, 10), Pause(3, 1000)]
     found = [json.loads(event.to_json(100, pauses)) for event in times.finish(4)]
-    assert [event["start"] for event in found if "start" in event] == [10, 1830, 3 * SAMPLES_PER_FRAME + 910]
-    assert [event["end"] for event in found if "end" in event] == [1830, 3 * SAMPLES_PER_FRAME - 90, 8590]
+    second, before, last = (at - LEAD_SAMPLES for at in (1830, 3 * SAMPLES_PER_FRAME - 90, 8590))
+    assert [event["start"] for event in found if "start" in event] == [10, second, 3 * SAMPLES_PER_FRAME + 910]
+    assert [event["end"] for event in found if "end" in event] == [second, before, last]
+
+
+@pytest.mark.parametrize("sent", [0, 1000, 1920])
+def test_nothing_begins_or_ends_in_audio_that_was_sent_before(sent: int) -> None:
+    times = words_of("One two")
+    for frame, token in enumerate([0, 1]):
+        times.observe(frame, 0, token, 0.9)
+    [_, ends, begins] = [json.loads(event.to_json(0, (), sent)) for event in times.take(2)]
+    assert ends["end"] == begins["start"] == max(sent, SAMPLES_PER_FRAME - LEAD_SAMPLES)
 
 
 def test_words_are_what_was_written() -> None:

@@ -202,8 +202,7 @@ class Stream:
     """Silent beginning, int16 [samples], while `is_withheld`."""
     withheld_samples: int = 0
     """Leading silence that was dropped."""
-    has_audio: bool = False
-    """Whether audio was sent."""
+    sent_samples: int = 0
     error: RequestError | None = None
     """Why its audio could not be sent."""
     reason: FinishReason = FinishReason.STOP

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
+from qwen3_tts_engine.audio import SAMPLE_RATE, SAMPLES_PER_FRAME
 from qwen3_tts_engine.core.text_jumps import TextJumps
 
 UNKNOWN = -1
 # Frames over which confidence is averaged, and the least mean at which times are told: over an utterance the demo voice
 # has 0.8 or more with its own heads, and at most 0.43 with others.
 CONFIDENCE_FRAMES, MIN_CONFIDENCE = 16, 0.6
+# Attention reaches a word after its sound begins: 14 to 64 ms later, median of the kinds of text and voices of
+# docs/benchmarks/word-times.json as they were measured without this.
+LEAD_SAMPLES = 24 * SAMPLE_RATE // 1000
 # Share of a part's tokens that is taken for all of it: the position may trail behind the last ones.
 SPOKEN_SHARE = 0.9
 # Punctuation that is read out. Words have a letter, a digit, a symbol or one of these.
@@ -57,12 +60,15 @@ class WordEvent(NamedTuple):
     is_begin: bool
     is_known: bool
 
-    def to_json(self, skipped_samples: int, pauses: Sequence[Pause] = ()) -> str:
-        """`skipped_samples` are those at the utterance's beginning that are not sent."""
+    def to_json(self, skipped_samples: int, pauses: Sequence[Pause] = (), sent_samples: int = 0) -> str:
+        """`skipped_samples` are those at the utterance's beginning that are not sent, `sent_samples` those that were
+        sent before: nothing begins or ends in them."""
         # A word that ends at a pause ends before it.
-        added = sum(pause.samples for pause in pauses if pause.frame < self.frame + self.is_begin)
-        sample = max(0, self.frame * SAMPLES_PER_FRAME - skipped_samples) + added if self.is_known else None
-        word = self.word
+        passed = [pause for pause in pauses if pause.frame < self.frame + self.is_begin]
+        last = max((pause.frame for pause in passed), default=0)
+        at = max(last * SAMPLES_PER_FRAME, self.frame * SAMPLES_PER_FRAME - LEAD_SAMPLES)
+        told = max(0, at - skipped_samples) + sum(pause.samples for pause in passed)
+        sample, word = max(sent_samples, told) if self.is_known else None, self.word
         if not self.is_begin:
             return json.dumps({"index": word.index, "end": sample})
         begun = {"index": word.index, "word": word.text, "first": word.first, "last": word.last, "start": sample}

@@ -94,7 +94,8 @@ class Delivery:
         """Returns the send error, if any."""
         if not len(samples):
             return None
-        words = [event.to_json(stream.withheld_samples, stream.pauses) for event in stream.unsent_words]
+        skipped, sent = stream.withheld_samples, stream.sent_samples
+        words = [event.to_json(skipped, stream.pauses, sent) for event in stream.unsent_words]
         stream.unsent_words = []
         try:
             stream.sink.send(samples, words)
@@ -102,7 +103,7 @@ class Delivery:
             log.warning("sending to %s failed: %s", stream.key, error)
             return RequestError(f"sending the response failed: {error}")
         self._recorder.count(metrics.AUDIO, len(samples) / SAMPLE_RATE)
-        if not stream.has_audio:
-            stream.has_audio = True
+        if not stream.sent_samples:
             self._recorder.observe(metrics.TTFA, time.perf_counter() - stream.arrived)
+        stream.sent_samples += len(samples)
         return None
