@@ -31,7 +31,8 @@ def make_golden(
     shape = (utterances, frames, NUM_CODEBOOKS)
     codes = np.random.default_rng(SEED).integers(0, reference.config.codebook_size, shape, np.int32)
     codes = np.tile(codes, (1, repeats, 1))
-    samples = to_int16(_waveform(reference, torch.from_numpy(codes)), step_config(step.config).contract).cpu().numpy()
+    waveform = _waveform(reference, torch.from_numpy(codes)).cpu().numpy()
+    samples = to_int16(waveform, step_config(step.config).contract)
     return Golden(codes, samples, snr_db, codec_digest)
 
 

@@ -152,7 +152,7 @@ def load(path: Path) -> StepFunction:
     return as_step(startup.make_runner(startup.load_weights(path, device), device))
 
 
-def as_step(runner: startup.StepRunner) -> StepFunction:
+def as_step(runner: startup.TorchStepRunner) -> StepFunction:
     """The runner as called for a request, but with FP32 states."""
     dtype = runner.step.weights.codebooks.dtype
 

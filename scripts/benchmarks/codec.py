@@ -23,8 +23,9 @@ from torch import Tensor
 from code2wav_step import startup
 from code2wav_step.buckets import BatchShape, Buckets
 from code2wav_step.config import Contract
+from code2wav_step.device_rows import DeviceRows
 from code2wav_step.kernel_ops import KernelOps
-from code2wav_step.rows import Places, Rows
+from code2wav_step.rows import Places
 from code2wav_step.runner import GraphStepRunner
 from code2wav_step.torch_ops import TorchOps
 from code2wav_step.weights import StepWeights
@@ -121,10 +122,10 @@ def measure(runner: GraphStepRunner, streams: Streams, batch: int, frames: int, 
     }
 
 
-def filled(state: Tensor, history: np.ndarray, contract: Contract) -> tuple[Rows, Places]:
+def filled(state: Tensor, history: np.ndarray, contract: Contract) -> tuple[DeviceRows, Places]:
     """Rows with the states [B, S], and places that read them and write as many others."""
     batch, size = state.shape
-    rows = Rows(size, state.dtype, state.device, contract)
+    rows = DeviceRows(size, state.dtype, state.device, contract)
     before = np.arange(1, batch + 1)
 
     def places(read: np.ndarray, written: np.ndarray) -> Places:

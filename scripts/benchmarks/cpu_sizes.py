@@ -25,7 +25,6 @@ from rich.console import Console
 from torch import Tensor
 
 from code2wav_step.onnx_runner import OnnxStepRunner
-from code2wav_step.rows import Rows
 from qwen3_tts_client.records.environment import environment
 from qwen3_tts_engine.audio import FRAME_SECONDS
 from qwen3_tts_engine.checkpoint.checkpoint import WEIGHTS, Checkpoint
@@ -207,13 +206,13 @@ def codec_call_ms(path: Path) -> float:
     """Milliseconds of the codec's call for one frame of one stream with a full window, as code2wav makes it."""
     runner = OnnxStepRunner(path)
     config = runner.config
-    rows = Rows(config.state_size, torch.float32, torch.device("cpu"), config.contract)
+    rows = runner.new_rows()
     places = rows.open(np.array([[0, config.contract.num_rows - 1, config.window, 0]], np.int32))
     codes = np.random.default_rng(0).integers(0, config.codebook_size, (1, 1, config.num_quantizers), np.int32)
     times = []
     for _ in range(CODEC_CALLS):
         started = time.perf_counter()
-        runner.advance(codes, rows, places)
+        runner.decode(codes, rows, places)
         times.append(time.perf_counter() - started)
     return round(1e3 * float(np.mean(times[WARMUP:])), 2)
 

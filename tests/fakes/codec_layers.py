@@ -37,8 +37,7 @@ def small_config() -> StepConfig:
 
 def pcm_of(waveform: Tensor) -> np.ndarray:
     """The samples that a codec gives, int16 as `waveform`."""
-    samples: np.ndarray = to_int16(waveform, small_config().contract).cpu().numpy()
-    return samples
+    return to_int16(waveform.cpu().numpy(), small_config().contract)
 
 
 def small_step(**changes: int) -> CodecStep:

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from code2wav_step import startup
 from code2wav_step.pcm import mark_denied
-from code2wav_step.rows import Rows
 from export.profiles import Profile, Shapes, describe, find
 from export.tensorrt.api import TensorRtError, take_standard_output
 from export.tensorrt.run import serve
@@ -65,8 +64,7 @@ class StepRunner:
 
     def __init__(self, path: Path) -> None:
         self._runner = startup.make_runner(startup.load_weights(path, CPU), CPU)
-        config = self._runner.config
-        self._rows = Rows(config.state_size, torch.float32, CPU, config.contract)
+        self._rows = self._runner.new_rows()
         self.dtypes = dict.fromkeys(("codes", "places", "pcm"), "int32")
         self.dims = {"codes": [-1, -1, 16], "places": [-1, 4], "pcm": [-1, -1]}
         self.samples = np.empty(0, np.int16)
@@ -74,7 +72,7 @@ class StepRunner:
     def run(self, inputs: Arrays) -> Arrays:
         codes = inputs["codes"].clip(0, self._runner.config.codebook_size - 1)
         opened = self._rows.open(inputs["places"])
-        self.samples = self._runner.advance(codes, self._rows, opened).numpy().copy()
+        self.samples = self._runner.decode(codes, self._rows, opened).copy()
         mark_denied(self.samples, opened.denied, self._runner.config.contract)
         return {"pcm": self.samples.view(np.int32)}
 

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from code2wav_step import startup, weights
 from code2wav_step.config import StepConfig
-from code2wav_step.pcm import to_int16
-from code2wav_step.rows import ZERO_ROW, Rows
+from code2wav_step.rows import ZERO_ROW
 from code2wav_step.runner import GraphStepRunner
-from code2wav_step.torch_ops import TorchOps
+from code2wav_step.torch_ops import TorchOps, to_int16
 from export.agreement import Agreement
 from export.forms import python_form
 from export.modules.codec import CodecStep
@@ -173,7 +172,7 @@ def test_rows_that_were_never_written_are_read_as_zero(runner: GraphStepRunner, 
     contract = runner.config.contract
     codes, state, history = inputs(runner.config, 2, 4)
     waveform, _ = runner(codes, torch.zeros_like(state), history)
-    rows = Rows(runner.config.state_size, torch.float16, DEVICE, contract)
+    rows = runner.new_rows()
     public = contract.num_rows - contract.public_rows
     places = places_of(public + np.array([20, 40]), public + np.array([0, 1]), history, key=0)
     pcm = runner.advance(codes.numpy(), rows, rows.open(places))
@@ -197,7 +196,7 @@ def test_the_plugins_program_agrees_with_the_step(
     for batch, frames in shapes:
         snr[batch, frames] = []
         codes, _, window = inputs(runner.config, batch, frames)
-        rows = Rows(runner.config.state_size, torch.float16, DEVICE, runner.config.contract)
+        rows = runner.new_rows()
         own = np.arange(1, batch + 1)
         for places in (
             places_of(np.full(batch, ZERO_ROW), own, 0 * window),

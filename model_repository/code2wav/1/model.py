@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import triton_python_backend_utils as pb_utils
 
-from code2wav_step import guard, instance, startup
+from code2wav_step import executors, guard, instance
 from code2wav_step.line import Line
 from code2wav_step.pcm import mark_denied
 from code2wav_step.requests import InvalidInputError, Request, RequestReader
-from code2wav_step.rows import Rows
 
 log = logging.getLogger("code2wav_step")
 
@@ -27,16 +25,12 @@ class TritonPythonModel:
         # Before the first CUDA call, which reads it: under MPS the codec (0, normal) goes before the talker (1).
         os.environ.setdefault("CUDA_MPS_CLIENT_PRIORITY", "0")
         instance.log_through_triton(log, args["model_name"])
-        device = instance.assigned_device(args)
         executor = json.loads(args["model_config"])["parameters"]["executor"]["string_value"]
-        # A stream of its own, so that synchronising waits for nothing else.
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        with torch.cuda.stream(self._stream):
-            folder = Path(args["model_repository"]) / args["model_version"]
-            self._runner = startup.load_runner(folder, executor, device)
-            config = self._runner.config
-            dtype = torch.float16 if device.type == "cuda" else torch.float32
-            self._rows = Rows(config.state_size, dtype, device, config.contract)
+        folder = Path(args["model_repository"]) / args["model_version"]
+        self._runner = executors.load_runner(folder, executor, args)
+        with self._runner.context():
+            self._rows = self._runner.new_rows()
+        config = self._runner.config
         self._config, self._contract, self._reader = config, config.contract, RequestReader(config)
         # Requests and the calls of a direct line use the runner in turn.
         self._lock = threading.Lock()
@@ -70,17 +64,14 @@ class TritonPythonModel:
         except Exception as problem:
             log.exception("a step failed")
             return pb_utils.InferenceResponse(error=error(str(problem), error.INTERNAL))
-        return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack(self._contract.pcm, torch.from_numpy(pcm))])
+        return pb_utils.InferenceResponse([pb_utils.Tensor(self._contract.pcm, pcm)])
 
     def _advance(self, codes: np.ndarray, places: np.ndarray, pcm: np.ndarray) -> None:
         """Fills `pcm`, int16 [rows, samples]."""
-        with self._lock, torch.cuda.stream(self._stream):
+        with self._lock, self._runner.context():
             opened = self._rows.open(places)
             if opened.writes:
-                samples = self._runner.advance(codes, self._rows, opened)
-                if self._stream:
-                    self._stream.synchronize()
-                pcm[:] = samples.numpy()
+                pcm[:] = self._runner.decode(codes, self._rows, opened)
             else:
                 # A talker claims hundreds of rows at start; decoding a frame for each takes a CPU seconds.
                 pcm.fill(0)
@@ -100,5 +91,5 @@ class TritonPythonModel:
                 self._runner.prepare(codes, self._rows, self._rows.open(places))
 
         sizes = (self._config.num_quantizers, self._config.samples_per_frame)
-        Line(address, self._contract, sizes, run, prepare, torch.cuda.stream(self._stream))
+        Line(address, self._contract, sizes, run, prepare, self._runner.context())
         self._lines.add(address)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from code2wav_step.device_rows import row_addresses
 from code2wav_step.kernels import resident_unit
-from code2wav_step.rows import row_addresses
 from code2wav_step.torch_ops import TorchOps
 from code2wav_step.weights import Product
 from tests.fakes.codec_layers import CASES, Inputs, small_config

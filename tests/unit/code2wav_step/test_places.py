@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from code2wav_step.config import Contract
-from code2wav_step.rows import ZERO_ROW, Rows
+from code2wav_step.rows import ZERO_ROW, HostRows
 from qwen3_tts_engine.codec.contract import NUM_ROWS, PUBLIC_ROWS, terms
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -42,7 +42,7 @@ class DeviceRows:
 def test_the_device_opens_what_the_host_does() -> None:
     """Calls of entries with rows of their own: within a call the order of entries that share one is open."""
     random = np.random.default_rng(0)
-    rows = Rows(24, torch.float32, torch.device("cpu"), Contract(**terms()))  # type: ignore[arg-type]
+    rows = HostRows(24, Contract(**terms()))  # type: ignore[arg-type]
     device = DeviceRows()
     used = np.array([*range(9), 100, LAST_OWNED, *PUBLIC[:3], PUBLIC[-1]])
     outcomes = set()

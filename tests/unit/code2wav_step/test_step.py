@@ -21,11 +21,10 @@ from code2wav_step import startup
 from code2wav_step import weights as step_weights
 from code2wav_step.buckets import GRAIN_ROW_FRAMES, MAX_ROW_FRAMES, Buckets
 from code2wav_step.config import Contract, StepConfig
-from code2wav_step.pcm import to_int16
 from code2wav_step.requests import InvalidInputError, RequestReader
 from code2wav_step.runner import EagerStepRunner
 from code2wav_step.step import Step
-from code2wav_step.torch_ops import TorchOps
+from code2wav_step.torch_ops import TorchOps, to_int16
 from export.agreement import Agreement, compare, compare_step
 from export.forms import python_form
 from export.modules.codec import CodecStep

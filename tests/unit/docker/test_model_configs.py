@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from code2wav_step import onnx_runner, startup
+from code2wav_step import executors, onnx_runner, startup
 from export.encoders import CODEC_ENCODER, SPEAKER_ENCODER, configured
 from export.forms.graph import Runtime
 from export.forms.onnx_form import ONNX
@@ -68,8 +68,8 @@ def test_each_code2wav_names_its_backend_and_what_runs_its_file() -> None:
     # The Python backend loads model.py.
     for config in (onnxruntime, python):
         assert (config.backend, config.default_model_filename) == ("python", "")
-    assert onnxruntime.parameters["executor"].string_value == startup.ONNX_RUNTIME
-    assert python.parameters["executor"].string_value == "kernels" != startup.ONNX_RUNTIME
+    assert onnxruntime.parameters["executor"].string_value == executors.ONNX_RUNTIME
+    assert python.parameters["executor"].string_value == "kernels" != executors.ONNX_RUNTIME
     assert (ONNX.filename, PYTHON_FORM.filename) == (onnx_runner.MODEL_FILE, startup.MODEL_FILE)
     assert onnx_runner.FEW_THREADS in (1, 2), "the talker needs the other cores"
 

@@ -13,14 +13,15 @@ import torch
 
 from code2wav_step import kernels
 from code2wav_step import weights as step_weights
+from code2wav_step.device_rows import row_addresses
 from code2wav_step.kernel_ops import KernelOps
 from code2wav_step.kernels import resident_unit
 from code2wav_step.kernels.resident_unit import ResidentUnit
 from code2wav_step.kernels.skinny_product import SkinnyProduct
 from code2wav_step.kernels.streamed_product import StreamedProduct
-from code2wav_step.pcm import to_int16
-from code2wav_step.rows import ZERO_ROW, row_addresses
+from code2wav_step.rows import ZERO_ROW
 from code2wav_step.step import Step
+from code2wav_step.torch_ops import to_int16
 from code2wav_step.weights import StepWeights
 from export.forms import python_form
 from export.modules.codec import CodecStep

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from code2wav_step.buckets import row_frames
 from code2wav_step.config import Contract
-from code2wav_step.rows import Rows
+from code2wav_step.rows import HostRows
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.checkpoint.configs import ModelConfig, SpeechTokenizerConfig
 from qwen3_tts_engine.checkpoint.manifest import CODEC_CONTRACT, CodecManifest, EncoderManifest
@@ -201,7 +201,7 @@ def test_other_models_take_memory_where_they_run() -> None:
 
 @pytest.mark.parametrize("streams", [1, 14, 15, 16, 256])
 def test_codec_states_are_those_that_code2wav_allocates(streams: int) -> None:
-    rows = Rows(1, torch.float32, CPU, Contract(**terms()))  # type: ignore[arg-type]
+    rows = HostRows(1, Contract(**terms()))  # type: ignore[arg-type]
     claimed = np.arange(1, streams + 1)
     rows.open(np.stack([claimed, claimed, 0 * claimed, 0 * claimed + 7], axis=1).astype(np.int32))
     plans = [MemoryNeeds(model_of("1.7b"), needs("1.7b").config, size).plan(streams) for size in (0, 1 << 20)]

@@ -1,13 +1,19 @@
 """What Triton assigns to a model instance beside the talker: its device, and its log."""
 
 import logging
+from typing import TYPE_CHECKING
 
-import torch
 import triton_python_backend_utils as pb_utils
 
+if TYPE_CHECKING:
+    import torch
 
-def assigned_device(args: dict[str, str]) -> torch.device:
+
+def assigned_device(args: dict[str, str]) -> "torch.device":
     """The device in `initialize`'s arguments; limits PyTorch's threads if it is a CPU."""
+    # ONNX Runtime does without it.
+    import torch
+
     if args["model_instance_kind"] != "GPU":
         # The talker needs the other cores.
         torch.set_num_threads(2)

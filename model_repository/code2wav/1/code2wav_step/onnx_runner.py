@@ -1,15 +1,14 @@
 """Runs the step by ONNX Runtime, on a CPU."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from code2wav_step.config import StepConfig
 from code2wav_step.pcm import to_int16
-from code2wav_step.rows import Places, Rows
+from code2wav_step.rows import HostRows, Places
 
 # Since 1.29 ONNX Runtime reports events to Microsoft unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -42,18 +41,23 @@ class OnnxStepRunner:
         except Exception as error:  # of ONNX Runtime too
             raise ValueError(f"{path}: {error}") from None
 
-    def advance(self, codes: np.ndarray, rows: Rows, places: Places) -> Tensor:
-        """See GraphStepRunner.advance."""
-        inputs = (codes, rows.gather(places).numpy(), places.history[:, None])
+    def context(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def new_rows(self) -> HostRows:
+        return HostRows(self.config.state_size, self.config.contract)
+
+    def decode(self, codes: np.ndarray, rows: HostRows, places: Places) -> np.ndarray:
+        inputs = (codes, rows.gather(places), places.history[:, None])
         size = max(1, MAX_FRAMES // codes.shape[1])
         parts = (slice(start, start + size) for start in range(0, len(codes), size))
         outputs = [
             self._session.run(OUTPUTS, {name: value[part] for name, value in zip(INPUTS, inputs, strict=True)})
             for part in parts
         ]
-        waveform, state_out = (torch.from_numpy(np.concatenate(values)) for values in zip(*outputs, strict=True))
+        waveform, state_out = (np.concatenate(values) for values in zip(*outputs, strict=True))
         rows.scatter(places, state_out)
         return to_int16(waveform, self.config.contract)
 
-    def prepare(self, codes: np.ndarray, rows: Rows, places: Places) -> None:
+    def prepare(self, codes: np.ndarray, rows: HostRows, places: Places) -> None:
         """There is nothing to prepare."""

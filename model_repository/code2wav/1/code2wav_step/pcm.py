@@ -1,18 +1,16 @@
 """Conversion of the waveform to PCM."""
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from code2wav_step.config import Contract
 
 
-def to_int16(waveform: Tensor, contract: Contract) -> Tensor:
+def to_int16(waveform: np.ndarray, contract: Contract) -> np.ndarray:
     """fp32 [B, samples] -> int16 [B, samples]. A row that overflowed begins with `contract.no_sample` and a 0."""
-    pcm = (waveform.clamp(-1, 1) * contract.pcm_scale).round().to(torch.int16)
-    overflowed = ~torch.isfinite(waveform.sum(-1))
-    pcm[:, 0].masked_fill_(overflowed, contract.no_sample)
-    pcm[:, 1].masked_fill_(overflowed, 0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        overflowed = ~np.isfinite(waveform.sum(-1))
+        pcm: np.ndarray = np.rint(waveform.clip(-1, 1) * np.float32(contract.pcm_scale)).astype(np.int16)
+    pcm[overflowed, :2] = contract.no_sample, 0
     return pcm
 
 

@@ -1,12 +1,12 @@
 """The states of streams, in rows. Callers name rows by number and open those that are theirs with a key."""
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from code2wav_step.config import Contract
+
+States = TypeVar("States")
 
 # Rows are allocated in blocks, when the first of them gets an owner or is written.
 BLOCK = 16
@@ -30,16 +30,15 @@ class Places(NamedTuple):
     """Whether any entry writes a row: neither claims nor denied entries do."""
 
 
-class Rows:
-    """Not thread-safe."""
+class Rows(Generic[States]):
+    """Owners and addresses of rows; where states [B, S] lie is up to `HostRows` and `DeviceRows`. Not thread-safe."""
 
-    def __init__(self, state_size: int, dtype: torch.dtype, device: torch.device, contract: Contract) -> None:
-        self._state_size, self._dtype, self._device = state_size, dtype, device
-        self._num_rows = contract.num_rows
+    def __init__(self, state_size: int, contract: Contract) -> None:
+        self._state_size, self._num_rows = state_size, contract.num_rows
         self._owners = np.full(self._num_rows, FREE)
         self._owners[self._num_rows - contract.public_rows :] = PUBLIC
         self._owners[ZERO_ROW] = NOBODY
-        self._blocks: dict[int, Tensor] = {}
+        self._blocks: dict[int, States] = {}
         self._addresses = np.zeros(self._num_rows + 1, np.int64)
         # The row behind the last one, for writes that belong to none.
         self._nowhere = self._num_rows
@@ -76,28 +75,40 @@ class Rows:
         addresses: np.ndarray = self._addresses[np.stack([places.before, places.after])]
         return addresses
 
-    def gather(self, places: Places) -> Tensor:
-        """The states to read, [B, S]."""
-        return torch.stack([self._row(row) for row in places.before.tolist()])
+    def gather(self, places: Places) -> States:
+        """The states to read."""
+        raise NotImplementedError
 
-    def scatter(self, places: Places, states: Tensor) -> None:
-        for row, state in zip(places.after.tolist(), states, strict=True):
-            self._row(row).copy_(state)
+    def scatter(self, places: Places, states: States) -> None:
+        """Write the next states."""
+        raise NotImplementedError
 
-    def _row(self, row: int) -> Tensor:
-        return self._blocks[row // BLOCK][row % BLOCK]
+    def _new_block(self, count: int) -> tuple[States, np.ndarray]:
+        """Zeros [count, S], and the address of each row, int64 [count]."""
+        raise NotImplementedError
 
     def _allocate(self, rows: np.ndarray) -> None:
         for number in set((rows // BLOCK).tolist()) - self._blocks.keys():
             self._add(number * BLOCK, BLOCK)
 
     def _add(self, first: int, count: int) -> None:
-        block = torch.zeros(count, self._state_size, dtype=self._dtype, device=self._device)
-        self._blocks[first // BLOCK] = block
-        self._addresses[first : first + count] = row_addresses(block, np.arange(count))
+        self._blocks[first // BLOCK], self._addresses[first : first + count] = self._new_block(count)
 
 
-def row_addresses(states: Tensor, rows: np.ndarray) -> np.ndarray:
-    """Addresses of `rows` of states [.., S] in memory; int64, in the shape of `rows`."""
-    addresses: np.ndarray = states.data_ptr() + rows.astype(np.int64) * (states.stride(0) * states.element_size())
-    return addresses
+class HostRows(Rows[np.ndarray]):
+    """States in FP32, in this process's memory."""
+
+    def gather(self, places: Places) -> np.ndarray:
+        return np.stack([self._row(row) for row in places.before.tolist()])
+
+    def scatter(self, places: Places, states: np.ndarray) -> None:
+        for row, state in zip(places.after.tolist(), states, strict=True):
+            self._row(row)[:] = state
+
+    def _row(self, row: int) -> np.ndarray:
+        state: np.ndarray = self._blocks[row // BLOCK][row % BLOCK]
+        return state
+
+    def _new_block(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        block = np.zeros((count, self._state_size), np.float32)
+        return block, block.ctypes.data + np.arange(count) * block.strides[0]

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from code2wav_step.buckets import MAX_ROW_FRAMES, BatchShape, Buckets, row_frames
 from code2wav_step.config import StepConfig
-from code2wav_step.rows import Places, Rows, row_addresses
+from code2wav_step.device_rows import DeviceRows, row_addresses
+from code2wav_step.rows import Places
 from code2wav_step.step import Step
 
 Progress = Callable[[int, int], None]
@@ -36,11 +38,21 @@ class EagerStepRunner:
 
     lend = __call__
 
-    def advance(self, codes: np.ndarray, rows: Rows, places: Places) -> Tensor:
+    def context(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def new_rows(self) -> DeviceRows:
+        return _new_rows(self.step)
+
+    def decode(self, codes: np.ndarray, rows: DeviceRows, places: Places) -> np.ndarray:
+        samples: np.ndarray = self.advance(codes, rows, places).numpy()
+        return samples
+
+    def advance(self, codes: np.ndarray, rows: DeviceRows, places: Places) -> Tensor:
         """See GraphStepRunner.advance."""
         return _advance(self, self.step, codes, rows, places)
 
-    def prepare(self, codes: np.ndarray, rows: Rows, places: Places) -> None:
+    def prepare(self, codes: np.ndarray, rows: DeviceRows, places: Places) -> None:
         """There is nothing to prepare."""
 
 
@@ -175,7 +187,20 @@ class GraphStepRunner:
         graph = self._whole_graph(*codes.shape[:2])
         return self._replay(graph, codes, state, history) if graph else self._in_parts(codes, state, history)
 
-    def advance(self, codes: np.ndarray, rows: Rows, places: Places) -> Tensor:
+    def context(self) -> AbstractContextManager[object]:
+        context: AbstractContextManager[object] = torch.cuda.stream(self._stream)
+        return context
+
+    def new_rows(self) -> DeviceRows:
+        return _new_rows(self.step)
+
+    def decode(self, codes: np.ndarray, rows: DeviceRows, places: Places) -> np.ndarray:
+        pcm = self.advance(codes, rows, places)
+        self._stream.synchronize()
+        samples: np.ndarray = pcm.numpy()
+        return samples
+
+    def advance(self, codes: np.ndarray, rows: DeviceRows, places: Places) -> Tensor:
         """The samples (pcm.to_int16) of codes int32 [B, T, 16], whose states stay in `rows`; valid until the next call.
 
         Does not wait for the results.
@@ -186,7 +211,7 @@ class GraphStepRunner:
         self._replayed.record(self._stream)
         return self._buffers.pcm_view(*codes.shape[:2])
 
-    def prepare(self, codes: np.ndarray, rows: Rows, places: Places) -> StepGraph | None:
+    def prepare(self, codes: np.ndarray, rows: DeviceRows, places: Places) -> StepGraph | None:
         """Fills the buffers for `advance`; returns the graph to replay, if there is one."""
         # No operation of PyTorch here: after a pause of milliseconds each takes the host up to 0.1 ms.
         graph = self._whole_graph(*codes.shape[:2])
@@ -229,8 +254,13 @@ class GraphStepRunner:
         return waveform, state_out
 
 
+def _new_rows(step: Step) -> DeviceRows:
+    like = step.weights.codebooks
+    return DeviceRows(step.config.state_size, like.dtype, like.device, step.config.contract)
+
+
 @torch.inference_mode()
-def _advance(run: Run, step: Step, codes: np.ndarray, rows: Rows, places: Places) -> Tensor:
+def _advance(run: Run, step: Step, codes: np.ndarray, rows: DeviceRows, places: Places) -> Tensor:
     """GraphStepRunner.advance by any `run` of the step."""
     history = torch.from_numpy(places.history)[:, None]
     waveform, state_out = run(torch.from_numpy(codes), rows.gather(places), history)

@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,27 +16,12 @@ from code2wav_step.step import Step
 from code2wav_step.torch_ops import TorchOps
 from code2wav_step.weights import StepWeights
 
-if TYPE_CHECKING:
-    from code2wav_step.onnx_runner import OnnxStepRunner
-
 log = logging.getLogger(__name__)
 MODEL_FILE = "model.safetensors"
 # The talker's setting of that name (qwen3_tts_engine/config.py).
 KERNELS = "QWEN3_TTS_KERNELS"
 
-# Value of the parameter "executor" in Triton's configuration.
-ONNX_RUNTIME = "onnxruntime"
-StepRunner = GraphStepRunner | EagerStepRunner
-
-
-def load_runner(folder: Path, executor: str, device: torch.device) -> "StepRunner | OnnxStepRunner":
-    """The runner of the exported file in a version folder. Raises ValueError naming the file."""
-    if executor == ONNX_RUNTIME:
-        # Imported here: a GPU needs no ONNX Runtime.
-        from code2wav_step import onnx_runner
-
-        return onnx_runner.OnnxStepRunner(folder / onnx_runner.MODEL_FILE)
-    return make_runner(load_weights(folder / MODEL_FILE, device), device)
+TorchStepRunner = GraphStepRunner | EagerStepRunner
 
 
 def load_weights(path: Path, device: torch.device) -> StepWeights:
@@ -47,7 +31,7 @@ def load_weights(path: Path, device: torch.device) -> StepWeights:
     return step_weights.load(path, device, torch.float16 if device.type == "cuda" else torch.float32)
 
 
-def make_runner(weights: StepWeights, device: torch.device) -> StepRunner:
+def make_runner(weights: StepWeights, device: torch.device) -> TorchStepRunner:
     """Uses the fused kernels on a GPU, or PyTorch operations if kernels cannot be built and are not required."""
     if device.type == "cpu":
         return EagerStepRunner(Step(weights, TorchOps(weights.config, device)))

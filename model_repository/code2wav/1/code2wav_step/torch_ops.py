@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from code2wav_step.config import KEYS, VALUES, StepConfig
+from code2wav_step.config import KEYS, VALUES, Contract, StepConfig
 from code2wav_step.ops import Sequences
-from code2wav_step.pcm import to_int16
 from code2wav_step.weights import LAYER_NORM_EPS, Depthwise, Product, Unit
 
 # Acts as -inf in the softmax, and is finite in FP16.
@@ -170,3 +169,12 @@ def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 def _part(state: Tensor, offset: int, shape: tuple[int, ...]) -> Tensor:
     part: Tensor = state[:, offset : offset + math.prod(shape)].unflatten(1, shape)
     return part
+
+
+def to_int16(waveform: Tensor, contract: Contract) -> Tensor:
+    """pcm.to_int16."""
+    pcm = (waveform.clamp(-1, 1) * contract.pcm_scale).round().to(torch.int16)
+    overflowed = ~torch.isfinite(waveform.sum(-1))
+    pcm[:, 0].masked_fill_(overflowed, contract.no_sample)
+    pcm[:, 1].masked_fill_(overflowed, 0)
+    return pcm
