@@ -5,16 +5,20 @@ About 5 tokens a second of speech: streamed text, fed one token a frame, stays a
 
 import json
 import shutil
+from itertools import count
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from qwen3_tts_engine.frontend.tokenizer import QWEN2_SPLIT
 from scripts.demo_voice.texts import DATA
-from scripts.synthetic.tokenizer import ASSISTANT, ROLES, TextTokenizer, byte_order, encode
+from scripts.synthetic.tokenizer import ASSISTANT, ROLES, TextTokenizer, byte_alphabet, byte_order, encode
 
 ENTRIES = 2016
 FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
+# Marks that the sentences do not have; they are read as the one that they have.
+APOSTROPHE, QUOTES = "'", '"\u201c\u201d\u2018\u2019'
+UNUSED = "<unused{}>"
 
 
 def learn(texts: list[str]) -> TextTokenizer:
@@ -29,8 +33,23 @@ def learn(texts: list[str]) -> TextTokenizer:
         while len(pieces := encode(list(word), ranks)) > 1:
             ranks[pieces[0], pieces[1]] = len(ranks)
     tokens = list(dict.fromkeys([*byte_order(), *("".join(merge) for merge in ranks)]))
-    tokens += [f"<unused{i}>" for i in range(ENTRIES - len(tokens))]
-    return TextTokenizer({token: i for i, token in enumerate(tokens)}, list(ranks))
+    tokens += [UNUSED.format(i) for i in range(ENTRIES - len(tokens))]
+    return with_quotes(TextTokenizer({token: i for i, token in enumerate(tokens)}, list(ranks)))
+
+
+def with_quotes(tokenizer: TextTokenizer) -> TextTokenizer:
+    """Quotation marks have the id of the apostrophe; names of unused ids make room for theirs."""
+    alphabet, vocab, merges = byte_alphabet(), dict(tokenizer.vocab), list(tokenizer.merges)
+    unused = (name for name in map(UNUSED.format, count()) if name in vocab)
+    for quote in QUOTES:
+        token, *rest = (alphabet[byte] for byte in quote.encode())
+        for part in rest:
+            if (merge := (token, part)) not in merges:
+                merges.append(merge)
+                vocab[token + part] = vocab.pop(next(unused))
+            token += part
+        vocab[token] = vocab[APOSTROPHE]
+    return TextTokenizer(vocab, merges)
 
 
 def write(tokenizer: TextTokenizer, folder: Path = DATA) -> None:
