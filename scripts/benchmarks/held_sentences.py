@@ -46,7 +46,7 @@ def with_digits(is_known: IsKnown) -> Iterator[str]:
 
 
 def with_quotes(mark: str, is_known: IsKnown) -> Iterator[str]:
-    """Plain sentences with their second and third word between marks; of these the voice learned only single ones."""
+    """Plain sentences with their second and third word between marks, which the voice learned as apostrophes."""
     for text in plain(is_known):
         first, second, third, *others = text.split()
         yield " ".join([first, f"{mark}{second}", f"{third}{mark}", *others])

@@ -14,8 +14,8 @@ UNKNOWN = -1
 # Frames over which confidence is averaged, and the least mean at which times are told: over an utterance the demo voice
 # has 0.8 or more with its own heads, and at most 0.43 with others.
 CONFIDENCE_FRAMES, MIN_CONFIDENCE = 16, 0.6
-# Attention reaches a word after its sound begins: 14 to 64 ms later, median of the kinds of text and voices of
-# docs/benchmarks/word-times.json as they were measured without this.
+# Attention reaches a word after its sound begins: 14 to 34 ms after it in the layout `full`, 42 to 64 ms in `streaming`
+# (medians of the demo voice; those in docs/word-times.md are led already).
 LEAD_SAMPLES = 24 * SAMPLE_RATE // 1000
 # Share of a part's tokens that is taken for all of it: the position may trail behind the last ones.
 SPOKEN_SHARE = 0.9
