@@ -40,7 +40,8 @@ def trailing_silence(chunks: Chunks, pcm: np.ndarray) -> np.ndarray:
     # Most chunks end in speech, so only the last frame of each is always measured.
     frames = pcm.reshape(len(pcm), -1, SAMPLES_PER_FRAME)
     for row in np.flatnonzero(~_is_audible(frames[np.arange(len(pcm)), chunks.counts - 1])):
-        silent[row] = _count_at_end(~_is_audible(frames[row, : chunks.counts[row]]))
+        before = frames[row, : chunks.counts[row] - 1]
+        silent[row] = 1 + (_count_at_end(~_is_audible(before)) if len(before) else 0)
     return silent
 
 
