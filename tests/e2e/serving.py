@@ -39,7 +39,6 @@ def copy_repository(target: Path, fakes: bool) -> Path:
     """Copies the model repository to `target`; `fakes` replaces talker and codec with scripted models."""
     shutil.copytree(REPOSITORY, target, ignore=shutil.ignore_patterns(*BUILT))
     if fakes:
-        shutil.rmtree(target / "code2wav")
         shutil.copytree(FAKES, target, dirs_exist_ok=True)
     return target
 
