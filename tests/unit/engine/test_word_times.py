@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
+from qwen3_tts_engine.checkpoint.alignment import TextLayout
 from qwen3_tts_engine.core.batches import MILLION, Frames, Newcomer
 from qwen3_tts_engine.core.streams import FinishReason, Prompt, Stream
 from qwen3_tts_engine.core.words import CONFIDENCE_FRAMES, LEAD_SAMPLES, Pause, WordTimes, Written
@@ -47,17 +48,12 @@ def told(events: Collection[Any], skipped: int = 0) -> list[dict[str, Any]]:
     return [json.loads(event.to_json(skipped)) for event in events]
 
 
-def begun(events: Collection[dict[str, Any]]) -> list[tuple[str, float]]:
-    return [(event["word"], frame_of(event["start"])) for event in events if "word" in event]
+def begun(events: Collection[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(event["word"], event["start"] // SAMPLES_PER_FRAME) for event in events if "word" in event]
 
 
-def ended(events: Collection[dict[str, Any]]) -> list[tuple[int, float]]:
-    return [(event["index"], frame_of(event["end"])) for event in events if "end" in event]
-
-
-def frame_of(sample: int) -> float:
-    """The frame whose time leads it: a whole number, if the frame is not the first one."""
-    return (sample + LEAD_SAMPLES) / SAMPLES_PER_FRAME if sample else 0
+def ended(events: Collection[dict[str, Any]]) -> list[tuple[int, int]]:
+    return [(event["index"], event["end"] // SAMPLES_PER_FRAME) for event in events if "end" in event]
 
 
 def test_a_word_begins_and_ends_with_its_letters() -> None:
@@ -121,7 +117,7 @@ def test_a_word_is_told_as_far_as_its_text_has_arrived() -> None:
     times.add(4, "-known", spans("-known"), ends=True)
     [second] = told(times.finish(3))
     assert (first["word"], first["last"]) == ("well", 3)
-    assert second == {"index": 0, "end": 3 * SAMPLES_PER_FRAME - LEAD_SAMPLES}
+    assert second == {"index": 0, "end": 3 * SAMPLES_PER_FRAME}
 
 
 def test_events_are_taken_with_the_frames_of_their_chunk() -> None:
@@ -231,7 +227,7 @@ class WordListener(Listener):
     def __init__(self) -> None:
         super().__init__()
         self.told_with: list[range] = []
-        """The samples of the chunk with which each word came."""
+        """The samples of the chunk with which each event came."""
         self.samples = 0
 
     def send(self, pcm: np.ndarray, words: Collection[str] = ()) -> None:
@@ -243,9 +239,10 @@ class WordListener(Listener):
 TEXT = "one two three four five six seven eight nine ten"
 
 
+@pytest.mark.parametrize("layout", ["full", "streaming"])
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("pages", [1000, 36])
-def test_each_word_comes_once_and_with_its_chunk(lookahead: int, pages: int) -> None:
+def test_each_word_comes_once_and_with_its_chunk(lookahead: int, pages: int, layout: TextLayout) -> None:
     """Beside streams without word times; with few pages streams are parked and resumed. The first two frames are
     silent, and not sent."""
     codec = VoicedCodec(lambda frame: frame >= 2)
@@ -259,6 +256,7 @@ def test_each_word_comes_once_and_with_its_chunk(lookahead: int, pages: int) -> 
         stream.is_withheld = True
         if seed % 2 == 0:
             stream.words, stream.tells_words = words_of(TEXT), True
+            stream.prompt.layout = layout
         streams.append(stream)
         listeners.append(listener)
     harness.engine.start()
@@ -272,13 +270,13 @@ def test_each_word_comes_once_and_with_its_chunk(lookahead: int, pages: int) -> 
             assert not listener.words
             assert (listener.summary.words, listener.summary.spoken_share) == ((), None)
             continue
-        check_words(listener)
+        check_words(listener, LEAD_SAMPLES[layout])
     harness.engine.close()
     assert harness.is_empty()
     assert (max(runner.opened) > 0) == (pages < 1000), "streams were parked after their first words"
 
 
-def check_words(listener: WordListener) -> None:
+def check_words(listener: WordListener, lead: int) -> None:
     assert listener.summary is not None
     skipped = listener.summary.withheld_samples
     assert skipped > 0
@@ -291,10 +289,9 @@ def check_words(listener: WordListener) -> None:
     assert [*starts.values()] == sorted(starts.values())
     assert all(ends[index] == starts[index + 1] for index in range(9))
     for event, chunk in zip(map(json.loads, listener.words), listener.told_with, strict=True):
-        for sample in event.keys() & {"start", "end"}:
-            assert event[sample] in chunk, "told with the chunk in which it begins"
-            led = (event[sample] + skipped + LEAD_SAMPLES) % SAMPLES_PER_FRAME == 0
-            assert led or event[sample] == chunk.start, "a stretch of audio that was sent is no place to begin"
+        for sample in [event[name] for name in ("start", "end") if name in event]:
+            assert sample in chunk, "told with the chunk in which it begins"
+            assert (sample + skipped + lead) % SAMPLES_PER_FRAME == 0 or sample == chunk.start
     assert listener.summary.spoken_share == 1.0
 
 
@@ -312,7 +309,7 @@ def test_an_utterance_that_is_cut_says_how_much_of_its_text_was_spoken() -> None
     assert listener.summary is not None
     assert listener.summary.reason is FinishReason.LENGTH
     assert listener.summary.spoken_share == pytest.approx(0.4)
-    assert json.loads(listener.summary.words[-1]) == {"index": 3, "end": 4 * SAMPLES_PER_FRAME - LEAD_SAMPLES}
+    assert json.loads(listener.summary.words[-1]) == {"index": 3, "end": 4 * SAMPLES_PER_FRAME}
 
 
 def test_times_count_the_pauses_before_them() -> None:
@@ -322,18 +319,26 @@ def test_times_count_the_pauses_before_them() -> None:
         times.observe(frame, part, token, 0.9)
     pauses = [Pause(0, 10), Pause(3, 1000)]
     found = [json.loads(event.to_json(100, pauses)) for event in times.finish(4)]
-    second, before, last = (at - LEAD_SAMPLES for at in (1830, 3 * SAMPLES_PER_FRAME - 90, 8590))
-    assert [event["start"] for event in found if "start" in event] == [10, second, 3 * SAMPLES_PER_FRAME + 910]
-    assert [event["end"] for event in found if "end" in event] == [second, before, last]
+    assert [event["start"] for event in found if "start" in event] == [10, 1830, 3 * SAMPLES_PER_FRAME + 910]
+    assert [event["end"] for event in found if "end" in event] == [1830, 3 * SAMPLES_PER_FRAME - 90, 8590]
 
 
 @pytest.mark.parametrize("sent", [0, 1000, 1920])
-def test_nothing_begins_or_ends_in_audio_that_was_sent_before(sent: int) -> None:
+def test_no_time_is_led_into_audio_that_was_sent_before(sent: int) -> None:
     times = words_of("One two")
     for frame, token in enumerate([0, 1]):
         times.observe(frame, 0, token, 0.9)
-    [_, ends, begins] = [json.loads(event.to_json(0, (), sent)) for event in times.take(2)]
-    assert ends["end"] == begins["start"] == max(sent, SAMPLES_PER_FRAME - LEAD_SAMPLES)
+    [_, ends, begins] = [json.loads(event.to_json(0, (), 500, sent)) for event in times.take(2)]
+    assert ends["end"] == begins["start"] == max(sent, SAMPLES_PER_FRAME - 500)
+
+
+def test_no_time_is_led_into_a_pause() -> None:
+    times = words_of("One.", "Two.")
+    for frame, part in enumerate([0, 0, 1]):
+        times.observe(frame, part, 0, 0.9)
+    pauses = [Pause(2, 1000)]
+    [_, ends, begins] = [json.loads(event.to_json(0, pauses, 500)) for event in times.take(3)]
+    assert (ends["end"], begins["start"]) == (2 * SAMPLES_PER_FRAME - 500, 2 * SAMPLES_PER_FRAME + 1000)
 
 
 def test_words_are_what_was_written() -> None:

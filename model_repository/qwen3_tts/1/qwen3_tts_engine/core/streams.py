@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from qwen3_tts_engine.checkpoint.alignment import TextLayout
-from qwen3_tts_engine.core.words import Pause, WordEvent, WordTimes
+from qwen3_tts_engine.core.words import LEAD_SAMPLES, Pause, WordEvent, WordTimes
 from qwen3_tts_engine.request import RequestError, Sampling
 from qwen3_tts_engine.voice import Voice
 
@@ -234,8 +234,12 @@ class Stream:
         if self.words is None:
             return summary
         left = [*self.unsent_words, *self.words.finish(self.frames)] if self.tells_words else []
-        words = tuple(event.to_json(self.withheld_samples, self.pauses) for event in left)
-        return replace(summary, words=words, spoken_share=self.words.spoken_share)
+        return replace(summary, words=tuple(self.told(left)), spoken_share=self.words.spoken_share)
+
+    def told(self, events: Sequence[WordEvent], sent_samples: int = 0) -> list[str]:
+        """What responses tell of `events` after `sent_samples`, JSON."""
+        lead = LEAD_SAMPLES[self.prompt.layout]
+        return [event.to_json(self.withheld_samples, self.pauses, lead, sent_samples) for event in events]
 
     def next_part(self) -> None:
         self.ended_tokens += self.prompt.num_spoken

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from qwen3_tts_engine.audio import SAMPLE_RATE, SAMPLES_PER_FRAME
+from qwen3_tts_engine.audio import SAMPLES_PER_FRAME
+from qwen3_tts_engine.checkpoint.alignment import TextLayout
 from qwen3_tts_engine.core.text_jumps import TextJumps
 
 UNKNOWN = -1
 # Frames over which confidence is averaged, and the least mean at which times are told: over an utterance the demo voice
 # has 0.8 or more with its own heads, and at most 0.43 with others.
 CONFIDENCE_FRAMES, MIN_CONFIDENCE = 16, 0.6
-# Attention reaches a word after its sound begins: 14 to 34 ms after it in the layout `full`, 42 to 64 ms in `streaming`
-# (medians of the demo voice; those in docs/word-times.md are led already).
-LEAD_SAMPLES = 24 * SAMPLE_RATE // 1000
+# Attention reaches a word after its sound begins: in the median 14 to 34 ms after it in whole texts, and 42 to 64 ms in
+# streamed ones (the demo voice, docs/word-times.md), whose times are led by that.
+LEAD_SAMPLES: dict[TextLayout, int] = {"full": 0, "streaming": SAMPLES_PER_FRAME // 2}
 # Share of a part's tokens that is taken for all of it: the position may trail behind the last ones.
 SPOKEN_SHARE = 0.9
 # Punctuation that is read out. Words have a letter, a digit, a symbol or one of these.
@@ -60,13 +61,15 @@ class WordEvent(NamedTuple):
     is_begin: bool
     is_known: bool
 
-    def to_json(self, skipped_samples: int, pauses: Sequence[Pause] = (), sent_samples: int = 0) -> str:
+    def to_json(
+        self, skipped_samples: int, pauses: Sequence[Pause] = (), lead_samples: int = 0, sent_samples: int = 0
+    ) -> str:
         """`skipped_samples` are those at the utterance's beginning that are not sent, `sent_samples` those that were
-        sent before: nothing begins or ends in them."""
+        sent before: no time is led into them, nor into a pause."""
         # A word that ends at a pause ends before it.
         passed = [pause for pause in pauses if pause.frame < self.frame + self.is_begin]
         last = max((pause.frame for pause in passed), default=0)
-        at = max(last * SAMPLES_PER_FRAME, self.frame * SAMPLES_PER_FRAME - LEAD_SAMPLES)
+        at = max(last * SAMPLES_PER_FRAME, self.frame * SAMPLES_PER_FRAME - lead_samples)
         told = max(0, at - skipped_samples) + sum(pause.samples for pause in passed)
         sample, word = max(sent_samples, told) if self.is_known else None, self.word
         if not self.is_begin:

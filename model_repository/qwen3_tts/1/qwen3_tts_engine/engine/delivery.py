@@ -94,8 +94,7 @@ class Delivery:
         """Returns the send error, if any."""
         if not len(samples):
             return None
-        skipped, sent = stream.withheld_samples, stream.sent_samples
-        words = [event.to_json(skipped, stream.pauses, sent) for event in stream.unsent_words]
+        words = stream.told(stream.unsent_words, stream.sent_samples)
         stream.unsent_words = []
         try:
             stream.sink.send(samples, words)
