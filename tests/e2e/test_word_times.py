@@ -19,6 +19,7 @@ from qwen3_tts_client.protocol import MODEL_NAME, End, SpeechRequest, encode, me
 from qwen3_tts_client.stream import Responses, Timeouts
 from qwen3_tts_client.sync_stream import speak
 from qwen3_tts_engine.audio import SAMPLE_RATE
+from qwen3_tts_engine.core.words import LEAD_SAMPLES
 from scripts.benchmarks.demo_voice import CHECKPOINT
 from scripts.benchmarks.word_times import align
 from tests.e2e.serving import Caller, serve_speech
@@ -178,6 +179,11 @@ def test_a_checkpoint_without_heads_refuses(caller: Caller) -> None:
     assert caller.speak("Hello.", word_times=False, max_frames=2).error is None
 
 
+def assert_same(starts: list[int], expected: list[int], is_streamed: bool) -> None:
+    """Up to the lead of streamed text, which ends where a chunk begins."""
+    assert np.abs(np.subtract(starts, expected)).max() <= LEAD_SAMPLES["streaming" if is_streamed else "full"]
+
+
 def is_equal(first: np.ndarray, second: np.ndarray) -> bool:
     """Up to the codec's rounding, which depends on the chunks."""
     return len(first) == len(second) and int(np.abs(first.astype(int) - second).max()) <= 2
@@ -197,8 +203,8 @@ def test_breaks_are_silence_to_the_sample(demo: Caller, by_word: bool) -> None:
     halves = [(without.samples[:at], without.samples[at:]) for at in frames if at > 0]
     expected = [np.concatenate([pause, first, pause, pause, second, pause]) for first, second in halves]
     assert any(is_equal(told.samples, samples) for samples in expected)
-    shifts = [one["start"] - other["start"] for one, other in zip(told.words, without.words, strict=True)]
-    assert shifts == [SAMPLE_RATE] * 4 + [3 * SAMPLE_RATE] * 4
+    shifted = [one["start"] + (1 if one["index"] < 4 else 3) * SAMPLE_RATE for one in without.words]
+    assert_same([word["start"] for word in told.words], shifted, by_word)
 
 
 @pytest.mark.parametrize("size", [100, 5], ids=["whole", "streamed"])
@@ -212,7 +218,7 @@ def test_words_are_those_that_the_caller_wrote(demo: Caller, size: int) -> None:
     assert [word["word"] for word in told.words] == ["Ask", "Nguyen", "about", "SQL", "for", "$5.20", "today."]
     assert all(word["word"] == text[word["first"] : word["last"] + 1] for word in told.words)
     starts = [word["start"] for word in plain.words]
-    assert [word["start"] for word in told.words] == [*starts[:6], starts[9]]
+    assert_same([word["start"] for word in told.words], [*starts[:6], starts[9]], is_streamed=True)
 
 
 @pytest.mark.parametrize(

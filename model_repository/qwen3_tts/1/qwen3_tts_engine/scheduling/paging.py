@@ -47,8 +47,8 @@ class Paging:
     def has_room(self, stream: Stream, now: float) -> bool:
         """Whether a stream may start, given the charges of the running ones and a spare page for each of them."""
         table, needed, expected = self._table.in_use, self._start_pages(stream), self._expected(stream)
-        # An upper limit of both sums below, which take much longer: in a burst this is asked for each newcomer. The spare
-        # page of a running stream is no more than its expected ones.
+        # An upper limit of both sums below, which take much longer: in a burst this is asked for each newcomer. A spare
+        # page is one of the stream's expected ones.
         if self.pool.num_used + int(table.expected_pages.sum()) + max(needed, expected) <= self.pool.size:
             return True
         idle = self._idle(now)
