@@ -96,6 +96,7 @@ def test_bursts_and_the_first_request_come_before_other_loads(bench: Callable[..
     assert [(load.mode, load.value) for load in run.loads] == loads
     phases = [Counter(record.phase for record in run.requests if record.load == load.id) for load in run.loads]
     assert phases == [{"measure": 1}, {"measure": 3}, {"measure": 18}, {"warmup": 3, "measure": 4}]
+    assert all(load.start_ns < load.stop_ns <= load.end_ns for load in run.loads), "each was measured to its end"
     timelines = sorted((r.timeline for r in run.requests if r.load == 2), key=lambda timeline: timeline.sent_ns)
     for start in (0, 6, 12):
         burst = timelines[start : start + 6]

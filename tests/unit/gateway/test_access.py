@@ -174,8 +174,9 @@ def test_the_log_has_what_the_client_is_not_told(
 
 
 @pytest.mark.parametrize("log_text", [False, True])
+@pytest.mark.parametrize(("path", "form", "status"), [(PATH, "mp3", 200), (f"{PATH}/batch", "wav", 0)])
 def test_texts_and_voices_are_logged_only_when_asked(
-    stub: StubServer, log_text: bool, monkeypatch: pytest.MonkeyPatch
+    stub: StubServer, path: str, form: str, status: int, log_text: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = io.StringIO()
     handler = logging.StreamHandler(written)
@@ -184,10 +185,11 @@ def test_texts_and_voices_are_logged_only_when_asked(
     monkeypatch.setattr(logger, "handlers", [handler])
     logger.setLevel(logging.INFO)
     with RunningGateway(stub.url, log_text=log_text) as gateway:
-        httpx.post(gateway.url + PATH, json={"input": SECRET, "voice": "alloy"})
+        text = {"input": SECRET}
+        httpx.post(gateway.url + path, json=({"items": [text]} if "batch" in path else text) | {"voice": "alloy"})
         httpx.delete(f"{gateway.url}/v1/audio/voices/a-secret-voice")
-        wait_for(lambda: len(written.getvalue().splitlines()) == 2)
+        wait_for(lambda: "DELETE" in written.getvalue())
     assert "a-secret-voice" not in written.getvalue()
     line = json.loads(written.getvalue().splitlines()[0])
-    assert (line["status"], line["outcome"], line["characters"], line["format"]) == (200, "ok", len(SECRET), "mp3")
+    assert (line["status"], line["outcome"], line["characters"], line["format"]) == (status, "ok", len(SECRET), form)
     assert (SECRET in written.getvalue(), "alloy" in written.getvalue()) == (log_text, log_text)
