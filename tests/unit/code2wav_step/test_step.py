@@ -5,7 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-from torch.utils.dlpack import from_dlpack
 
 from code2wav_step import startup
 from code2wav_step import weights as step_weights
@@ -200,14 +198,13 @@ class FakeError(Exception):
         self.code = code
 
 
-class FakeTensor(SimpleNamespace):
-    def as_numpy(self) -> np.ndarray:
-        array: np.ndarray = self.array
-        return array
+@dataclass
+class FakeTensor:
+    name: str
+    array: np.ndarray
 
-    @staticmethod
-    def from_dlpack(name: str, tensor: Tensor) -> "FakeTensor":
-        return FakeTensor(name=name, array=from_dlpack(tensor).numpy())
+    def as_numpy(self) -> np.ndarray:
+        return self.array
 
 
 class FakeRequest:
@@ -219,7 +216,7 @@ class FakeRequest:
 
 
 def find_input(request: FakeRequest, name: str) -> FakeTensor | None:
-    return FakeTensor(array=request.tensors[name]) if name in request.tensors else None
+    return FakeTensor(name, request.tensors[name]) if name in request.tensors else None
 
 
 LoadModel = Callable[..., Any]
