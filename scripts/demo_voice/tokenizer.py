@@ -5,7 +5,6 @@ About 5 tokens a second of speech: streamed text, fed one token a frame, stays a
 
 import json
 import shutil
-from itertools import count
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -40,7 +39,7 @@ def learn(texts: list[str]) -> TextTokenizer:
 def with_quotes(tokenizer: TextTokenizer) -> TextTokenizer:
     """Quotation marks have the id of the apostrophe; names of unused ids make room for theirs."""
     alphabet, vocab, merges = byte_alphabet(), dict(tokenizer.vocab), list(tokenizer.merges)
-    unused = (name for name in map(UNUSED.format, count()) if name in vocab)
+    unused = (name for name in map(UNUSED.format, range(ENTRIES)) if name in vocab)
     for quote in QUOTES:
         token, *rest = (alphabet[byte] for byte in quote.encode())
         for part in rest:
