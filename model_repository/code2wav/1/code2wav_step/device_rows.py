@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from code2wav_step.config import Contract
-from code2wav_step.rows import BLOCK, Places, Rows
+from code2wav_step.rows import Places, Rows
 
 
 class DeviceRows(Rows[Tensor]):
@@ -15,13 +15,6 @@ class DeviceRows(Rows[Tensor]):
 
     def gather(self, places: Places) -> Tensor:
         return torch.stack([self._row(row) for row in places.before.tolist()])
-
-    def scatter(self, places: Places, states: Tensor) -> None:
-        for row, state in zip(places.after.tolist(), states, strict=True):
-            self._row(row).copy_(state)
-
-    def _row(self, row: int) -> Tensor:
-        return self._blocks[row // BLOCK][row % BLOCK]
 
     def _new_block(self, count: int) -> tuple[Tensor, np.ndarray]:
         block = torch.zeros(count, self._state_size, dtype=self._dtype, device=self._device)

@@ -1,12 +1,12 @@
 """The states of streams, in rows. Callers name rows by number and open those that are theirs with a key."""
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from code2wav_step.config import Contract
 
-States = TypeVar("States")
+States = TypeVar("States", bound=Any)
 
 # Rows are allocated in blocks, when the first of them gets an owner or is written.
 BLOCK = 16
@@ -81,7 +81,12 @@ class Rows(Generic[States]):
 
     def scatter(self, places: Places, states: States) -> None:
         """Write the next states."""
-        raise NotImplementedError
+        for row, state in zip(places.after.tolist(), states, strict=True):
+            self._row(row)[:] = state
+
+    def _row(self, row: int) -> States:
+        state: States = self._blocks[row // BLOCK][row % BLOCK]
+        return state
 
     def _new_block(self, count: int) -> tuple[States, np.ndarray]:
         """Zeros [count, S], and the address of each row, int64 [count]."""
@@ -100,14 +105,6 @@ class HostRows(Rows[np.ndarray]):
 
     def gather(self, places: Places) -> np.ndarray:
         return np.stack([self._row(row) for row in places.before.tolist()])
-
-    def scatter(self, places: Places, states: np.ndarray) -> None:
-        for row, state in zip(places.after.tolist(), states, strict=True):
-            self._row(row)[:] = state
-
-    def _row(self, row: int) -> np.ndarray:
-        state: np.ndarray = self._blocks[row // BLOCK][row % BLOCK]
-        return state
 
     def _new_block(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         block = np.zeros((count, self._state_size), np.float32)
