@@ -58,14 +58,14 @@ class Kind(NamedTuple):
 
 KINDS = (
     Kind("plain", False, (205, 60)),
-    Kind("digits", False, (30, 30)),
+    Kind("digits", False, (60, 60)),
     Kind("single quotes", False, (20, 20)),
     Kind("double quotes", False, (20, 20)),
     Kind("two parts", False, (15, 15)),
     Kind("plain", True, (60, 60)),
-    Kind("digits", True, (20, 20)),
-    Kind("single quotes", True, (12, 12)),
-    Kind("double quotes", True, (12, 12)),
+    Kind("digits", True, (40, 40)),
+    Kind("single quotes", True, (24, 24)),
+    Kind("double quotes", True, (24, 24)),
     Kind("two parts", True, (10, 10)),
 )
 
