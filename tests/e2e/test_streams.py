@@ -191,8 +191,7 @@ def test_chunk_overhead_is_close_to_bare_triton(
     seconds, cpu_seconds_used = np.sum(costs, axis=0).T
     chunks = rounds * STREAMS * frames
     print(f"chunks per second: {chunks / seconds}; CPU time per chunk: {cpu_seconds_used / chunks * 1e6} us")
-    # On a quiet machine 2.3 to 2.5 while the engine was in the stub, 3.5 to 4.5 since it has a process of its own: too
-    # much.
+    # On a quiet machine 2.5, 1 of it the engine's process.
     assert cpu_seconds_used[0] < 3.5 * cpu_seconds_used[1]
     assert seconds[0] < 2.5 * seconds[1]
 

@@ -12,6 +12,7 @@ from qwen3_tts_engine.arguments import OWNER
 from qwen3_tts_engine.checkpoint.checkpoint import Checkpoint
 from qwen3_tts_engine.codec.client import Code2Wav
 from qwen3_tts_engine.codec.contract import RowCounts
+from qwen3_tts_engine.codec.line import Line
 from qwen3_tts_engine.codec.row_calls import RowCalls
 from qwen3_tts_engine.codec.rows import owner_key
 from qwen3_tts_engine.core.batches import Frames, Newcomer
@@ -49,7 +50,7 @@ class ScriptedService(Service):
         return FailingRunner(self.config.max_streams, tick_seconds, self.config.page_size)
 
     def make_codec(self, checkpoint: Checkpoint, device: torch.device) -> Code2Wav:
-        calls, counts = RowCalls(self.call_model, self._calls.call, None), RowCounts(self.config.max_streams, 0)
+        calls, counts = RowCalls(self.call_model, self._calls.call, Line()), RowCounts(self.config.max_streams, 0)
         key = owner_key(self._args[OWNER])
         return Code2Wav(calls.call, key, counts, MAX_HISTORY, self.config.max_chunk_frames)
 
