@@ -97,6 +97,16 @@ def test_polls_each_of_a_thousand_streams_every_second(watched: Watched) -> None
     assert 1000 / responses.CANCEL_CHECKS * responses.CANCEL_PERIOD <= 1.0
 
 
+def test_polls_at_most_four_streams_in_four_milliseconds(watched: Watched) -> None:
+    senders = [Sender() for _ in range(64)]
+    for sender in senders:
+        watched.accept(sender, lambda sink: None)
+    watched.wait_rounds(30)
+    polled = sorted(at for sender in senders for at in sender.polled)
+    assert len(polled) > 4
+    assert min(later - at for at, later in zip(polled, polled[4:], strict=False)) > 0.004 * 0.9
+
+
 def test_polls_a_stream_once_per_interval_until_it_ends(watched: Watched) -> None:
     sender, sinks = Sender(), list[Any]()
     accepted = time.monotonic()

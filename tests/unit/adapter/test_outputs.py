@@ -31,3 +31,22 @@ def test_a_summary_has_word_times_only_if_they_are_known(
     outputs = dict(adapter("responses", utilities)._outputs(Summary(FinishReason.LENGTH, 5, 7, 20, 960, **told)))
     assert {name: values.tolist() for name, values in outputs.items()} == OF_ALL | expected
     assert outputs["usage"].dtype == np.int32
+
+
+@pytest.mark.parametrize(("words", "names"), [([], ["waveform"]), (["{}"], ["waveform", "words"])])
+def test_a_chunk_has_words_only_if_some_begin_or_end_in_it(
+    adapter: Callable[..., Any], words: list[str], names: list[str]
+) -> None:
+    utilities = SimpleNamespace(
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
+        TritonError=SimpleNamespace(INVALID_ARG=1, CANCELLED=2),
+        Tensor=lambda name, values: name,
+        InferenceResponse=lambda outputs: outputs,
+    )
+    sent = list[list[str]]()
+    sink = adapter("responses", utilities).ResponseSink(SimpleNamespace(send=sent.append), watcher=None)
+    for _ in range(2):
+        sink.send(np.zeros(1920, np.int16), words)
+    # The first one has the rate, too.
+    assert sent[1] == names
+    assert set(sent[0]) == {*names, "sample_rate"}

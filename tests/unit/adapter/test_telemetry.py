@@ -91,6 +91,23 @@ def test_ready_is_0_until_requests_are_served(telemetry: Any, monkeypatch: pytes
     assert reporter._metrics[metrics.READY.name,].values[:4] == [0, 0, 1, 1]
 
 
+def test_metrics_are_reported_twice_a_second_once_ready(
+    adapter: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = adapter("telemetry", SimpleNamespace(MetricFamily=MetricFamily))
+    waited, rounds = list[float](), iter([False, False, False, True])
+
+    def wait(period: float) -> bool:
+        waited.append(period)
+        return next(rounds)
+
+    event = SimpleNamespace(wait=wait, set=lambda: None)
+    monkeypatch.setattr(module, "threading", SimpleNamespace(Event=lambda: event, Thread=threading.Thread))
+    is_ready = iter([0, 1, 1])
+    module.MetricsReporter([], lambda: {metrics.READY.name: next(is_ready)}, {}, {}).close()
+    assert waited == [0.05, 0.05, 0.5, 0.5]
+
+
 def test_one_metric_names_what_is_served(telemetry: Any) -> None:
     reporter = telemetry.MetricsReporter([], dict, {"model": "m"}, {"checkpoint": "folder"})
     reporter.close()

@@ -1,7 +1,16 @@
+import re
+
 import numpy as np
 import pytest
 
-from qwen3_tts_client.analysis.compare import RESAMPLES, Observations, bootstrap, common_loads, compare_load
+from qwen3_tts_client.analysis.compare import (
+    FIGURES,
+    RESAMPLES,
+    Observations,
+    bootstrap,
+    common_loads,
+    compare_load,
+)
 from qwen3_tts_client.analysis.playback import MS, NS
 from qwen3_tts_client.records.record import LoadRecord, RequestRecord, Run
 from qwen3_tts_client.records.timeline import Timeline
@@ -64,3 +73,11 @@ def test_bootstrap_resamples_whole_seconds() -> None:
     )
     assert set(means) == {0.0, 0.5, 1.0}
     assert (means == 0.5).sum() / RESAMPLES == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("figure", [name for name in FIGURES if re.search(r" p\d", name)])
+def test_a_percentile_is_the_one_that_its_figure_names(figure: str) -> None:
+    _, statistic = FIGURES[figure]
+    [percent] = re.findall(r" p(\d+)", figure)
+    values = np.random.default_rng(0).permutation(np.arange(1.0, 101.0))
+    assert statistic(values, np.ones((1, 100))).tolist() == [float(percent)]
