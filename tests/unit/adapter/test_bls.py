@@ -1,12 +1,26 @@
-"""Errors of calls of other models, in the words of several releases of Triton."""
+"""Calls of other models, and their errors in the words of several releases of Triton."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from qwen3_tts_engine.interfaces import ModelCall
 from qwen3_tts_engine.request import RequestError, ServerStarting, Unavailable
+
+
+class Response:
+    def __init__(self, pcm: np.ndarray) -> None:
+        self._pcm = pcm
+
+    def has_error(self) -> bool:
+        return False
+
+    def as_numpy(self) -> np.ndarray:
+        return self._pcm
+
 
 CODES = SimpleNamespace(INTERNAL=1, UNAVAILABLE=2, NOT_FOUND=3)
 
@@ -29,3 +43,17 @@ def test_a_model_that_is_not_there_is_unavailable(
     found = bls._model_error("code2wav", SimpleNamespace(message=lambda: message, code=lambda: code))
     assert type(found) is expected
     assert str(found) == f"code2wav: {message}"
+
+
+def test_outputs_outlive_their_response(adapter: Callable[..., Any]) -> None:
+    memory = np.arange(3, dtype=np.int16)
+    utilities = SimpleNamespace(
+        TRITONSERVER_MEMORY_CPU=0,
+        PreferredMemory=lambda kind, number: None,
+        Tensor=lambda name, values: (name, values),
+        InferenceRequest=lambda **fields: SimpleNamespace(exec=lambda: Response(memory)),
+        get_output_tensor_by_name=lambda response, name: response,
+    )
+    [pcm] = adapter("bls", utilities).call_model(ModelCall("code2wav", {"codes": memory}, ["pcm"]))
+    memory[:] = 0
+    assert pcm.tolist() == [0, 1, 2]

@@ -131,6 +131,14 @@ def test_notices_a_disconnect_and_sends_final_after_the_settle_time(watched: Wat
     assert time.monotonic() - cancelled >= watched.responses.CANCEL_SETTLE
 
 
+def test_a_final_is_due_a_quarter_of_a_second_after_a_cancel(watched: Watched) -> None:
+    watched.watcher.close()
+    earliest = time.monotonic()
+    watched.watcher.end_later(lambda: None)
+    [(due, _)] = watched.watcher._ends
+    assert earliest + 0.25 <= due <= time.monotonic() + 0.25
+
+
 def test_delays_final_of_a_stream_that_ends_while_its_client_disconnects(watched: Watched) -> None:
     sender, sinks = Sender(), list[Any]()
     watched.accept(sender, sinks.append)

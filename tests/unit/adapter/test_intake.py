@@ -9,7 +9,7 @@ import pytest
 
 from qwen3_tts_engine import metrics
 from qwen3_tts_engine.metrics import Recorder
-from qwen3_tts_engine.request import Unavailable
+from qwen3_tts_engine.request import InvalidRequest, SequencePosition, Unavailable
 
 
 class Intake:
@@ -60,3 +60,27 @@ def test_a_request_beyond_the_engines_room_is_answered(intake: Intake) -> None:
 def test_refuses_a_request_that_cannot_be_read(intake: Intake) -> None:
     assert len(intake.send(b"\xff")) == 1
     assert intake.refused("invalid") == 1
+
+
+@pytest.mark.parametrize(
+    ("sequence_id", "flags", "expected"),
+    [
+        (0, 0, None),
+        (7, 0, SequencePosition(7, start=False, last=False)),
+        (7, 1, SequencePosition(7, start=True, last=False)),
+        ("call", 2, SequencePosition("call", start=False, last=True)),
+        (7, 3, SequencePosition(7, start=True, last=True)),
+    ],
+)
+def test_a_request_has_a_position_in_its_sequence(
+    adapter: Callable[..., Any], sequence_id: int | str, flags: int, expected: SequencePosition | None
+) -> None:
+    request = MagicMock(correlation_id=lambda: sequence_id, flags=lambda: flags)
+    assert adapter("requests", MagicMock()).read_position(request) == expected
+
+
+@pytest.mark.parametrize("flags", [1, 2, 3])
+def test_a_start_or_end_names_its_sequence(adapter: Callable[..., Any], flags: int) -> None:
+    request = MagicMock(correlation_id=lambda: 0, flags=lambda: flags)
+    with pytest.raises(InvalidRequest, match="sequence_start and sequence_end require one that is not 0"):
+        adapter("requests", MagicMock()).read_position(request)

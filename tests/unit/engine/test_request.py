@@ -6,6 +6,7 @@ import pytest
 
 from qwen3_tts_engine.checkpoint.configs import GenerationConfig
 from qwen3_tts_engine.request import MAX_QUOTED, InvalidRequest, Sampling, SynthesisRequest
+from tests.fakes.scripted import Listener, make_stream
 
 
 class Huge(str):
@@ -46,6 +47,13 @@ def test_a_temperature_below_the_threshold_is_greedy(temperature: float) -> None
 def test_a_top_k_of_minus_one_keeps_the_whole_vocabulary() -> None:
     sampling = Sampling.from_defaults(GenerationConfig(top_k=50), SynthesisRequest.of({"text": "x", "top_k": -1}))
     assert sampling.top_k == 0
+
+
+@pytest.mark.parametrize(("seed", "part", "expected"), [(5, 0, 5), (5, 2, 7), ((1 << 63) - 1, 1, 0)])
+def test_the_seed_of_a_part_has_63_bits(seed: int, part: int, expected: int) -> None:
+    stream = make_stream("0", Listener(), seed)
+    stream.part = part
+    assert stream.seed == expected
 
 
 def test_a_seed_of_minus_one_is_random() -> None:

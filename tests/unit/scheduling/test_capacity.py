@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from qwen3_tts_engine.audio import FRAME_SECONDS, SAMPLES_PER_FRAME
 from qwen3_tts_engine.request import Unavailable
-from qwen3_tts_engine.scheduling.capacity import Capacity, WorkTime
+from qwen3_tts_engine.scheduling.capacity import Capacity, LineFit, WorkTime
 from tests.fakes.scripted import Listener, make_stream
 from tests.unit.engine.test_engine import WAIT, Harness, eventually
 
@@ -29,6 +29,14 @@ def test_fits_a_line_and_follows_its_changes(fixed: float, each: float) -> None:
         for i in range(400):
             fit.add(1 + i % 32, factor * (fixed + each * (1 + i % 32)))
         assert fit.at(64) == pytest.approx(factor * (fixed + 64 * each), rel=0.15)
+
+
+@pytest.mark.parametrize("batching_is_free", [False, True])
+def test_a_slope_is_known_after_a_few_samples(batching_is_free: bool) -> None:
+    fit = LineFit(0.998, batching_is_free=batching_is_free)
+    for size in (1, 2, 4) * 10:
+        fit.add(size, 0.01 + 0.005 * size)
+    assert fit.line[2] == pytest.approx(0.005, rel=0.1)
 
 
 def test_assumes_the_cost_of_batching_when_only_one_size_is_measured() -> None:

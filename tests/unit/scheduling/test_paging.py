@@ -261,6 +261,17 @@ def test_streams_start_with_their_prompts_pages_once_half_of_the_cache_is_taken(
     assert [len(stream.pages) for stream in streams] == [4, 2]
 
 
+@pytest.mark.parametrize(("rows", "has_room"), [(10, True), (20, False)])
+def test_a_newcomer_leaves_a_page_for_each_running_stream(rows: int, has_room: bool) -> None:
+    machine = Machine(make_scheduler(4, 10))
+    for i in range(2):
+        machine.scheduler.submit(of_text(str(i), 4, 60, rows=10))
+        machine.tick()
+    assert machine.scheduler.pages.num_free == 4
+    # It takes two pages or three.
+    assert machine.scheduler.paging.has_room(of_text("newcomer", 4, 60, rows), machine.now) == has_room
+
+
 def test_the_default_cache_fits_a_long_text_in_every_slot() -> None:
     """256 slots of 512 positions; texts of 199 tokens that take 750 of at most 2 463 frames."""
     scheduler = make_scheduler(256, 256 * 512 // 32, page_size=32, max_frames=4096)
