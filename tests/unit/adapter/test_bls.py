@@ -10,18 +10,6 @@ import pytest
 from qwen3_tts_engine.interfaces import ModelCall
 from qwen3_tts_engine.request import RequestError, ServerStarting, Unavailable
 
-
-class Response:
-    def __init__(self, pcm: np.ndarray) -> None:
-        self._pcm = pcm
-
-    def has_error(self) -> bool:
-        return False
-
-    def as_numpy(self) -> np.ndarray:
-        return self._pcm
-
-
 CODES = SimpleNamespace(INTERNAL=1, UNAVAILABLE=2, NOT_FOUND=3)
 
 
@@ -47,11 +35,12 @@ def test_a_model_that_is_not_there_is_unavailable(
 
 def test_outputs_outlive_their_response(adapter: Callable[..., Any]) -> None:
     memory = np.arange(3, dtype=np.int16)
+    response = SimpleNamespace(has_error=lambda: False, as_numpy=lambda: memory)
     utilities = SimpleNamespace(
         TRITONSERVER_MEMORY_CPU=0,
         PreferredMemory=lambda kind, number: None,
         Tensor=lambda name, values: (name, values),
-        InferenceRequest=lambda **fields: SimpleNamespace(exec=lambda: Response(memory)),
+        InferenceRequest=lambda **fields: SimpleNamespace(exec=lambda: response),
         get_output_tensor_by_name=lambda response, name: response,
     )
     [pcm] = adapter("bls", utilities).call_model(ModelCall("code2wav", {"codes": memory}, ["pcm"]))

@@ -1,4 +1,4 @@
-"""Tensors of a request's last response."""
+"""Tensors of a request's responses."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,6 +9,12 @@ import pytest
 
 from qwen3_tts_engine.core.streams import FinishReason, Summary
 
+UTILITIES = SimpleNamespace(
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
+    TritonError=SimpleNamespace(INVALID_ARG=1, CANCELLED=2),
+    Tensor=lambda name, values: (name, values),
+    InferenceResponse=list,
+)
 OF_ALL = {"finish_reason": [b"length"], "usage": [5, 7, 20, 960]}
 
 
@@ -23,12 +29,7 @@ OF_ALL = {"finish_reason": [b"length"], "usage": [5, 7, 20, 960]}
 def test_a_summary_has_word_times_only_if_they_are_known(
     adapter: Callable[..., Any], told: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    utilities = SimpleNamespace(
-        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
-        TritonError=SimpleNamespace(INVALID_ARG=1, CANCELLED=2),
-        Tensor=lambda name, values: (name, values),
-    )
-    outputs = dict(adapter("responses", utilities)._outputs(Summary(FinishReason.LENGTH, 5, 7, 20, 960, **told)))
+    outputs = dict(adapter("responses", UTILITIES)._outputs(Summary(FinishReason.LENGTH, 5, 7, 20, 960, **told)))
     assert {name: values.tolist() for name, values in outputs.items()} == OF_ALL | expected
     assert outputs["usage"].dtype == np.int32
 
@@ -37,16 +38,11 @@ def test_a_summary_has_word_times_only_if_they_are_known(
 def test_a_chunk_has_words_only_if_some_begin_or_end_in_it(
     adapter: Callable[..., Any], words: list[str], names: list[str]
 ) -> None:
-    utilities = SimpleNamespace(
-        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
-        TritonError=SimpleNamespace(INVALID_ARG=1, CANCELLED=2),
-        Tensor=lambda name, values: name,
-        InferenceResponse=lambda outputs: outputs,
-    )
-    sent = list[list[str]]()
-    sink = adapter("responses", utilities).ResponseSink(SimpleNamespace(send=sent.append), watcher=None)
+    sent = list[list[tuple[str, np.ndarray]]]()
+    sink = adapter("responses", UTILITIES).ResponseSink(SimpleNamespace(send=sent.append), watcher=None)
     for _ in range(2):
         sink.send(np.zeros(1920, np.int16), words)
+    first, second = ([name for name, _ in outputs] for outputs in sent)
     # The first one has the rate, too.
-    assert sent[1] == names
-    assert set(sent[0]) == {*names, "sample_rate"}
+    assert second == names
+    assert set(first) == {*names, "sample_rate"}
