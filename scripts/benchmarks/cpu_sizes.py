@@ -145,10 +145,10 @@ class KeptLogits:
     """A frame's program that keeps the logits of its last run, [codebooks, rows, codes]."""
 
     def __init__(self, program: Any) -> None:
-        self._program, self.logits = program, torch.empty(0)
+        self._program, self.logits = program, np.empty(0)
 
-    def run(self, outputs: tuple[str, ...], inputs: Any) -> list[Tensor]:
-        found: list[Tensor] = self._program.run((*outputs, "logits"), inputs)
+    def run(self, outputs: tuple[str, ...], inputs: Any) -> list[np.ndarray]:
+        found: list[np.ndarray] = self._program.run((*outputs, "logits"), inputs)
         self.logits = found.pop()
         return found
 
@@ -176,7 +176,7 @@ def compared(runner: OnnxTalkerRunner, checkpoint: Checkpoint, kept: KeptLogits)
     codes, logits = [], []
     for tick in drive(runner, cases, range(len(COMPARED_ROWS)), joins=False):
         codes.append(torch.from_numpy(tick.codes.copy()))
-        logits.append(kept.logits.transpose(0, 1).clone())
+        logits.append(torch.from_numpy(kept.logits).transpose(0, 1))
     return Spoken(torch.cat(codes), torch.cat(logits))
 
 

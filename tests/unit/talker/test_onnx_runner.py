@@ -15,6 +15,7 @@ from qwen3_tts_engine.core.streams import Stream
 from qwen3_tts_engine.request import Sampling
 from qwen3_tts_engine.talker import onnx_runner
 from qwen3_tts_engine.talker.golden import GREEDY, Cases
+from qwen3_tts_engine.talker.host_rows import HostRows
 from qwen3_tts_engine.talker.loader import load_runner
 from qwen3_tts_engine.talker.onnx_graph import OnnxGraph
 from qwen3_tts_engine.talker.onnx_runner import OnnxTalkerRunner
@@ -147,13 +148,13 @@ def test_the_end_of_an_utterance_is_its_id(
     checkpoint: Checkpoint, graphs: TalkerRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end cannot be drawn in the first frames; then its logit is made the largest one."""
-    right = onnx_runner.OnnxTalkerRunner._drawing
+    right = HostRows.drawing
 
-    def ending(runner: Any, rows: Any) -> dict[str, Any]:
-        inputs = right(runner, rows)
+    def ending(rows: HostRows) -> dict[str, np.ndarray]:
+        inputs = right(rows)
         return inputs | {"end_bias": np.where(np.isinf(inputs["end_bias"]), inputs["end_bias"], np.float32(100))}
 
-    monkeypatch.setattr(onnx_runner.OnnxTalkerRunner, "_drawing", ending)
+    monkeypatch.setattr(HostRows, "drawing", ending)
     graphs.prefill([newcomer(graphs, prompts(checkpoint, [9]), 0, GREEDY)])
     ticks = [graphs.collect(graphs.launch(np.array([0]))) for _ in range(3)]
     assert [bool(tick.ended[0]) for tick in ticks] == [False, False, True]
@@ -166,7 +167,7 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     right = OnnxGraph.op
 
     def op(graph: OnnxGraph, kind: str, *inputs: str, **attributes: Any) -> str:
-        return right(graph, "Neg" if kind == "Swish" else kind, *inputs, **attributes)
+        return right(graph, "Add" if kind == "Mul" else kind, *inputs, **attributes)
 
     monkeypatch.setattr(OnnxGraph, "op", op)
 
@@ -209,8 +210,8 @@ def test_graphs_whose_rows_depend_on_the_batch_give_way_to_pytorch(
     """They depend on it by less than a distance from the golden cases would show."""
     right = onnx_runner.OnnxTalkerRunner._run_talker
 
-    def run(runner: Any, slots: torch.Tensor, rows: torch.Tensor, *more: Any, **options: Any) -> torch.Tensor:
-        return right(runner, slots, rows * (1 + 1e-6 * len(slots)), *more, **options)
+    def run(runner: Any, slots: np.ndarray, rows: np.ndarray, *more: Any, **options: Any) -> np.ndarray:
+        return right(runner, slots, rows * np.float32(1 + 1e-6 * len(slots)), *more, **options)
 
     monkeypatch.setattr(onnx_runner.OnnxTalkerRunner, "_run_talker", run)
     with caplog.at_level(logging.WARNING):

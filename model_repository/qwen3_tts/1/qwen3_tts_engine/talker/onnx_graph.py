@@ -85,8 +85,8 @@ class OnnxGraph:
         return self._constant("floats", np.array(values, np.float32))
 
     def split(self, value: Value, sizes: Sequence[int]) -> list[Value]:
-        """Parts of a value [rows, columns], each of so many columns."""
-        return self.ops("Split", len(sizes), value, self.integers(*sizes), axis=1)
+        """Parts of a value [..., columns], each of so many columns."""
+        return self.ops("Split", len(sizes), value, self.integers(*sizes), axis=-1)
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
         return self.op("Cast", value, to=ELEMENTS[dtype])
@@ -123,18 +123,18 @@ class OnnxGraph:
 
     def _model(self, initializers: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
         graph = helper.make_graph(self._nodes, self._name, self._inputs, self._outputs, list(initializers.values()))
-        opsets = {"": OPSET} | ({OWN: 1} if self._is_int8 else {})
+        # Operators of ONNX Runtime where the graph has them: other tools read it elsewhere.
+        opsets = {"": OPSET} | {node.domain: 1 for node in self._nodes if node.domain}
         imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
         return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
 
-    def product(self, x: Value, weight: Tensor, *added: Value) -> Value:
-        """x [rows, inputs] @ weight [outputs, inputs].T, plus a bias or a residual."""
+    def product(self, x: Value, weight: Tensor) -> Value:
+        """x [..., inputs] @ weight [outputs, inputs].T."""
         if not self._is_int8:
-            return self.op("Gemm", x, self.weight(weight), *added, transB=1)
+            return self.op("FusedMatMul", x, self.weight(weight), domain=OWN, transB=1)
         outputs, inputs = weight.shape
         sizes = {"N": outputs, "K": inputs, "block_size": int8.BLOCK, "bits": 8}
-        product = self.op("MatMulNBits", x, *self._int8_weight(weight), domain=OWN, accuracy_level=IN_INT8, **sizes)
-        return self.op("Add", product, *added) if added else product
+        return self.op("MatMulNBits", x, *self._int8_weight(weight), domain=OWN, accuracy_level=IN_INT8, **sizes)
 
     def _int8_weight(self, weight: Tensor) -> tuple[Value, Value]:
         """A weight's values uint8 [outputs, blocks, BLOCK], and their steps [outputs, blocks]."""
@@ -160,9 +160,10 @@ class Program:
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
         self._session = session
 
-    def run(self, outputs: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[Tensor]:
+    def run(self, outputs: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Raises RuntimeError, as PyTorch does, for instance without memory."""
         try:
-            return [torch.from_numpy(output) for output in self._session.run(outputs, inputs)]
+            found: list[np.ndarray] = self._session.run(outputs, inputs)
         except Exception as error:  # ONNX Runtime's have no other base
             raise RuntimeError(f"ONNX Runtime: {error}") from error
+        return found

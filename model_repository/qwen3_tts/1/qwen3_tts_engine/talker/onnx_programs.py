@@ -8,16 +8,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from qwen3_tts_engine.checkpoint.configs import TransformerConfig
 from qwen3_tts_engine.config import CpuWeights
 from qwen3_tts_engine.talker.code_predictor import CodePredictor
 from qwen3_tts_engine.talker.kv_cache import FrameCache, PagedCache
-from qwen3_tts_engine.talker.onnx_graph import OnnxGraph, Value, rms_norm
+from qwen3_tts_engine.talker.onnx_graph import OWN, OnnxGraph, Value, rms_norm
 from qwen3_tts_engine.talker.talker import Talker
+from qwen3_tts_engine.talker.transformer import Transformer
 from qwen3_tts_engine.talker.weights import LayerWeights, NormLinear
 
 MASKED = float("-inf")
 NO_PAST = ("", "")
+Terms = tuple[Value] | tuple[Value, Value]
+"""A value, or two to be added."""
 Attend = Callable[[Value, Value, Value], Value]
 """Attention of one layer over query, key and value, each [B, N, heads·D] → [B, N, q heads·D]."""
 
@@ -27,14 +29,14 @@ def talker_graph(
 ) -> OnnxGraph:
     """The talker's stack over N consecutive rows of each of B streams.
 
-    Inputs: `rows` float32 [B·N, H], `positions` int64 [B, N] and `index` int64 [B, T], the place in the cache of each
+    Inputs: `rows` float32 [B, N, H], `positions` int64 [B, N] and `index` int64 [B, T], the place in the cache of each
     position, at least up to the last row's; `keys_<layer>` and `values_<layer>`, the cache [places, kv heads·D].
-    Outputs: `hidden` [B·N, H] before the final norm, and `stored` [2·layers, B, N, kv heads·D], keys and values of the
+    Outputs: `hidden` [B, N, H] before the final norm, and `stored` [2·layers, B, N, kv heads·D], keys and values of the
     rows, layer by layer; with `heads`, layer and head in order of layers, also `queries` [heads, B, N, D].
     """
     graph, config = OnnxGraph("talker", weights), cache.config
-    stack = Stack(graph, config, cache)
-    x = graph.input("rows", ["B·N", config.hidden_size])
+    stack = Stack(graph, talker.transformer, cache)
+    terms: Terms = (graph.input("rows", ["B", "N", config.hidden_size]),)
     positions = graph.input("positions", ["B", "N"], torch.int64)
     index = graph.input("index", ["B", "T"], torch.int64)
     start = graph.op("Squeeze", graph.op("Gather", positions, graph.integers(0), axis=1), graph.integers(1))
@@ -42,7 +44,7 @@ def talker_graph(
     past = graph.op("Range", graph.integer(0), length, graph.integer(1))
     visible = graph.op("LessOrEqual", past, graph.op("Unsqueeze", positions, graph.integers(1, 3)))
     mask = graph.op("Where", visible, graph.floats(0.0), graph.floats(MASKED))
-    batch, width = graph.op("Shape", positions), config.num_key_value_heads * config.head_dim
+    width = config.key_value_size
     stored: list[Value] = []
     queries: list[Value] = []
 
@@ -64,9 +66,9 @@ def talker_graph(
 
         return attend
 
-    for layer, of_layer in enumerate(talker.transformer.layers):
-        x = stack.layer(x, of_layer, positions, batch, attend_in(layer))
-    graph.output("hidden", x)
+    for layer in range(len(talker.transformer.layers)):
+        terms = stack.layer(layer, terms, positions, attend_in(layer))
+    graph.output("hidden", graph.op("Add", *terms))
     graph.output("stored", _stack(graph, stored))
     if queries:
         graph.output("queries", _stack(graph, queries))
@@ -89,7 +91,7 @@ def frame_graph(
     `logits` [codebooks, B, codes], for measurements.
     """
     graph, config, codebooks = OnnxGraph("frame", weights), predictor.config, predictor.num_codebooks
-    stack, width = Stack(graph, config, cache), config.hidden_size
+    stack = Stack(graph, predictor.transformer, cache)
     hidden = graph.input("hidden", ["B", talker.config.hidden_size])
     uniform = graph.split(graph.input("uniform", ["B", codebooks]), [1] * codebooks)
     places = graph.split(graph.input("places", ["B", codebooks], torch.int64), [2, *[1] * (codebooks - 2)])
@@ -108,18 +110,19 @@ def frame_graph(
     drawable = _drawable(predictor.inputs, talker, config.vocab_size)
     first = [graph.op("Unsqueeze", _project(graph, predictor, hidden), graph.integers(1))]
     first.append(graph.op("Gather", graph.weight(drawable), codes[0]))
-    x, count, mask = graph.op("Concat", *first, axis=1), 2, graph.floats([[0.0, MASKED], [0.0, 0.0]])
+    terms: Terms = (graph.op("Concat", *first, axis=1),)
+    mask = graph.floats([[0.0, MASKED], [0.0, 0.0]])
     for codebook in range(1, codebooks):
-        x, batch = graph.op("Reshape", x, graph.integers(-1, width)), graph.integers(-1, count)
-        for layer, of_layer in enumerate(predictor.transformer.layers):
-            x = stack.layer(x, of_layer, places[codebook - 1], batch, attend_in(layer, mask))
-        if count > 1:
-            x = graph.op("Gather", graph.op("Reshape", x, graph.integers(-1, count, width)), graph.integer(-1), axis=1)
-        logits.append(norm_linear(graph, x, predictor.heads[codebook - 1], config.rms_norm_eps))
+        for layer in range(len(pasts)):
+            terms = stack.layer(layer, terms, places[codebook - 1], attend_in(layer, mask))
+        if codebook == 1:
+            terms = (graph.op("Gather", graph.op("Add", *terms), graph.integers(-1), axis=1),)
+        of_row, _ = norm_linear(graph, terms, predictor.heads[codebook - 1], config.rms_norm_eps)
+        logits.append(graph.op("Squeeze", of_row, graph.integers(1)))
         codes.append(draw(logits[-1], uniform[codebook]))
         offset = predictor.offsets[codebook]
         table = predictor.inputs[offset : offset + config.vocab_size]
-        x, count, mask = graph.op("Gather", graph.weight(table), codes[-1]), 1, ""
+        terms, mask = (graph.op("Gather", graph.weight(table), codes[-1]),), ""
     graph.output("codes", graph.op("Concat", *codes, axis=1), torch.int64)
     if with_logits:
         logits[0], _ = graph.split(logits[0], [config.vocab_size, 1])
@@ -130,24 +133,28 @@ def frame_graph(
 class Stack:
     """Layers of a Qwen3 stack (transformer.py)."""
 
-    def __init__(self, graph: OnnxGraph, config: TransformerConfig, cache: PagedCache | FrameCache) -> None:
-        self._graph, self._config = graph, config
+    def __init__(self, graph: OnnxGraph, transformer: Transformer, cache: PagedCache | FrameCache) -> None:
+        config = transformer.config
+        self._graph, self._config, self._layers = graph, config, transformer.layers
+        self._heads = (config.num_attention_heads, config.num_key_value_heads)
+        self._head_norms = [self._of_each_head(layer) for layer in self._layers]
         self._angles = [graph.weight(table.squeeze(1)) for table in (cache.cos, cache.sin)]
-        heads = {"q_num_heads": config.num_attention_heads, "kv_num_heads": config.num_key_value_heads}
+        heads = dict(zip(("q_num_heads", "kv_num_heads"), self._heads, strict=True))
         self._attention = {**heads, "scale": config.head_dim**-0.5}
 
-    def layer(self, x: Value, weights: LayerWeights, positions: Value, batch: Value, attend: Attend) -> Value:
-        """[B·N, H] → [B·N, H]; `positions` int64 [B, N], `batch` int64 [2] = B, N."""
-        graph, config, eps = self._graph, self._config, self._config.rms_norm_eps
-        sizes = [config.query_size, config.key_value_size, config.key_value_size]
-        query, key, value = graph.split(norm_linear(graph, x, weights.qkv, eps), sizes)
-        query = self._rotate(query, weights.q_norm, config.num_attention_heads, positions, batch)
-        key = self._rotate(key, weights.k_norm, config.num_key_value_heads, positions, batch)
-        attended = attend(query, key, self._in_batch(value, batch, config.key_value_size))
-        attended = graph.op("Reshape", attended, graph.integers(-1, config.query_size))
-        x = graph.product(attended, weights.output, x)
-        gate, up = graph.ops("Split", 2, norm_linear(graph, x, weights.gate_up, eps), axis=1, num_outputs=2)
-        return graph.product(graph.op("Mul", graph.op("Swish", gate), up), weights.down, x)
+    def layer(self, number: int, terms: Terms, positions: Value, attend: Attend) -> Terms:
+        """[B, N, H] → [B, N, H]; `positions` int64 [B, N]."""
+        graph, weights, config = self._graph, self._layers[number], self._config
+        query_size, size, eps = config.query_size, config.key_value_size, config.rms_norm_eps
+        qkv, x = norm_linear(graph, terms, weights.qkv, eps)
+        query_key, value = graph.split(qkv, [query_size + size, size])
+        query, key = graph.split(self._rotate(number, query_key, positions), [query_size, size])
+        attended = graph.product(attend(query, key, value), weights.output)
+        gate_up, x = norm_linear(graph, (x, attended), weights.gate_up, eps)
+        gate, up = graph.ops("Split", 2, gate_up, axis=-1, num_outputs=2)
+        # Of Swish, ONNX Runtime makes four nodes.
+        swish = graph.op("QuickGelu", gate, domain=OWN, alpha=1.0)
+        return x, graph.product(graph.op("Mul", swish, up), weights.down)
 
     def attention(self, query: Value, keys: Value, values: Value, mask: Value) -> Value:
         """`mask` float32 [B, 1, N, T] is added to the scores."""
@@ -157,17 +164,18 @@ class Stack:
         """Attention over the past and the new rows; returns its result, and the past with these rows."""
         return self._graph.ops("Attention", 3, query, key, value, mask, *past, **self._attention)
 
-    def _rotate(self, x: Value, norm: Tensor, heads: int, positions: Value, batch: Value) -> Value:
-        """[B·N, heads·D], normed and rotated → [B, N, heads·D]."""
-        graph, config = self._graph, self._config
-        each = graph.op("Reshape", x, graph.integers(-1, heads, config.head_dim))
-        normed = rms_norm(graph, each, norm, config.rms_norm_eps)
-        rows = self._in_batch(normed, batch, heads * config.head_dim)
+    def _rotate(self, number: int, x: Value, positions: Value) -> Value:
+        """Heads of query and key [B, N, heads·D], normed and rotated."""
+        graph, heads = self._graph, sum(self._heads)
+        each = graph.op("Reshape", x, graph.integers(0, 0, heads, self._config.head_dim))
+        normed = rms_norm(graph, each, self._head_norms[number], self._config.rms_norm_eps)
+        rows = graph.op("Reshape", normed, graph.integers(0, 0, -1))
         return graph.op("RotaryEmbedding", rows, *self._angles, positions, num_heads=heads)
 
-    def _in_batch(self, x: Value, batch: Value, width: int) -> Value:
-        shape = self._graph.op("Concat", batch, self._graph.integers(width), axis=0)
-        return self._graph.op("Reshape", x, shape)
+    def _of_each_head(self, weights: LayerWeights) -> Tensor:
+        """The norm's weight of each head of query and key [heads, D]."""
+        norms = zip((weights.q_norm, weights.k_norm), self._heads, strict=True)
+        return torch.cat([norm.expand(heads, -1) for norm, heads in norms])
 
 
 class Draw:
@@ -208,7 +216,7 @@ def _first_logits(graph: OnnxGraph, talker: Talker, hidden: Value, codes: int) -
     """
     seen, penalty = graph.input("seen", ["B", codes], torch.bool), graph.input("penalty", ["B", 1])
     head = NormLinear(talker.head.norm, _drawable(talker.head.weight, talker, codes))
-    logits = norm_linear(graph, hidden, head, talker.config.rms_norm_eps)
+    logits, _ = norm_linear(graph, (hidden,), head, talker.config.rms_norm_eps)
     logits, end = graph.split(logits, [codes, 1])
     is_positive = graph.op("Greater", logits, graph.floats(0.0))
     penalised = graph.op("Where", is_positive, graph.op("Div", logits, penalty), graph.op("Mul", logits, penalty))
@@ -235,10 +243,15 @@ def _project(graph: OnnxGraph, predictor: CodePredictor, hidden: Value) -> Value
     """CodePredictor's projection: norm, then talker width → predictor width."""
     if predictor.projection is None:
         return rms_norm(graph, hidden, predictor.hidden_norm, predictor.hidden_eps)
-    return norm_linear(graph, hidden, predictor.projection, predictor.hidden_eps, predictor.bias)
+    projected, _ = norm_linear(graph, (hidden,), predictor.projection, predictor.hidden_eps)
+    return projected if predictor.bias is None else graph.op("Add", projected, graph.weight(predictor.bias))
 
 
-def norm_linear(graph: OnnxGraph, x: Value, product: NormLinear, eps: float, bias: Tensor | None = None) -> Value:
+def norm_linear(graph: OnnxGraph, terms: Terms, product: NormLinear, eps: float) -> tuple[Value, Value]:
+    """A product of the norm of what the terms add up to, and that sum."""
     assert product.norm is not None
-    added = () if bias is None else (graph.weight(bias),)
-    return graph.product(rms_norm(graph, x, product.norm, eps), product.weight, *added)
+    if len(terms) == 1:
+        return graph.product(rms_norm(graph, terms[0], product.norm, eps), product.weight), terms[0]
+    norm = graph.weight(product.norm)
+    normed, _, _, x = graph.ops("SkipSimplifiedLayerNormalization", 4, *terms, norm, domain=OWN, epsilon=eps)
+    return graph.product(normed, product.weight), x

@@ -1,16 +1,12 @@
 """The CPU runner: each tick runs two ONNX graphs, built from the loaded weights, by ONNX Runtime."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from qwen3_tts_engine.config import CpuWeights
-from qwen3_tts_engine.talker import sampling
+from qwen3_tts_engine.talker.host_rows import HostRows, HostState
 from qwen3_tts_engine.talker.onnx_programs import frame_graph, talker_graph
-from qwen3_tts_engine.talker.ops.interface import Hidden, Rows
-from qwen3_tts_engine.talker.ops.torch_ops import TorchRows
 from qwen3_tts_engine.talker.ops.torch_tracking import TorchTracking
 from qwen3_tts_engine.talker.runner import TalkerRunner
 
@@ -40,8 +36,9 @@ class OnnxTalkerRunner(TalkerRunner):
             self._talker.transformer.layers.clear()
             self._predictor.transformer.layers.clear()
             self._predictor.heads.clear()
+        self._host = HostState(self._state)
         data = self.cache.data
-        self._stored = data.flatten(0, 1)
+        self._stored = data.flatten(0, 1).flatten(2).numpy()
         layers = range(len(data))
         self._pools = {
             f"{name}_{layer}": data[layer, part].flatten(1).numpy()
@@ -55,72 +52,54 @@ class OnnxTalkerRunner(TalkerRunner):
             # The attention of a single row, as in a tick, rounds differently. Where it is the last one of a prompt, a
             # second one goes with it, to the next position, which the next frame overwrites.
             padded = part.repeat(2, 1) if prompts and count == 1 else part
-            positions = torch.arange(start, start + len(padded))
-            last = self._run_talker(torch.tensor([slot]), padded, positions[None])[count - 1]
+            positions = np.arange(start, start + len(padded))
+            last = self._run_talker(np.array([slot]), padded.numpy(), positions[None])[count - 1]
             start += count
-        return last
+        return torch.from_numpy(last)
+
+    def _predict(self, slots: Tensor) -> Tensor:
+        rows = HostRows(self._host, slots.numpy())
+        return self._drawn(rows, rows.hidden)
 
     def _frame(self, slots: Tensor, *, tracked: bool = False) -> Tensor:
-        rows = self._ops.rows(self._state, slots)
-        hidden = self._run_talker(slots, rows.hidden, rows.positions[:, None], tracked=tracked)
-        return self._complete(rows, Hidden(hidden))
+        rows = HostRows(self._host, slots.numpy())
+        hidden = self._run_talker(rows.slots, rows.hidden, rows.positions[:, None], tracked=tracked)
+        return self._drawn(rows, hidden)
 
-    def _run_talker(self, slots: Tensor, rows: Tensor, positions: Tensor, *, tracked: bool = False) -> Tensor:
+    def _run_talker(
+        self, slots: np.ndarray, rows: np.ndarray, positions: np.ndarray, *, tracked: bool = False
+    ) -> np.ndarray:
         """The talker's last state [B·N, H] of rows [B·N, H] at consecutive positions int64 [B, N] of slots [B].
 
         `tracked`, of frames: some slots have word times.
         """
         index = self._cache_rows(slots, int(positions.max()) + 1)
-        inputs = {"rows": rows.numpy(), "positions": positions.numpy(), "index": index.numpy(), **self._pools}
+        inputs = {"rows": rows.reshape(*positions.shape, -1), "positions": positions, "index": index, **self._pools}
         outputs = ("hidden", "stored", *(("queries",) if tracked else ()))
         hidden, stored, *queries = self._talker_program.run(outputs, inputs)
-        self._stored[:, index.gather(1, positions)] = stored.unflatten(3, self._stored.shape[2:])
+        self._stored[:, np.take_along_axis(index, positions, 1)] = stored
         if tracked:
-            tracking = self._track(slots, positions[:, 0])
+            tracking = self._track(torch.from_numpy(slots), torch.from_numpy(positions[:, 0]))
             assert isinstance(tracking, TorchTracking)
             for number, query in enumerate(queries[0]):
-                tracking.observe_head(number, query[:, 0])
+                tracking.observe_head(number, torch.from_numpy(query[:, 0]))
             tracking.finish()
-        return hidden
+        return hidden.reshape(-1, hidden.shape[-1])
 
-    def _cache_rows(self, slots: Tensor, longest: int) -> Tensor:
+    def _cache_rows(self, slots: np.ndarray, longest: int) -> np.ndarray:
         """The place in the cache of each position of slots, at least the first `longest`, int64 [slots, positions]."""
-        table, size = self.cache.page_table, self.cache.page_size
-        positions = torch.arange(-(-longest // POSITIONS) * POSITIONS)
-        pages = (positions // size).clamp(max=table.shape[1] - 1)
-        return table[slots][:, pages] * size + positions % size
+        table, size = self._host.page_table, self.cache.page_size
+        positions = np.arange(-(-longest // POSITIONS) * POSITIONS)
+        pages = np.minimum(positions // size, table.shape[1] - 1)
+        places: np.ndarray = table[slots[:, None], pages] * size + positions % size
+        return places
 
-    def _complete(self, rows: Rows, hidden: Hidden) -> Tensor:
-        assert isinstance(rows, TorchRows)
-        [codes] = self._frame_program.run(("codes",), {"hidden": hidden.rows.numpy(), **self._drawing(rows)})
+    def _drawn(self, rows: HostRows, hidden: np.ndarray) -> Tensor:
+        """The codes of a frame from the talker's last states [rows, H]."""
+        [codes] = self._frame_program.run(("codes",), {"hidden": hidden, **rows.drawing()})
         rows.keep(codes)
-        rows.advance(self._talker.text_table, self._talker.code_table, self._pad_text_id)
-        return rows.codes
-
-    def _drawing(self, rows: TorchRows) -> dict[str, Any]:
-        """Inputs of the frame's graph: what its draws depend on."""
-        others = (rows.others.temperature == 0)[:, None].expand(-1, self._state.num_codebooks - 1)
-        greedy = torch.cat([(rows.first.temperature == 0)[:, None], others], dim=1)
-        end_bias = torch.where(rows.frame < sampling.MIN_NEW_TOKENS, -torch.inf, 0.0)
-        places = np.arange(self._state.num_codebooks)
-        num_codes = self._state.seen.shape[1]
-        return {
-            "seen": self._state.seen[rows.slots].numpy(),
-            "penalty": rows.penalty[:, None].numpy(),
-            "end_bias": end_bias[:, None].numpy(),
-            "uniform": rows.uniform.masked_fill(greedy, 0.0).numpy(),
-            "places": np.broadcast_to(places, (len(rows.slots), len(places))),
-            **_draws("first", rows.first, num_codes + 1),
-            **_draws("others", rows.others, num_codes),
-        }
-
-
-def _draws(kind: str, parameters: sampling.DrawParameters, num_codes: int) -> dict[str, Any]:
-    """Inputs of onnx_programs.Draw."""
-    candidates = min(parameters.num_candidates or num_codes, num_codes)
-    top_k = torch.where(parameters.top_k > 0, parameters.top_k, candidates).clamp(max=candidates)
-    temperature = torch.where(parameters.temperature == 0, 1.0, parameters.temperature)
-    top_p = torch.where(parameters.top_p < 1, parameters.top_p, torch.inf)
-    values = {"last": top_k - 1, "temperature": temperature, "top_p": top_p}
-    columns = {f"{kind}_{name}": value[:, None].numpy() for name, value in values.items()}
-    return {f"{kind}_candidates": np.array([candidates]), **columns}
+        drawn = torch.from_numpy(codes)
+        # As a prompt's frames are, for the same rounding.
+        fed = self._talker.embed(torch.from_numpy(rows.text(self._pad_text_id)), drawn)
+        rows.advance(fed.numpy())
+        return drawn

@@ -144,12 +144,6 @@ class TorchRows:
     def draw(self, codebook: int, logits: Tensor, inputs: Tensor, out: Tensor) -> None:
         self._store(codebook, sampling.draw(logits, self.others, self.uniform[:, codebook]), inputs, out)
 
-    def keep(self, codes: Tensor) -> None:
-        """Store codes drawn elsewhere, int64 [rows, codebooks]; the first id beyond the codes is the end."""
-        self._mark(codes[:, 0])
-        self.codes = codes
-        codes[:, 0].masked_fill_(codes[:, 0] == self._state.seen.shape[1], self._state.eos)
-
     def advance(self, text_table: Tensor, code_table: Tensor, pad_text_id: int) -> None:
         state, slots = self._state, self.slots
         fed = state.trailing[slots, self.frame.clamp(max=state.trailing.shape[1] - 1)]
