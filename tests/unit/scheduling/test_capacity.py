@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from qwen3_tts_engine.audio import FRAME_SECONDS, SAMPLES_PER_FRAME
 from qwen3_tts_engine.request import Unavailable
-from qwen3_tts_engine.scheduling.capacity import Capacity, LineFit, WorkTime
+from qwen3_tts_engine.scheduling.capacity import Capacity, CostBySize, LineFit, WorkTime
 from tests.fakes.scripted import Listener, make_stream
 from tests.unit.engine.test_engine import WAIT, Harness, eventually
 
@@ -94,6 +94,14 @@ def test_the_largest_measured_size_costs_what_it_did() -> None:
         work.add(size, seconds)
     assert work.at(8) == pytest.approx(0.040, rel=0.01)
     assert work.at(1) == pytest.approx(0.002, rel=0.01)
+
+
+@pytest.mark.parametrize("batching_is_free", [True, False])
+def test_a_size_between_measured_ones_costs_what_lies_between_them(batching_is_free: bool) -> None:
+    cost = CostBySize(batching_is_free=batching_is_free)
+    for size, seconds in [(1, 0.002), (8, 0.037), (64, 0.051)] * 100:
+        cost.add(size, seconds)
+    assert [cost.at(size) for size in (1, 4, 8, 36, 64)] == pytest.approx([0.002, 0.017, 0.037, 0.044, 0.051])
 
 
 def tick_of(streams: int) -> float:

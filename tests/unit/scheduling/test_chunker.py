@@ -125,6 +125,15 @@ def test_waits_for_a_full_chunk_while_there_is_time() -> None:
     assert chunker.next_chunks(0.0775) is not None
 
 
+def test_a_frame_goes_alone_where_the_lead_allows_less_than_another() -> None:
+    table = table_with([1], sent=[1])
+    table.deadline[:] = lead = 0.1
+    assert lead > urgent_lead(0.06)
+    assert chunker_of(table, 0.06).next_chunks(0.0) is not None
+    table.decoding[:] = False
+    assert chunker_of(table, 0.02).next_chunks(0.0) is None
+
+
 def test_sends_a_partial_chunk_when_the_buffer_is_about_to_run_dry() -> None:
     table = table_with([3], sent=[10])
     table.deadline[:] = 1.0

@@ -35,6 +35,13 @@ def test_waits_for_a_share_of_the_tick_that_runs() -> None:
     assert paced.seconds_to_launch(batch(), 5.0, 6.0) == 0
 
 
+@pytest.mark.parametrize("batching_is_free", [True, False])
+def test_the_first_tick_has_no_estimate(batching_is_free: bool) -> None:
+    paced = Pacing(Capacity(0, 16, batching_is_free=batching_is_free))
+    assert paced.seconds_to_launch(batch(), 5.0, 5.0) == 0
+    assert paced.end_tick(batch(), 5.0, 5.01) == pytest.approx(0.01)
+
+
 def test_a_slow_host_launches_earlier() -> None:
     paced = pacing()
     for _ in range(200):

@@ -272,6 +272,15 @@ def test_a_newcomer_leaves_a_page_for_each_running_stream(rows: int, has_room: b
     assert machine.scheduler.paging.has_room(of_text("newcomer", 4, 60, rows), machine.now) == has_room
 
 
+def test_a_newcomer_leaves_none_for_a_stream_that_has_all_of_its_pages() -> None:
+    scheduler = make_scheduler(2, pages=2)
+    for key in "ab":
+        scheduler.submit(make_stream(key, Listener(), rows=2, max_frames=PAGE - 1))
+        scheduler.next_batch(0.0)
+    assert not scheduler.admission.queue
+    assert scheduler.pages.num_free == 0
+
+
 def test_the_default_cache_fits_a_long_text_in_every_slot() -> None:
     """256 slots of 512 positions; texts of 199 tokens that take 750 of at most 2 463 frames."""
     scheduler = make_scheduler(256, 256 * 512 // 32, page_size=32, max_frames=4096)

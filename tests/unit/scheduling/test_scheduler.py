@@ -172,6 +172,17 @@ def test_without_a_queue_accepts_a_stream_that_fits_at_once() -> None:
         scheduler.submit(make_stream("1", Listener()))
 
 
+def test_as_many_streams_start_as_stay_in_real_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make_scheduler(max_waiting=1)
+    monkeypatch.setattr(scheduler.capacity, "admits", lambda streams: streams <= 2)
+    for name, waiting in [("a", []), ("b", []), ("c", ["c"])]:
+        scheduler.submit(make_stream(name, Listener()))
+        scheduler.next_batch(NOW)
+        assert [stream.key for stream in scheduler.admission.queue] == waiting
+    with pytest.raises(Unavailable, match="busy: 2 streams run, 1 wait"):
+        scheduler.submit(make_stream("d", Listener()))
+
+
 def test_refuses_a_stream_without_a_free_slot_if_configured() -> None:
     scheduler = make_scheduler(slots=2, refuse_overload=True)
     for name in "01":
