@@ -168,6 +168,16 @@ def test_a_call_is_due_for_a_first_frame_or_for_half_of_the_streams() -> None:
     assert chunker_of(table).will_be_due(0.0)
 
 
+@pytest.mark.parametrize(
+    ("talker_has_work", "last_was_call", "need"),
+    [(True, True, Need.URGENT), (True, False, Need.WORTHWHILE), (False, True, Need.ANY), (False, False, Need.ANY)],
+)
+def test_a_call_after_a_call_delays_the_talker_for_an_urgent_chunk_only(
+    talker_has_work: bool, last_was_call: bool, need: Need
+) -> None:
+    assert Need.between_ticks(talker_has_work, last_was_call) is need
+
+
 @pytest.mark.parametrize(("pending", "done"), [([0, 1], False), ([0, 0], True)])
 def test_no_call_is_due_without_chunks(pending: list[int], done: bool) -> None:
     table = table_with(pending, sent=[8, 8], done=done)
