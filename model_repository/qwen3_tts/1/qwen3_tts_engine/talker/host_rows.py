@@ -8,7 +8,7 @@ from qwen3_tts_engine.talker.slot_state import NUM_OPTIONS, SlotState
 PENALTY = 3
 # Temperature, top_k and top_p of codebook 0, and of the others, in a slot's options.
 FIRST, OTHERS = slice(0, PENALTY), slice(PENALTY + 1, NUM_OPTIONS)
-NO_CUT = np.float32(np.inf)
+INFINITY = np.float32(np.inf)
 
 
 class HostState:
@@ -38,7 +38,7 @@ class HostRows:
         return {
             "seen": state.seen[self.slots],
             "penalty": self._options[:, PENALTY, None],
-            "end_bias": np.where(self._frame < MIN_NEW_TOKENS, -NO_CUT, np.float32(0))[:, None],
+            "end_bias": np.where(self._frame < MIN_NEW_TOKENS, -INFINITY, np.float32(0))[:, None],
             "uniform": np.where(temperature == 0, np.float32(0), uniform),
             "places": np.broadcast_to(np.arange(count), uniform.shape),
             **_draws("first", self._options[:, FIRST], state.num_codes + 1),
@@ -86,5 +86,5 @@ def _draws(kind: str, options: np.ndarray, num_codes: int) -> dict[str, np.ndarr
         f"{kind}_candidates": np.array([candidates]),
         f"{kind}_last": kept.astype(np.int64) - 1,
         f"{kind}_temperature": np.where(temperature == 0, np.float32(1), temperature),
-        f"{kind}_top_p": np.where(top_p < 1, top_p, NO_CUT),
+        f"{kind}_top_p": np.where(top_p < 1, top_p, INFINITY),
     }

@@ -152,7 +152,7 @@ class Stack:
         attended = graph.product(attend(query, key, value), weights.output)
         gate_up, x = norm_linear(graph, (x, attended), weights.gate_up, eps)
         gate, up = graph.ops("Split", 2, gate_up, axis=-1, num_outputs=2)
-        # Of Swish, ONNX Runtime makes four nodes.
+        # ONNX Runtime would run Swish as four nodes.
         swish = graph.op("QuickGelu", gate, domain=OWN, alpha=1.0)
         return x, graph.product(graph.op("Mul", swish, up), weights.down)
 
